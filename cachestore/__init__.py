@@ -1,0 +1,82 @@
+"""cachestore: the store in which trainers of diffusion models keep their text embeddings and VAE latents.
+
+Names are imported when they are first used, so that `import cachestore` starts nothing and loads neither torch nor numpy.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cachestore.digests import fingerprint as fingerprint
+    from cachestore.errors import BadInput as BadInput
+    from cachestore.errors import CacheStoreError as CacheStoreError
+    from cachestore.errors import CorruptEntry as CorruptEntry
+    from cachestore.errors import EncodeFailed as EncodeFailed
+    from cachestore.errors import FormatError as FormatError
+    from cachestore.errors import Incomplete as Incomplete
+    from cachestore.errors import LockTimeout as LockTimeout
+    from cachestore.errors import MissingEntry as MissingEntry
+    from cachestore.errors import RecipeMismatch as RecipeMismatch
+    from cachestore.errors import StoreNotFound as StoreNotFound
+    from cachestore.errors import WriteFailed as WriteFailed
+    from cachestore.keys import Key as Key
+    from cachestore.keys import Recipe as Recipe
+    from cachestore.keys import key as key
+    from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
+    from cachestore.loading.dataset import CachedDataset as CachedDataset
+    from cachestore.recompute import repair as repair
+    from cachestore.run import fill as fill
+    from cachestore.run import precompute as precompute
+    from cachestore.storage.stats import stats as stats
+    from cachestore.storage.verify import verify as verify
+    from cachestore.store import open_store as open  # noqa: A004 - `cs.open` is the contract's name
+
+_HOMES = {
+    "BadInput": "errors",
+    "BucketBatchSampler": "loading.batches",
+    "CacheStoreError": "errors",
+    "CachedDataset": "loading.dataset",
+    "CorruptEntry": "errors",
+    "EncodeFailed": "errors",
+    "FormatError": "errors",
+    "Incomplete": "errors",
+    "Key": "keys",
+    "LockTimeout": "errors",
+    "MissingEntry": "errors",
+    "Recipe": "keys",
+    "RecipeMismatch": "errors",
+    "StoreNotFound": "errors",
+    "WriteFailed": "errors",
+    "fill": "run",
+    "fingerprint": "digests",
+    "key": "keys",
+    "open": "store",
+    "precompute": "run",
+    "repair": "recompute",
+    "stats": "storage.stats",
+    "verify": "storage.verify",
+}
+_NAMES_THERE = {"open": "open_store"}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list; the names are checked by a test
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name == "__version__":
+        try:
+            return version("cachestore")
+        except PackageNotFoundError:
+            return "0"
+    if name not in _HOMES:
+        message = f"module 'cachestore' has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(import_module(f"cachestore.{_HOMES[name]}"), _NAMES_THERE.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

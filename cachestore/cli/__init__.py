@@ -1,0 +1,86 @@
+"""The command line: one file per command, each with HELP, `add_arguments` and `run`. `--help` loads neither torch nor numpy.
+
+Exit codes: 0 complete, 1 error, 2 usage, 3 finished with failures, 4 damage or missing entries, 10 no store at that path, 130 and 143
+interrupted (run the same command again). stdout carries the result alone; progress and logs go to stderr.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why")
+
+OK: Final = 0
+ERROR: Final = 1
+FAILURES: Final = 3
+DAMAGE: Final = 4
+NO_STORE: Final = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
+    from cachestore.errors import CacheStoreError, StoreNotFound
+
+    parser = make_parser()
+    parsed = parser.parse_args(_with_hyphens(sys.argv[1:] if arguments is None else arguments))
+    command: Any = import_module(f"cachestore.cli.{parsed.command}")
+    try:
+        return int(command.run(parsed))
+    except CacheStoreError as error:
+        print(f"cachestore: {printable(str(error))}", file=sys.stderr)
+        if getattr(parsed, "json", False):
+            print_json({"error": str(error), "kind": type(error).__name__})
+        return NO_STORE if isinstance(error, StoreNotFound) else ERROR
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(prog="cachestore", description="The store for text embeddings and VAE latents.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command: Any = import_module(f"cachestore.cli.{name}")
+        added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        command.add_arguments(added)
+    return parser
+
+
+def _with_hyphens(arguments: Sequence[str]) -> list[str]:
+    """`--batch_size 4` works as `--batch-size 4`; values are left alone."""
+    fixed: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        fixed.append(name.replace("_", "-") + equals + value if name.startswith("--") else argument)
+    return fixed
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """The arguments that most commands share."""
+    parser.add_argument("store", metavar="STORE", help="the store's folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def print_json(value: object) -> None:
+    """Print a result for machines."""
+    print(json.dumps(value, default=str))
+
+
+def printable(text: str) -> str:
+    """Text from files and names with control characters escaped, so that none reaches the terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
+
+
+def human_bytes(size: float) -> str:
+    """A size for a person."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

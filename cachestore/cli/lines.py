@@ -1,0 +1,39 @@
+"""The lines of Python that train from a store, printed after precompute. Tests run them."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachestore.reader import Reader
+from cachestore.storage.catalog import newest_catalog
+
+if TYPE_CHECKING:
+    from cachestore.run import Report
+
+
+def training_lines(report: "Report", batch_size: int = 8) -> list[str]:
+    """Python that reads one epoch, with the names and shapes that are stored."""
+    path = Path(report.store)
+    return [
+        "import cachestore as cs",
+        "from torch.utils.data import DataLoader",
+        "",
+        f"data = cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation})",
+        f"sampler = cs.BucketBatchSampler(data, batch_size={batch_size}, rank=0, num_replicas=1)",
+        "loader = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=2)",
+        "for batch in loader:",
+        "    ...  # a dict; " + "; ".join(_stored(path, report.name)),
+    ]
+
+
+def _stored(path: Path, name: str) -> list[str]:
+    """What the entries of a data set's first samples hold, by encoder."""
+    with closing(Reader(path)) as reader:
+        catalog = newest_catalog(reader.layout, name)
+        found: list[str] = []
+        for column in catalog.columns if catalog else ():
+            key = next((key for row in range(len(column.at) - 1) for key in column.row_keys(row) if key is not None and key in reader), None)
+            if key is not None:
+                tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
+                found.append(f"{column.encoder} from {', '.join(tensors)}")
+        return found or ["nothing was made yet"]

@@ -1,0 +1,43 @@
+"""`cachestore repair`: make a store consistent; with `--refill` also complete."""
+
+import argparse
+
+from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
+
+HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--refill", action="store_true", help="encode again what has no valid copy")
+    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved")
+    parser.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
+    parser.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
+    parser.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was done; 4 if something is still missing."""
+    from cachestore.recompute import repair
+
+    report = repair(
+        arguments.store,
+        dry_run=arguments.dry_run,
+        refill=arguments.refill,
+        source=arguments.source,
+        model=arguments.model,
+        vae=arguments.vae,
+        text_encoder=arguments.text_encoder,
+    )
+    if arguments.json:
+        print_json(report.as_json())
+    else:
+        would = "would be " if report.dry_run else ""
+        print(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined, {report.refilled} entries encoded again")
+        for name in report.rebuilt:
+            print(f"{name} {would}built again")
+        for finding in report.findings:
+            print(printable(f"{finding.kind}: {finding.message}"))
+    return DAMAGE if report.missing else OK

@@ -1,0 +1,79 @@
+"""`cachestore show`: one entry, or everything that belongs to a sample."""
+
+import argparse
+from typing import Any
+
+from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+from cachestore.errors import BadInput
+
+HELP = "show an entry by its key, or a sample by its id"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one entry or sample."""
+    from cachestore.keys import Key
+    from cachestore.reader import Reader
+
+    with Reader(arguments.store) as reader:
+        try:
+            key: Key | None = Key.parse(arguments.what)
+        except BadInput:
+            key = None
+        if key is not None and key in reader:
+            shown: dict[str, Any] = reader.describe(key).as_json()
+        else:
+            shown = {"sample": arguments.what, "in": _samples(reader, arguments.what)}
+    if arguments.json:
+        print_json(shown)
+    elif "in" in shown:
+        for found in shown["in"]:
+            _print_sample(found)
+    else:
+        _print_entry(shown)
+    return OK
+
+
+def _samples(reader: Any, sample: str) -> list[dict[str, Any]]:
+    """The sample in every data set that lists it. Raises BadInput where none does."""
+    from cachestore.storage.catalog import list_names, newest_catalog
+
+    found: list[dict[str, Any]] = []
+    for name in list_names(reader.layout):
+        catalog = newest_catalog(reader.layout, name)
+        if catalog is None or sample not in catalog.ids:
+            continue
+        row = list(catalog.ids).index(sample)
+        entries = {
+            f"{column.encoder}/{column.role}": [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
+            for column in catalog.columns
+        }
+        found.append({"name": name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
+    if not found:
+        message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets (`cachestore ls`, `cachestore stats`)"
+        raise BadInput(message)
+    return found
+
+
+def _print_sample(found: dict[str, Any]) -> None:
+    print(printable(f"data set {found['name']} (generation {found['generation']})"))
+    for caption in found["captions"]:
+        print(printable(f"  caption: {caption}"))
+    for column, entries in found["entries"].items():
+        for entry in entries:
+            print(f"  {column}:" + ("" if entry else " nothing, see `cachestore why`"))
+            if entry:
+                _print_entry(entry, indent="    ")
+
+
+def _print_entry(entry: dict[str, Any], indent: str = "") -> None:
+    print(f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}")
+    for name, tensor in entry["tensors"].items():
+        print(printable(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}"))
+    for name, value in entry["meta"].items():
+        print(printable(f"{indent}  {name}: {value}"))

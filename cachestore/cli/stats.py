@@ -1,0 +1,27 @@
+"""`cachestore stats`: count what is in a store."""
+
+import argparse
+
+from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+
+HELP = "count entries, segments, bytes, recipes and data sets"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the counts."""
+    from cachestore.storage.stats import stats
+
+    found = stats(arguments.store)
+    if arguments.json:
+        print_json(found.as_json())
+        return OK
+    print(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}; index {found.generation}; {len(found.recipes)} recipes")
+    for catalog in found.catalogs:
+        columns = ", ".join(catalog.columns) or "no encoder"
+        print(printable(f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"))
+    return OK

@@ -1,0 +1,87 @@
+"""`cachestore why`: why a sample is, or is not, ready to train on; field by field."""
+
+import argparse
+from typing import Any
+
+from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
+from cachestore.errors import BadInput
+
+HELP = "why a sample is or is not ready: keys, recipes, inputs, reasons of failures"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("sample", metavar="SAMPLE", help="a sample's id")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the state of each of its cells; 4 if one is missing."""
+    from cachestore.reader import Reader
+    from cachestore.storage.catalog import list_names, newest_catalog
+
+    answers: list[dict[str, Any]] = []
+    with Reader(arguments.store) as reader:
+        for name in list_names(reader.layout):
+            catalog = newest_catalog(reader.layout, name)
+            if catalog is not None and arguments.sample in catalog.ids:
+                answers.append(_answer(reader, catalog, list(catalog.ids).index(arguments.sample)))
+        if not answers:
+            message = f"no data set in {reader.layout.root} lists {arguments.sample!r} (`cachestore stats` names the data sets)"
+            raise BadInput(message)
+    if arguments.json:
+        print_json({"sample": arguments.sample, "in": answers})
+    else:
+        for answer in answers:
+            _print(answer)
+    return OK if all(answer["ready"] for answer in answers) else DAMAGE
+
+
+def _answer(reader: Any, catalog: Any, row: int) -> dict[str, Any]:
+    """What is known of a sample in one data set."""
+    cells: list[dict[str, Any]] = []
+    for column in catalog.columns:
+        for number, cell in enumerate(column.row_cells(row)):
+            present = cell.key is not None and cell.key in reader
+            cells.append(
+                {
+                    "encoder": column.encoder,
+                    "role": column.role,
+                    "number": number,
+                    "recipe": column.fingerprint,
+                    "options": dict(column.options),
+                    "key": str(cell.key) if cell.key is not None else None,
+                    "input_digest": cell.input.hex(),
+                    "facts": {name: list(values) for name, values in cell.facts.items()},
+                    "state": "present" if present else "missing" if cell.key is not None else "not made",
+                    "reason": "" if present else _reason(reader, catalog, column.encoder, row, has_key=cell.key is not None),
+                }
+            )
+    return {"name": catalog.name, "generation": catalog.generation, "ready": all(cell["state"] == "present" for cell in cells), "cells": cells}
+
+
+def _reason(reader: Any, catalog: Any, encoder: str, row: int, *, has_key: bool) -> str:
+    if has_key:
+        return f"its entry has no valid copy: run `cachestore repair --refill {reader.layout.root}`"
+    from cachestore.files.paths import parse_plan
+    from cachestore.files.opening import names_in
+    from cachestore.work.passes import PassRef, list_passes, read_done
+
+    for plan in filter(None, map(parse_plan, names_in(reader.layout.plans))):
+        for number in reversed(list_passes(reader.layout, plan)):
+            done = read_done(reader.layout, PassRef(plan, number))
+            if done is None or done.report["name"] != catalog.name:
+                continue
+            for failure in done.report["failures"]:
+                if failure["sample"] == catalog.ids[row] and failure["encoder"] == encoder:
+                    return str(failure["reason"])
+    return "it was not made yet: run `cachestore precompute` again"
+
+
+def _print(answer: dict[str, Any]) -> None:
+    print(printable(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"))
+    for cell in answer["cells"]:
+        print(printable(f"  {cell['encoder']}/{cell['role']}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else "")))
+        print(f"    key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…")
+        if cell["facts"]:
+            print("    " + ", ".join(f"{name} {values}" for name, values in cell["facts"].items()))

@@ -1,0 +1,84 @@
+"""Aspect buckets by kohya's convention, and where a picture lands in one. Pure geometry: no picture is opened here.
+
+A bucket is the size a picture is encoded at. Every bucket of a resolution R has sides that are multiples of the step and an area of
+at most R², so that one batch size suits them all. A picture goes to the bucket whose aspect ratio (width / height) is nearest to its
+own, is scaled until it covers the bucket, and loses what sticks out, the same amount on both sides.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from cachestore.errors import BadInput
+
+SHORTEST_SIDE = 256
+"""Kohya's least side of a bucket."""
+
+
+class Size(NamedTuple):
+    """Width and height in pixels. Also names a bucket."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a picture fills a bucket: scale it to `resized`, then cut out `crop`."""
+
+    resized: Size
+    crop: tuple[int, int, int, int]
+    """(left, top, right, bottom) in pixels of the resized picture; as large as the bucket."""
+
+
+@lru_cache(maxsize=64)
+def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
+    """All buckets of a resolution, sorted by width, then height; at least one, the square.
+
+    Sides run from 256, or from half the resolution where that is less, to twice the resolution: kohya's defaults at 512 (256 to 1024)
+    and its usual settings at 1024 (256 to 2048), and every resolution has buckets. Raises BadInput when no bucket fits.
+    """
+    if step < 1 or resolution < step:
+        message = f"resolution {resolution} in steps of {step} leaves no bucket; both are at least 1, and the resolution at least the step"
+        raise BadInput(message)
+    area = resolution * resolution
+    shortest = max(step, min(SHORTEST_SIDE, resolution // 2) // step * step)
+    longest = 2 * resolution // step * step
+    square = resolution // step * step
+    found = {Size(square, square)}
+    for width in range(shortest, longest + 1, step):
+        height = min(longest, area // width // step * step)
+        if height >= shortest:
+            found |= {Size(width, height), Size(height, width)}
+    return tuple(sorted(found))
+
+
+def aspect_error(size: Size, bucket: Size) -> Fraction:
+    """How far a bucket's aspect ratio is from a picture's: exact, so that ties are ties on every machine."""
+    return abs(Fraction(size.width, size.height) - Fraction(bucket.width, bucket.height))
+
+
+def choose(size: Size, resolution: int, step: int) -> Size:
+    """The bucket for a picture of this size: one of exactly its size, else the nearest aspect ratio.
+
+    Of equally near buckets the larger wins, then the narrower. Small pictures are scaled up.
+    """
+    buckets = bucket_list(resolution, step)
+    if size in buckets:
+        return size
+    return min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))
+
+
+def placement(size: Size, bucket: Size) -> Placement:
+    """Scale to cover, crop the centre. The side that fits exactly is exact; the other is rounded to the nearest pixel."""
+    if size.width * bucket.height > size.height * bucket.width:
+        resized = Size(_rounded(size.width * bucket.height, size.height), bucket.height)
+    else:
+        resized = Size(bucket.width, _rounded(size.height * bucket.width, size.width))
+    left, top = (resized.width - bucket.width) // 2, (resized.height - bucket.height) // 2
+    return Placement(resized, (left, top, left + bucket.width, top + bucket.height))
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)

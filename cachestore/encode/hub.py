@@ -1,0 +1,92 @@
+"""From what a user calls a model to a folder on this machine: a path, or an id on the Hugging Face hub.
+
+The local cache is asked first; a download fetches the text encoders, tokenizers and VAE that were asked for, never the denoiser.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from glob import escape
+from pathlib import Path
+from typing import TypeVar
+
+from cachestore.encode.models import INDEX, MissingFile
+from cachestore.errors import BadInput
+
+T = TypeVar("T")
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?", "latents": r"vae"}
+_SETTINGS = (".json", ".txt", ".model", ".jinja")
+_WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors")
+
+
+def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str], revision: str | None, variant: str | None) -> T:
+    """Call `read` with the folder that a path or hub id stands for.
+
+    Where the cached copy of a hub model lacks a file that `read` needs, it is downloaded and `read` is called again. Raises BadInput
+    where neither the path exists nor the id can be had.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return read(path)
+    if path.suffix == ".safetensors":
+        message = f"{name}: single .safetensors files are not accepted here; give the folder that holds config.json and the weights"
+        raise BadInput(message)
+    if path.exists() or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        reason = "is no folder" if path.exists() else "does not exist"
+        message = f"{name} {reason}; give a model's folder, or its id on the Hugging Face hub"
+        raise BadInput(message)
+    cached = _cached(name, revision)
+    if cached is not None:
+        try:
+            return read(cached)
+        except MissingFile as missing:
+            return read(_download(name, encode, revision, variant, str(missing)))
+    return read(_download(name, encode, revision, variant, f"no folder {name!r}, and no such model in the cache of the hub"))
+
+
+def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
+    """Of all files of a hub model those that are needed: settings, tokenizers and safetensors weights of the wanted parts.
+
+    A variant is fetched where a folder has it; its plain weights are then left out.
+    """
+    listed = sorted(names)
+    parts = [_FOLDERS[name] for name in encode if name in _FOLDERS] if INDEX in listed else [""]
+    wanted = re.compile("|".join(f"(?:{part})" for part in parts))
+    by_folder: dict[str, list[str]] = {}
+    for name in listed:
+        folder, _, base = name.rpartition("/")
+        if name != INDEX and wanted.fullmatch(folder) and (base.endswith(_SETTINGS) or _WEIGHTS.fullmatch(base)):
+            by_folder.setdefault(folder, []).append(name)
+    chosen = [INDEX] if INDEX in listed else []
+    for files in by_folder.values():
+        chosen += _of_variant(files, variant)
+    return chosen
+
+
+def _of_variant(files: list[str], variant: str | None) -> list[str]:
+    variants = {name: match["variant"] for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))}
+    kept = variant if variant in variants.values() else None
+    return [name for name in files if name not in variants or variants[name] == kept]
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
+def _download(name: str, encode: Collection[str], revision: str | None, variant: str | None, missing: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        files = files_to_fetch(HfApi().list_repo_files(name, revision=revision), encode, variant)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[escape(file) for file in files]))
+    except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"{missing}; the hub gives no {name!r} either: {first[0]}"
+        raise BadInput(message) from error

@@ -1,0 +1,153 @@
+"""Encoded bytes to upright RGB, by Pillow, which is the reference for every format. Knows no buckets' lists and no tensors.
+
+The rules, which are part of every key through the transform's name (`TRANSFORM`):
+
+* EXIF orientation is applied; animated files give their first frame.
+* Transparency is composited on white. Dropping the alpha channel would show whatever colour the editor left behind in the
+  transparent pixels, often black or noise that nobody ever saw; white is what a page shows behind such a picture.
+* 16-bit grey is scaled to 8 bits, not clipped. Floating point and 32-bit pictures have no defined range and are refused.
+* A usable ICC profile other than sRGB is converted to sRGB; an unusable one is ignored, as viewers do.
+* A file that ends early is refused: a picture is whole or it is an error.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageCms, UnidentifiedImageError
+
+from cachestore.encode.buckets import Placement, Size, placement
+from cachestore.errors import EncodeFailed
+
+TRANSFORM = "pillow-lanczos-cover-center/1"
+"""Names everything that turns bytes into pixels. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
+"""What is opened. EPS and its like are left out on purpose: Pillow would run Ghostscript on them."""
+
+_ORIENTATION = 0x0112
+_LATE_PNG_MARKS = (b"eXIf", b"Raw profile type", b"com.adobe.xmp")
+_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_COLOUR_SPACES = {"RGB": "RGB", "RGBA": "RGB", "L": "GRAY", "CMYK": "CMYK"}
+_SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+
+
+def measure(data: bytes) -> Size:
+    """The upright (width, height) of an encoded picture, from its header alone. Raises EncodeFailed with the reason."""
+    with _opened(data) as image:
+        return _upright(Size(*image.size), _orientation(image, data))
+
+
+def decode(data: bytes) -> Image.Image:
+    """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
+    with _opened(data) as image:
+        orientation = _orientation(image, data)
+        image.load()
+        picture = _rgb(image)
+    turn = _TURNS.get(orientation)
+    return picture if turn is None else picture.transpose(turn)
+
+
+def fit(image: Image.Image, bucket: Size) -> "tuple[np.ndarray[Any, np.dtype[np.uint8]], Placement]":
+    """Scale to cover the bucket (antialiased Lanczos), crop the centre: uint8 [height, width, 3], and where it was cut.
+
+    The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
+    """
+    size = Size(*image.size)
+    place = placement(size, bucket)
+    left, top, right, bottom = place.crop
+    across, down = size.width / place.resized.width, size.height / place.resized.height
+    box = (left * across, top * down, min(right * across, size.width), min(bottom * down, size.height))
+    pixels = np.asarray(image.resize(bucket, Image.Resampling.LANCZOS, box=box))
+    return np.ascontiguousarray(pixels), place
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@contextmanager
+def _opened(data: bytes) -> Generator[Image.Image]:
+    """An opened, not yet decoded picture; whatever goes wrong inside becomes an EncodeFailed with a reason."""
+    if not data:
+        message = "the file is empty (0 bytes)"
+        raise EncodeFailed(message)
+    try:
+        Image.init()
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            yield image
+    except (EncodeFailed, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        message = f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(FORMATS)}"
+        raise EncodeFailed(message) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        message = f"the picture is too large to be decoded safely: {error}"
+        raise EncodeFailed(message) from error
+    except Exception as error:  # The boundary to Pillow's decoders, which on hostile bytes raise SyntaxError, struct.error and more.
+        message = f"the picture is damaged or incomplete: {error or type(error).__name__}"
+        raise EncodeFailed(message) from error
+
+
+def _orientation(image: Image.Image, data: bytes) -> int:
+    """The EXIF orientation (1 to 8) still to be applied; anything else counts as upright."""
+    if image.format == "TIFF":
+        return 1  # Pillow turns these itself when it decodes them, and says so in the size already.
+    if image.format == "PNG" and not any(mark in data for mark in _LATE_PNG_MARKS):
+        return 1  # Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands.
+    value = image.getexif().get(_ORIENTATION)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _upright(size: Size, orientation: int) -> Size:
+    return Size(size.height, size.width) if orientation >= 5 else size
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """A decoded picture of any mode as 8-bit sRGB without alpha."""
+    if image.mode in _SIXTEEN_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return _from_sixteen_bit(image)
+    if image.mode in ("I", "F"):
+        message = f"pictures of mode {image.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
+        raise EncodeFailed(message)
+    profile = image.info.get("icc_profile")
+    if image.has_transparency_data:
+        return _on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))
+    if image.mode == "P":
+        image = image.convert("RGB")
+    return _in_srgb(image, profile, "RGB").convert("RGB")
+
+
+def _from_sixteen_bit(image: Image.Image) -> Image.Image:
+    """Scale 0..65535 to 0..255; Pillow's own conversion clips everything above 255 to white."""
+    levels = np.asarray(image).astype(np.uint32)
+    return Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Composite RGBA on white."""
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
+    """The picture in sRGB, where it carries a profile of its own kind that can be used; else the picture itself."""
+    space = _COLOUR_SPACES.get(image.mode)
+    if not isinstance(profile, bytes) or space is None:
+        return image
+    try:
+        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
+        if source.profile.xcolor_space.strip() != space or "sRGB" in ImageCms.getProfileDescription(source):
+            return image
+        converted = ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
+    except (ImageCms.PyCMSError, OSError):
+        return image
+    return image if converted is None else converted

@@ -1,0 +1,109 @@
+"""Pictures to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cachestore.encode import images
+from cachestore.encode.buckets import Size, choose, placement
+from cachestore.encode.models import Component
+from cachestore.encode.unit import Prepared, Read, Resolved
+from cachestore.errors import BadInput
+from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
+from cachestore.samples import IMAGE
+
+if TYPE_CHECKING:
+    from cachestore.encode.vae import Vae
+
+STEP = 64
+"""Kohya's step between buckets, where a request gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentsSetup:
+    """What has to be loaded, and in which form its output is kept."""
+
+    components: Mapping[str, Component]
+    dtype: str
+    stored: str
+    channels: int
+    factor: int
+    patch: int
+
+    @property
+    def multiple(self) -> int:
+        """What both sides of a picture must be a multiple of."""
+        return self.factor * self.patch
+
+
+class LatentsEncoder:
+    """Implements `unit.Encoder` for pictures. Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`."""
+
+    def __init__(self, recipe: Recipe, setup: LatentsSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
+        """Keep the settings; nothing is loaded."""
+        self.recipe = recipe
+        self.setup = setup
+        self._device = device
+        self._batch_size = batch_size
+        self._fingerprint = recipe.fingerprint
+        self._vae: Vae | None = None
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture."""
+        resolution, step = int(request["resolution"]), int(request.get("step", STEP))
+        if step % self.setup.multiple:
+            message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
+            raise BadInput(message)
+        role = str(request.get("role", IMAGE))
+        data = read(str(request["image"]))
+        digest = digest_bytes(data)
+        size = images.measure(data)
+        bucket = choose(size, resolution, step)
+        place = placement(size, bucket)
+        return Resolved(
+            # The role is not part of the key: one picture used as image and as control is encoded once.
+            key=input_key(self._fingerprint, {"image": digest}, {"bucket": list(bucket), "crop": "center"}),
+            item=(data, bucket),
+            inputs={role: digest},
+            meta={"input_digest": digest, "encoder": self.recipe.encoder, "bucket": list(bucket)},
+            facts={"size": list(size), "bucket": list(bucket), "resized": list(place.resized), "crop": list(place.crop)},
+        )
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""
+        data, bucket = resolved.item
+        pixels, _ = images.fit(images.decode(data), bucket)
+        return Prepared(pixels, bucket)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """How many pictures of a bucket go into one batch at most."""
+        if isinstance(self._batch_size, int):
+            return self._batch_size
+        from cachestore.encode import modules, vae
+
+        width, height = group if isinstance(group, Size) else Size(STEP, STEP)
+        return vae.latents_batch(width * height, self.setup.dtype, modules.choose_device(self._device))
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """Encode (key, pixels) pairs of one bucket. An empty batch gives nothing. Raises EncodeFailed where a value is not finite."""
+        if not batch:
+            return {}
+        if self._vae is None:
+            from cachestore.encode import modules, vae
+
+            self._vae = vae.Vae(self.setup, modules.choose_device(self._device))
+        return self._vae.encode(batch)
+
+    def close(self) -> None:
+        """Give back the VAE's memory."""
+        if self._vae is not None:
+            self._vae = None
+            from cachestore.encode import modules
+
+            modules.free_memory()
+
+    def entry_bytes(self, bucket: Size) -> int:
+        """Bytes of one entry's tensors at this bucket: for estimates before anything is encoded."""
+        channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
+        width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
+        return channels * width * height * (4 if self.setup.dtype == "float32" else 2)

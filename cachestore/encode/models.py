@@ -1,0 +1,197 @@
+"""Model folders: which files of one will be loaded for what, without loading any. No torch, no weights in memory.
+
+Reads `model_index.json` and `config.json`, and finds for each component the configuration, the safetensors weights (one file, or the
+shards that an index names) and the tokenizer's files. The denoiser's folder is never opened. Pickled weights (`.bin`) are refused:
+unpickling a file runs whatever code its author put into it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cachestore.errors import BadInput
+from cachestore.keys import Json
+
+INDEX = "model_index.json"
+CONFIG = "config.json"
+TEXT_MODEL = "AutoModel"
+"""Stands for the class of a text encoder that stands alone, which transformers finds by its config.json."""
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Every file from which a tokenizer is made; those that are present are digested."""
+_VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+_WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
+
+Kind = Literal["pipeline", "text", "vae"]
+
+
+class MissingFile(BadInput):
+    """A model folder lacks a file that is needed; a download may bring it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model folder that was recognised."""
+
+    folder: Path
+    kind: Kind
+    class_name: str
+    """The pipeline's class, or the VAE's; for a text encoder its architecture."""
+    index: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """model_index.json, or config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a model, and exactly the files it is loaded from."""
+
+    name: str
+    library: str
+    class_name: str
+    folder: Path
+    files: Mapping[str, Path]
+    """Paths by file name within the component's folder."""
+    variant: str | None = None
+    """Of the weights; None where this component has no such variant, or none was asked for."""
+    config: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """config.json, or tokenizer_config.json."""
+
+
+def read_model(folder: Path) -> Model:
+    """Recognise a folder: a diffusers pipeline, a transformers text encoder, or a VAE. Raises BadInput for anything else."""
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX)
+        class_name = index.get("_class_name")
+        if not isinstance(class_name, str):
+            message = f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); code of a model's own is not run"
+            raise BadInput(message)
+        return Model(folder, "pipeline", class_name, index)
+    if not (folder / CONFIG).is_file():
+        message = f"{folder} is no model folder: it holds neither {INDEX} (diffusers) nor {CONFIG} (transformers)"
+        raise MissingFile(message)
+    config = read_json(folder / CONFIG)
+    if "_class_name" in config:
+        return Model(folder, "vae", str(config["_class_name"]), config)
+    if "model_type" not in config:
+        message = f"{folder / CONFIG} describes neither a transformers model (`model_type`) nor a diffusers one (`_class_name`)"
+        raise BadInput(message)
+    return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
+
+
+def pipeline_component(model: Model, name: str, variant: str | None) -> Component:
+    """One component of a diffusers pipeline, by its name in model_index.json."""
+    library, class_name = component_class(model, name)
+    folder = model.folder / name
+    if name.startswith("tokenizer"):
+        return tokenizer(name, folder, library, class_name)
+    return module(name, folder, library, class_name, variant)
+
+
+def component_class(model: Model, name: str) -> tuple[str, str]:
+    """The library and class that model_index.json gives for a component. Raises BadInput where it has none."""
+    entry = model.index.get(name)
+    if not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
+        message = f"{model.folder} has no {name!r}: {INDEX} says {entry!r}"
+        raise BadInput(message)
+    library, class_name = entry
+    if library not in _WEIGHTS:
+        message = f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded"
+        raise BadInput(message)
+    return str(library), str(class_name)
+
+
+def module(name: str, folder: Path, library: str, class_name: str, variant: str | None) -> Component:
+    """A component with weights: config.json and safetensors."""
+    names = _names(folder)
+    if CONFIG not in names:
+        message = f"{folder} has no {CONFIG}, which {name!r} needs"
+        raise MissingFile(message)
+    if "adapter_config.json" in names:
+        message = f"{folder} holds an adapter (adapter_config.json); merge it into the weights first, and save those"
+        raise BadInput(message)
+    weights, found_variant = _weights(folder, names, library, variant)
+    files = {file: folder / file for file in (CONFIG, *weights)}
+    return Component(name, library, class_name, folder, files, found_variant, read_json(folder / CONFIG))
+
+
+def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:
+    """A component without weights: the tokenizer's files that are present."""
+    files = {file: folder / file for file in sorted(_names(folder).intersection(TOKENIZER_FILES))}
+    if not _VOCABULARIES.intersection(files):
+        message = f"{folder} has no tokenizer for {name!r}: none of {', '.join(sorted(_VOCABULARIES))} is there"
+        raise MissingFile(message)
+    config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
+    return Component(name, library, class_name, folder, files, config=config)
+
+
+def read_json(path: Path) -> dict[str, Json]:
+    """Read a model's JSON file. Raises BadInput when it is missing, damaged, or no object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        message = f"{path} is missing"
+        raise MissingFile(message) from error
+    except (OSError, ValueError) as error:
+        message = f"{path} cannot be read as JSON: {error}"
+        raise BadInput(message) from error
+    if not isinstance(value, dict):
+        message = f"{path} holds no JSON object"
+        raise BadInput(message)
+    return value
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError as error:
+        message = f"{folder} cannot be listed: {error.strerror}"
+        raise MissingFile(message) from error
+
+
+def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:
+    """The weight files a library would load, an index before its shards, and the variant they are of."""
+    stem = _WEIGHTS[library]
+    for wanted in (variant, None) if variant else (None,):
+        single, index = weight_names(stem, wanted)
+        # diffusers takes the shards where a folder has both forms, transformers the single file.
+        for name in (index, single) if library == "diffusers" else (single, index):
+            if name in names:
+                shards = list(_shards(folder, name, names)) if name == index else []
+                return [name, *shards], wanted
+    if any(name.endswith(".bin") for name in names):
+        message = f"{folder} has its weights only as pickle (.bin), which can run code when read; save them as safetensors"
+        raise MissingFile(message)
+    message = f"{folder} has no weights: neither {stem}.safetensors nor {stem}.safetensors.index.json is there"
+    raise MissingFile(message)
+
+
+def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
+    """The names of the single weight file and of the index of shards."""
+    part = f".{variant}" if variant else ""
+    return f"{stem}{part}.safetensors", f"{stem}.safetensors.index{part}.json"
+
+
+def _shards(folder: Path, index: str, names: set[str]) -> Iterator[str]:
+    places = read_json(folder / index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        message = f"{folder / index} names no shards (`weight_map`)"
+        raise BadInput(message)
+    for shard in sorted({str(value) for value in places.values()}):
+        if shard not in names:
+            message = f"{folder} lacks {shard}, which {index} names"
+            raise MissingFile(message)
+        yield shard

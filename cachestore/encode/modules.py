@@ -1,0 +1,111 @@
+"""Loading modules and tokenizers, each by its own class from its own folder, and onto which device. Imports torch.
+
+A pipeline is never loaded through its base class: `DiffusionPipeline.from_pretrained(folder, transformer=None)` still loads the denoiser
+of four Wan pipelines, 28 GB each. Nothing is downloaded here, and nothing is unpickled.
+"""
+
+import gc
+import importlib
+import inspect
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cachestore import ranks
+from cachestore.encode.models import TEXT_MODEL, Component
+from cachestore.errors import BadInput
+
+Foreign = Any
+"""An object of transformers or diffusers, which are typed in part only."""
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_one_at_a_time = threading.Lock()
+"""transformers and diffusers import their parts lazily, which two threads at once can catch half done."""
+_MAY_BE_MISSING = ("pooler.", "position_ids")
+"""Weights that `last_hidden_state` does not need, and that published encoders leave out."""
+
+
+def choose_device(asked: str) -> torch.device:
+    """The device as named; for `auto` the local rank's GPU, else xpu, else mps, else the CPU. Raises BadInput for an unknown name."""
+    if asked != "auto":
+        try:
+            return torch.device(asked)
+        except RuntimeError as error:
+            message = f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N"
+            raise BadInput(message) from error
+    if torch.cuda.is_available():
+        return torch.device("cuda", ranks.discover(os.environ).local_rank % torch.cuda.device_count())
+    if torch.xpu.is_available():
+        return torch.device("xpu")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def load_tokenizer(component: Component) -> Foreign:
+    """A tokenizer of its own class: nobody else shares its state."""
+    with _one_at_a_time:
+        return _class_of(component).from_pretrained(component.folder, local_files_only=True)
+
+
+def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
+    """A module in evaluation mode, without gradients, on its device. Raises BadInput where the weights do not fill it."""
+    with _one_at_a_time:
+        name = "torch_dtype" if component.library == "diffusers" else "dtype"
+        module, loading = _class_of(component).from_pretrained(
+            component.folder,
+            variant=component.variant,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **{name: DTYPES[dtype]},
+        )
+    missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
+    if missing:
+        message = f"weights in {component.folder} lack {len(missing)} tensors, such as {missing[0]}, which would be random"
+        raise BadInput(message)
+    return module.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def build_pipeline(class_name: str, components: Mapping[str, Foreign]) -> Foreign:
+    """A pipeline object around these components, with None for every other one it must be given."""
+    with _one_at_a_time:
+        diffusers = importlib.import_module("diffusers")
+        pipeline: Any = getattr(diffusers, class_name)
+        required = [name for name, parameter in _parameters(pipeline) if parameter.default is parameter.empty]
+        return pipeline(**{**dict.fromkeys(required), **components})
+
+
+def free_memory() -> None:
+    """Give memory of dropped modules back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _class_of(component: Component) -> Foreign:
+    library = importlib.import_module(component.library)
+    if component.class_name == TEXT_MODEL:
+        return _text_model_class(library, component)
+    found = getattr(library, component.class_name, None)
+    if found is None:
+        message = f"{component.folder} needs the class {component.class_name}, which the installed {component.library} does not have"
+        raise BadInput(message)
+    return found
+
+
+def _text_model_class(transformers: Foreign, component: Component) -> Foreign:
+    """Where a model has an encoder that is a class of its own (T5), that one, so that no decoder is loaded; else the plain model."""
+    config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True)
+    encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
+    return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel
+
+
+def _parameters(pipeline: Foreign) -> list[tuple[str, inspect.Parameter]]:
+    return [
+        (name, parameter)
+        for name, parameter in inspect.signature(pipeline.__init__).parameters.items()
+        if name != "self" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]

@@ -1,0 +1,260 @@
+"""From a model and options to encoders with their recipes. Loads no module: reads configurations and digests files, without torch.
+
+The `make` block of a recipe holds everything that decides the tensors: the class, the digests of exactly the files that are loaded,
+the arguments, the lengths, the dtype, and the name of the transform from bytes to pixels. File names in it are relative to the model
+(`vae/config.json`), or to the folder of a text encoder that stands alone. The `read` block is described in `families`.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cachestore.encode import families, images, models
+from cachestore.encode.families import MAX_LENGTH_ARG, PLAIN, TextFamily
+from cachestore.encode.hub import with_folder
+from cachestore.encode.latents import LatentsEncoder, LatentsSetup
+from cachestore.encode.models import Component, Model
+from cachestore.encode.text import TextEncoder, TextSetup
+from cachestore.errors import BadInput
+from cachestore.keys import Json, Recipe
+
+Digest = Callable[[Path], str]
+Stored = Literal["moments", "mean", "sample"]
+
+ENCODERS = ("text", "latents")
+"""What can be asked for, in the order in which it is made."""
+
+TEXT_VERSION = 1
+LATENTS_VERSION = 1
+"""Raised when the code makes other tensors from the same settings."""
+
+_STORED = ("moments", "mean", "sample")
+_DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16"}
+_UNSET_LENGTH = 1_000_000
+"""transformers writes 10^30 as `model_max_length` where none was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What a user asks for: a model, what to make with it, and how."""
+
+    model: str
+    """A diffusers folder, a transformers text-encoder folder, a VAE folder, or a hub id of one of these."""
+    encode: Collection[str] = ENCODERS
+    vae: str | None = None
+    text_encoder: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    text_dtype: str = "auto"
+    vae_dtype: str = "auto"
+    latents: Stored = "moments"
+    encode_args: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    device: str = "auto"
+    batch_size: int | Literal["auto"] = "auto"
+
+
+def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    """The encoders a request asks for, text before latents, with nothing loaded. An empty `encode` gives none.
+
+    `digest` gives a file's SHA-256 (64 hex digits); it is called for exactly the files that will be loaded. Raises BadInput where the
+    model cannot do what is asked, and says what would help.
+    """
+    _check(request)
+    if not request.encode:
+        return ()
+    # A hub model is downloaded only as far as nothing else replaces its parts.
+    needed = [name for name in request.encode if not (name == "latents" and request.vae)]
+    return with_folder(
+        request.model,
+        lambda folder: _encoders(models.read_model(folder), request, digest),
+        encode=needed,
+        revision=request.revision,
+        variant=request.variant,
+    )
+
+
+def _check(request: ModelRequest) -> None:
+    unknown = [name for name in request.encode if name not in ENCODERS]
+    if unknown:
+        message = f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}"
+        raise BadInput(message)
+    if request.latents not in _STORED:
+        message = f"latents cannot be kept as {request.latents!r}; known are {', '.join(_STORED)}"
+        raise BadInput(message)
+    if request.batch_size != "auto" and request.batch_size < 1:
+        message = f"a batch size is at least 1, not {request.batch_size}"
+        raise BadInput(message)
+    if "text" not in request.encode and (request.encode_args or request.text_encoder):
+        message = "--encode-arg and --text-encoder are for text, which is not among what is encoded; add text to --encode or leave them out"
+        raise BadInput(message)
+
+
+def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    makers = {"text": _text_encoder, "latents": _latents_encoder}
+    made = tuple(makers[name](model, request, digest) for name in ENCODERS if name in request.encode)
+    _check_variant(made, request)
+    return made
+
+
+def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:
+    found = [component.variant for encoder in encoders for component in encoder.setup.components.values()]
+    if request.variant and not any(found):
+        message = f"no weights of variant {request.variant!r} are in {request.model}; leave --variant out to use the plain ones"
+        raise BadInput(message)
+
+
+# Text
+
+
+def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
+    family, components = _text_parts(model, request)
+    dtype = _dtype(request.text_dtype, family.text_dtype, "text")
+    args = _encode_args(family, request.encode_args)
+    limit = _max_tokens(family, components, args)
+    if MAX_LENGTH_ARG in args:
+        args[MAX_LENGTH_ARG] = limit
+    make = {
+        "kind": "text",
+        "version": TEXT_VERSION,
+        "pipeline": family.pipeline,
+        "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
+        "files": _digests(components.values(), digest, flat=family.pipeline is None),
+        "max_tokens": limit,
+        "encode_args": args,
+        "padding": "kept" if family.mask is None else "trimmed",
+        "dtype": dtype,
+        "outputs": families.stored_names(family),
+    }
+    recipe = Recipe("text", make, families.text_read(family))
+    setup = TextSetup(family=family, components=components, max_tokens=limit, args=args, dtype=dtype)
+    return TextEncoder(recipe, setup, device=request.device, batch_size=request.batch_size)
+
+
+def _text_parts(model: Model, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
+    """The family of the text encoder, and its components, with `--text-encoder` in place of what it replaces."""
+    override = _override(request.text_encoder, "text", request)
+    if model.kind == "pipeline":
+        family = families.text_family(model.class_name)
+        replaced = _replaced(model, family, override) if override else None
+        parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
+        if override and replaced:
+            parts[replaced] = models.module(replaced, override.folder, *models.component_class(model, replaced), request.variant)
+        return family, {name: parts[name] for name in family.components}
+    alone = override or model
+    if alone.kind != "text":
+        message = f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
+        raise BadInput(message)
+    return PLAIN, {
+        "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
+        "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
+    }
+
+
+def _override(name: str | None, encode: str, request: ModelRequest) -> Model | None:
+    """The model behind `--vae` or `--text-encoder`."""
+    if name is None:
+        return None
+    return with_folder(name, models.read_model, encode=[encode], revision=None, variant=request.variant)
+
+
+def _replaced(model: Model, family: TextFamily, override: Model) -> str:
+    """Which of a pipeline's text encoders a single one takes the place of: the one of the same class, else of the same model type."""
+    modules = [name for name in family.components if not name.startswith("tokenizer")]
+    if override.kind != "text":
+        message = f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder"
+        raise BadInput(message)
+    classes = {name: models.component_class(model, name)[1] for name in modules}
+    alike = [name for name in modules if classes[name] == override.class_name]
+    if not alike:
+        kind = override.index.get("model_type")
+        alike = [name for name in modules if models.read_json(model.folder / name / models.CONFIG).get("model_type") == kind]
+    if len(alike) != 1:
+        message = f"{override.folder} ({override.class_name}) can replace {len(alike)} of the text encoders of {model.folder}: {classes}"
+        raise BadInput(message)
+    return alike[0]
+
+
+def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Json]:
+    unknown = sorted(set(given) - set(family.args))
+    if unknown:
+        known = ", ".join(family.args) or "none"
+        message = f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {known}"
+        raise BadInput(message)
+    return {**family.args, **given}
+
+
+def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
+    """The most tokens a caption can have: as asked for, else what the tokenizer and the model's positions allow."""
+    positions = components["text_encoder"].config.get("max_position_embeddings")
+    positions = positions if isinstance(positions, int) and positions > 0 else None
+    asked = args.get(MAX_LENGTH_ARG)
+    if asked is None:
+        told = components[family.tokenizer].config.get("model_max_length")
+        length = int(told) if isinstance(told, int | float) and told < _UNSET_LENGTH else family.max_tokens
+        return min(length, positions or length)
+    most = positions if family.pipeline is None else None
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
+        message = f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}"
+        raise BadInput(message)
+    return asked
+
+
+# Latents
+
+
+def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
+    family = families.TEXT_FAMILIES.get(model.class_name)
+    vae = _vae(_override(request.vae, "latents", request) or model, request)
+    dtype = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae")
+    if dtype == "float16" and vae.config.get("force_upcast") is True:
+        message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
+        raise BadInput(message)
+    read = families.latents_read(families.vae_family(vae.class_name), vae.config, request.latents)
+    make = {
+        "kind": "latents",
+        "version": LATENTS_VERSION,
+        "components": {vae.name: f"{vae.library}.{vae.class_name}"},
+        "files": _digests([vae], digest, flat=False),
+        "transform": {"pixels": images.TRANSFORM, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
+        "dtype": dtype,
+        "outputs": [request.latents],
+    }
+    setup = LatentsSetup(
+        components={vae.name: vae},
+        dtype=dtype,
+        stored=request.latents,
+        channels=read["channels"],
+        factor=read["spatial_factor"],
+        patch=family.vae_patch if family else 1,
+    )
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=request.device, batch_size=request.batch_size)
+
+
+def _vae(model: Model, request: ModelRequest) -> Component:
+    """The VAE of a pipeline folder, or the VAE folder itself."""
+    if model.kind == "pipeline":
+        return models.pipeline_component(model, "vae", request.variant)
+    if model.kind == "vae":
+        return models.module("vae", model.folder, "diffusers", model.class_name, request.variant)
+    message = f"{model.folder} is a text encoder ({model.class_name}) and has no VAE; pass --vae PATH, or --encode text"
+    raise BadInput(message)
+
+
+# Both
+
+
+def _dtype(asked: str, auto: str, option: str) -> str:
+    """The canonical name of a dtype; `auto` is decided by the family alone, never by the device, as it is part of the key."""
+    if asked == "auto":
+        return auto
+    if asked not in _DTYPES:
+        message = f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(_DTYPES.values())))}"
+        raise BadInput(message)
+    return _DTYPES[asked]
+
+
+def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:
+    """SHA-256 of every file that is loaded, by its name relative to the model."""
+    named = {(file if flat else f"{component.name}/{file}"): path for component in components for file, path in component.files.items()}
+    return {name: digest(path) for name, path in sorted(named.items())}

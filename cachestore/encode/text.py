@@ -1,0 +1,128 @@
+"""Captions to text embeddings, as the model's own pipeline makes them. Knows how to batch and count; what needs torch is in `prompts`.
+
+Constructing an encoder loads nothing, resolving a unit hashes its caption, preparing one loads the tokenizer, encoding the modules.
+"""
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cachestore.encode.families import TextFamily
+from cachestore.encode.models import Component
+from cachestore.encode.unit import Prepared, Read, Resolved
+from cachestore.errors import EncodeFailed
+from cachestore.keys import Json, Key, Recipe, digest_text, input_key
+
+if TYPE_CHECKING:
+    from cachestore.encode.prompts import TextModules
+
+CAPTION_IN_META = 512
+"""Captions up to this many characters are repeated in the entry's JSON value."""
+LENGTH_STEP = 16
+"""Where padding is trimmed, captions are padded to a multiple of this: few shapes, and a value that does not depend on the batch."""
+
+Payload = str | tuple[int, ...]
+"""A caption for a pipeline, which tokenises it again; token ids for a text encoder that stands alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSetup:
+    """What has to be loaded, and how it is called."""
+
+    family: TextFamily
+    components: Mapping[str, Component]
+    max_tokens: int
+    args: Mapping[str, Json]
+    dtype: str
+
+
+class TextEncoder:
+    """Implements `unit.Encoder` for captions. Requests are `{"caption": TEXT}`."""
+
+    def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
+        """Keep the settings; nothing is loaded."""
+        self.recipe = recipe
+        self.setup = setup
+        self.max_tokens = setup.max_tokens
+        """The most tokens of a caption that count, special tokens included."""
+        self._device = device
+        self._batch_size = batch_size
+        self._fingerprint = recipe.fingerprint
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._modules: TextModules | None = None
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key of a caption, known without any model. `read` is not called."""
+        del read
+        caption = str(request["caption"])
+        digest = digest_text(caption)
+        meta: dict[str, Json] = {"input_digest": digest, "encoder": self.recipe.encoder}
+        if len(caption) <= CAPTION_IN_META:
+            meta["caption"] = caption
+        return Resolved(input_key(self._fingerprint, {"caption": digest}, {}), caption, {"caption": digest}, meta)
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Count a caption's tokens, and group it with captions it may share a batch with."""
+        caption: str = resolved.item
+        with self._lock:
+            ids = self._token_ids(caption)
+            count = len(ids)
+            if self.setup.family.pipeline is None and count > self.max_tokens:
+                ids = self._token_ids(caption, truncation=True, max_length=self.max_tokens)
+        facts: dict[str, Json] = {"tokens": count, "truncated": count > self.max_tokens}
+        if self.setup.family.pipeline is None:
+            return Prepared(tuple(ids), padded_length(len(ids), self.max_tokens), facts)
+        return Prepared(caption, "captions", facts)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """How many captions go into one batch at most."""
+        if isinstance(self._batch_size, int):
+            return self._batch_size
+        from cachestore.encode import modules, prompts
+
+        length = group if isinstance(group, int) else self.max_tokens
+        return prompts.text_batch(length, modules.choose_device(self._device))
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """Embed (key, payload) pairs of one group. An empty batch gives nothing. Raises EncodeFailed where a value is not finite."""
+        if not batch:
+            return {}
+        if self._modules is None:
+            from cachestore.encode import modules, prompts
+
+            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
+        return self._modules.encode(batch)
+
+    def count_tokens(self, captions: Sequence[str]) -> list[int]:
+        """How many tokens each caption has before it is cut, special tokens included. Loads the tokenizer if there are captions."""
+        with self._lock:
+            return [len(self._token_ids(caption)) for caption in captions]
+
+    def close(self) -> None:
+        """Give back the modules' memory."""
+        with self._lock:
+            self._tokenizer = None
+        if self._modules is not None:
+            self._modules = None
+            from cachestore.encode import modules
+
+            modules.free_memory()
+
+    def _token_ids(self, caption: str, **options: Json) -> list[int]:
+        """Token ids of one caption. The tokenizer is this object's own: cutting and padding are state of a tokenizer, not of a call."""
+        if self._tokenizer is None:
+            from cachestore.encode import modules
+
+            self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
+        try:
+            return list(self._tokenizer(caption, verbose=False, **options).input_ids)
+        except (TypeError, ValueError, UnicodeError) as error:
+            message = f"the tokenizer refuses the caption {caption[:60]!r}: {error}"
+            raise EncodeFailed(message) from error
+
+
+def padded_length(tokens: int, limit: int) -> int:
+    """The length to which a caption of so many tokens is padded, at least 1."""
+    return min(max(limit, tokens), max(1, -(-tokens // LENGTH_STEP)) * LENGTH_STEP)

@@ -1,0 +1,66 @@
+"""What an encoder promises to the worker that drives it. Values and one protocol; no torch, no files.
+
+A unit goes through three steps, each cheaper to skip than the next: `resolve` (read the bytes, digest them, know the key),
+`prepare` (decode, resize or tokenise, only if the key is not in the store yet) and `encode` (a batch at a time).
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cachestore.keys import Json, Key, Recipe
+
+Read = Callable[[str], bytes]
+"""Reads the bytes behind a reference of the source; raises OSError. Whoever calls it records size and time of what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A unit whose key is known."""
+
+    key: Key
+    item: Any
+    """What `prepare` needs: a caption, or encoded image bytes with the chosen bucket."""
+    inputs: Mapping[str, str]
+    """SHA-256 (hex) of what the encoder sees, by role, in order."""
+    meta: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """The entry's JSON value; holds at least `input_digest` and `encoder`."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the catalog keeps of it: `size` [w, h], `bucket` [w, h], `resized` [w, h], `crop` [l, t, r, b], `tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A unit ready to be put into a batch."""
+
+    payload: Any
+    group: Hashable
+    """Units of one group can share a batch: a bucket, a length."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Facts known only now (`tokens`); they are added to the entry's JSON value and to the catalog."""
+
+
+class Encoder(Protocol):
+    """Makes tensors from inputs. Constructing one loads nothing; the modules are loaded at the first `prepare` or `encode`."""
+
+    recipe: Recipe
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """Find a unit's key. Raises EncodeFailed (for good) or OSError (may pass)."""
+        ...
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Make a unit ready for a batch. Safe to call from several threads. Raises EncodeFailed or OSError."""
+        ...
+
+    def batch_limit(self, group: Hashable) -> int:
+        """How many units of this group go into one batch at most; at least 1."""
+        ...
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """Encode (key, payload) pairs of one group; returns named tensors without a batch axis for exactly these keys."""
+        ...
+
+    def close(self) -> None:
+        """Give back the modules' memory. Calling it twice, or before anything was loaded, is fine."""
+        ...

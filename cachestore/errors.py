@@ -1,0 +1,60 @@
+"""The errors of cachestore, grouped by what the caller does next. Knows nothing else of the project.
+
+    CacheStoreError
+    ├── StoreNotFound     point at another path, or create the store
+    ├── BadInput          change what was passed in: DATA, an option, a value
+    │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
+    ├── MissingEntry      encode it (`cachestore precompute`), or skip it
+    ├── CorruptEntry      run `cachestore repair`
+    ├── FormatError       the file is damaged, or newer than this version of cachestore
+    ├── WriteFailed       make room, or mend the file system, then run the same command again
+    ├── LockTimeout       wait, or look who holds it
+    ├── EncodeFailed      this input cannot be encoded: mend or remove it
+    └── Incomplete        run the same command again: it goes on where it stopped
+
+Every class takes one message, so that an error survives the way out of a DataLoader worker, which rebuilds it from its text.
+"""
+
+
+class CacheStoreError(Exception):
+    """Root of everything that cachestore raises on purpose."""
+
+
+class StoreNotFound(CacheStoreError, FileNotFoundError):
+    """There is no store at that path."""
+
+
+class BadInput(CacheStoreError, ValueError):
+    """What was passed in cannot be used; the message says what, where, and how to mend it."""
+
+
+class RecipeMismatch(BadInput):
+    """Model files or settings differ from those a catalog or an entry was made with."""
+
+
+class MissingEntry(CacheStoreError, LookupError):
+    """No valid copy of this key is in the store."""
+
+
+class CorruptEntry(CacheStoreError):
+    """The bytes on disk do not match the checksum that is bound to the key."""
+
+
+class FormatError(CacheStoreError):
+    """A file of the store is malformed, or written by a newer version of cachestore."""
+
+
+class WriteFailed(CacheStoreError, OSError):
+    """The file system refused a write; nothing was acknowledged."""
+
+
+class LockTimeout(CacheStoreError, TimeoutError):
+    """A bounded wait ended; the message names what was waited for and who holds it."""
+
+
+class EncodeFailed(CacheStoreError):
+    """An encoder refused an input for good, or returned something unusable."""
+
+
+class Incomplete(CacheStoreError):
+    """The work is not finished; what is published stays, and the same command goes on from there."""

@@ -1,0 +1,194 @@
+"""The safetensors container: its header made, and parsed more strictly than the stock library does.
+
+    8 bytes   length of the header, little-endian
+    header    JSON {"__metadata__": {str: str}, "<tensor>": {"dtype", "shape", "data_offsets"}}, padded with spaces to 64 bytes
+    data      the tensors, without holes, in the order of their offsets
+
+The stock library opens such files. It also opens things that are refused here: one name twice, odd alignment, unknown fields,
+names with NUL, zero-size shapes of 2^62 and headers of a million tensors.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import read_at
+
+ALIGNMENT: Final = 64
+"""Data starts at a multiple of this; so do the entries of a segment."""
+
+HEADER_LIMIT_BYTES: Final = 16 * 1024 * 1024
+TENSOR_LIMIT: Final = 65_536
+_NAME_LIMIT: Final = 256
+_RANK_LIMIT: Final = 16
+_SIZE_LIMIT: Final = 1 << 50
+_METADATA: Final = "__metadata__"
+_LENGTH_BYTES: Final = 8
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+"""Bytes of one element by safetensors dtype name."""
+
+
+class TensorPlace(NamedTuple):
+    """One tensor of a container; offsets count from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed header: tensors in the order of their bytes."""
+
+    tensors: Mapping[str, TensorPlace]
+    metadata: Mapping[str, str]
+    data_start: int
+
+
+def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
+    if dtype not in DTYPE_BYTES:
+        message = f"dtype {dtype!r} cannot be stored; safetensors knows {', '.join(DTYPE_BYTES)}"
+        raise FormatError(message)
+    return DTYPE_BYTES[dtype] * prod(shape)
+
+
+def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]) -> bytes:
+    """The length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the caps."""
+    fields: dict[str, Any] = {_METADATA: dict(metadata)}
+    for name, place in tensors.items():
+        fields[name] = {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [place.start, place.end]}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
+    if len(text) > HEADER_LIMIT_BYTES or len(tensors) > TENSOR_LIMIT:
+        message = f"a container of {len(tensors)} tensors needs a header of {len(text)} bytes; the caps are {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}"
+        raise FormatError(message)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def read_header(descriptor: int, file_bytes: int, *, where: Path) -> Header:
+    """Read and check the header of an open container of `file_bytes` bytes. Raises FormatError."""
+    raw = read_at(descriptor, _LENGTH_BYTES, 0)
+    length = int.from_bytes(raw, "little")
+    if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
+        message = f"{where} says its header has {length} bytes, but the file has {file_bytes} (cap {HEADER_LIMIT_BYTES})"
+        raise FormatError(message)
+    return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes, where=where)
+
+
+def parse_header(text: bytes | bytearray, file_bytes: int, *, where: Path) -> Header:
+    """Check a header's text against every rule above. Raises FormatError with what is wrong."""
+    try:
+        fields = _parse_json(text)
+        metadata = fields.pop(_METADATA, {})
+        _check_metadata(metadata)
+        tensors = {name: _parse_place(name, value) for name, value in fields.items()}
+        data_start = _LENGTH_BYTES + len(text)
+        _check_offsets(tensors, file_bytes - data_start)
+    except _Malformed as error:
+        message = f"{where} is not a container that cachestore can read: {error}; run `cachestore repair`"
+        raise FormatError(message) from error
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+    return Header(ordered, metadata, data_start)
+
+
+class _Malformed(ValueError):
+    """A rule of the header does not hold; turned into FormatError at the edge, where the file's name is known."""
+
+
+def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
+    if not text.startswith(b"{"):
+        message = "the header does not start with {"
+        raise _Malformed(message)
+    try:
+        # Decoded here, because `json.loads` would guess UTF-16 and UTF-32 from bytes.
+        fields = json.loads(text.decode("utf-8", "surrogatepass"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        message = f"the header is not JSON ({type(error).__name__}: {error})"
+        raise _Malformed(message) from error
+    if not isinstance(fields, dict) or len(fields) > TENSOR_LIMIT + 1:
+        message = f"the header is not an object of at most {TENSOR_LIMIT} tensors"
+        raise _Malformed(message)
+    return fields  # pyright: ignore[reportUnknownVariableType] - every value is checked below
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        message = "a name stands twice"
+        raise _Malformed(message)
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    message = f"{name} is not JSON"
+    raise _Malformed(message)
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        message = "__metadata__ does not map names to strings"
+        raise _Malformed(message)
+
+
+def _parse_place(name: str, value: Any) -> TensorPlace:
+    if not name or len(name) > _NAME_LIMIT or "\0" in name:
+        message = f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not"
+        raise _Malformed(message)
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownArgumentType]
+        message = f"{name[:80]!r} has not exactly dtype, shape and data_offsets"
+        raise _Malformed(message)
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        message = f"{name[:80]!r} has the unknown dtype {dtype!r}"
+        raise _Malformed(message)
+    if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= _RANK_LIMIT):  # pyright: ignore[reportUnknownArgumentType]
+        message = f"{name[:80]!r} has a shape or offsets that are not small whole numbers"
+        raise _Malformed(message)
+    place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
+    if place.end - place.start != DTYPE_BYTES[dtype] * prod(place.shape):
+        message = f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
+        raise _Malformed(message)
+    if place.start % DTYPE_BYTES[dtype]:
+        message = f"{name[:80]!r} does not start at a multiple of its element's size"
+        raise _Malformed(message)
+    return place
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int) -> None:
+    position = 0
+    for place in sorted(tensors.values(), key=lambda place: (place.start, place.end)):
+        if place.start != position:
+            message = f"there is a hole or an overlap at byte {min(position, place.start)} of the data"
+            raise _Malformed(message)
+        position = place.end
+    if position != data_bytes:
+        message = f"the tensors end at byte {position}, the data at {data_bytes}"
+        raise _Malformed(message)

@@ -1,0 +1,24 @@
+"""Named places where a test can make a process die. Inert unless the environment names one.
+
+`CACHESTORE_FAILPOINT=segment.after_place:3` kills this process with SIGKILL the third time it reaches that place.
+"""
+
+import os
+import signal
+
+VARIABLE = "CACHESTORE_FAILPOINT"
+
+_reached: dict[str, int] = {}
+
+
+def failpoint(name: str) -> None:
+    """Die here if the environment says so; otherwise cost one look into the environment."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return
+    place, _, count = wanted.partition(":")
+    if place != name:
+        return
+    _reached[name] = _reached.get(name, 0) + 1
+    if _reached[name] >= int(count or 1):
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))

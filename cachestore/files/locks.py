@@ -1,0 +1,88 @@
+"""Locks that save work and never make anything correct. Made at the moment of use, never kept over a fork.
+
+filelock is imported inside the functions: it takes 60 ms, and readers must not load it.
+"""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from cachestore.errors import LockTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from filelock import BaseFileLock
+
+
+def _make(path: Path, bits: int) -> "BaseFileLock":
+    from filelock import FileLock
+
+    # A soft fall-back would leave a marker that outlives a killed process; a lock that does nothing only costs duplicates.
+    return FileLock(path, thread_local=False, mode=bits, fallback_to_soft=False)
+
+
+@contextmanager
+def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Iterator[None]":
+    """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
+    from filelock import Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _make(path, bits)
+    try:
+        lock.acquire(timeout=seconds, poll_interval=0.02)
+    except (Timeout, NotImplementedError, OSError) as error:
+        message = f"the lock {path} was not free within {seconds:g} s"
+        raise LockTimeout(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class LifeLock:
+    """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so."""
+
+    def __init__(self, path: Path, *, bits: int = 0o664) -> None:
+        """Take the lock now. `is_held` tells whether the file system granted it."""
+        from filelock import Timeout
+
+        self._pid = os.getpid()
+        self._lock = _make(path, bits)
+        try:
+            self._lock.acquire(timeout=0)
+            self.is_held = True
+        except (Timeout, NotImplementedError, OSError):
+            self.is_held = False
+
+    def release(self) -> None:
+        """Give the lock back; a forked child does nothing here."""
+        if self.is_held and self._pid == os.getpid():
+            self._lock.release()
+            self.is_held = False
+
+    def __enter__(self) -> Self:
+        """Return the held lock."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Give the lock back."""
+        self.release()
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether somebody holds this lock now: True, False, or None where the file system cannot tell or the file is gone."""
+    from filelock import Timeout
+
+    if not path.exists():
+        return None
+    lock = _make(path, 0o664)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except (NotImplementedError, OSError):
+        return None
+    lock.release()
+    return False

@@ -1,0 +1,131 @@
+"""Safe opening and reading: never follows a link, never blocks on a fifo, never trusts a size.
+
+Positional reads only, because a forked child shares the offset of a descriptor with its parent.
+"""
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachestore.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OPEN_FLAGS: Final = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Tells whether a file is still the one that was looked at: any change of content or identity changes one of these."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileIdentity":
+        """The identity in a stat result."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading and return (descriptor, status); the caller closes it.
+
+    Raises FormatError for a link, fifo, device or folder under that name, FileNotFoundError and other OSErrors as they come.
+    """
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+    except OSError as error:
+        if path.is_symlink():
+            message = f"{path} is a link; links inside a store are refused (`cachestore verify` lists them)"
+            raise FormatError(message) from error
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status
+    os.close(descriptor)
+    message = f"{path} is not a regular file; it is left alone (`cachestore verify` lists it)"
+    raise FormatError(message)
+
+
+@contextmanager
+def opened(path: Path) -> "Iterator[tuple[int, os.stat_result]]":
+    """`open_regular` as a context that closes the descriptor."""
+    descriptor, status = open_regular(path)
+    try:
+        yield descriptor, status
+    finally:
+        os.close(descriptor)
+
+
+def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill `buffer` from `offset` on; returns the bytes read, fewer only at the end of the file. Moves no shared offset where the system can."""
+    total = 0
+    while total < len(buffer):
+        count = _read_some(descriptor, buffer[total:], offset + total)
+        if count == 0:
+            break
+        total += count
+    return total
+
+
+def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """One positional read. Windows has no preadv: there, seek and read, which is why a descriptor belongs to one thread."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    data = os.read(descriptor, len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytearray:
+    """Read `size` bytes at `offset` into a new buffer; shorter only at the end of the file."""
+    buffer = bytearray(size)
+    count = read_into(descriptor, memoryview(buffer), offset)
+    if count < size:
+        del buffer[count:]
+    return buffer
+
+
+def read_whole(path: Path, *, limit_bytes: int) -> bytearray:
+    """Read a regular file of at most `limit_bytes`. Raises FormatError if it is larger, FileNotFoundError if it is not there."""
+    with opened(path) as (descriptor, status):
+        if status.st_size > limit_bytes:
+            message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
+            raise FormatError(message)
+        return read_at(descriptor, status.st_size, 0)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted; a folder that does not exist is empty.
+
+    Existence in a store is decided by listing: on NFS a look-up of a name that once was missing stays negative for 30 s,
+    while a fresh listing is right at once.
+    """
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted, not paths: a million of them
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def descriptor_limit(default: int = 1024) -> int:
+    """How many descriptors this process may open at once; `default` where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return default
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return default if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,248 @@
+"""How a file becomes visible: complete, durable, under a name that is never reused.
+
+    temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare
+    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> only then acknowledge
+
+The comparison checks memory and file system, not the platter. A failed fsync is never tried again on the same descriptor:
+the kernel marks the pages clean, so a second one would lie. Nothing else in the project makes a file in a store.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import xxhash
+
+from cachestore.errors import LockTimeout, WriteFailed
+from cachestore.files.failpoints import failpoint
+from cachestore.files.locks import locked
+from cachestore.files.opening import opened, read_into
+from cachestore.files.paths import Layout
+
+Buffer = bytes | bytearray | memoryview
+
+_CREATE_FLAGS: Final = (
+    os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)
+_NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+_NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+_READ_BACK_BYTES: Final = 4 * 1024 * 1024
+_RENAME_LOCK_SECONDS: Final = 2.0
+_READ_ONLY_BITS: Final = 0o444
+
+
+def digest_of(chunks: Iterable[Buffer]) -> str:
+    """xxh3_128 over the chunks in order, 32 hex digits. Guards against accidents, not against tampering."""
+    state = xxhash.xxh3_128()
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """xxh3_128 of a regular file's content. Raises FormatError for anything but a regular file, OSError as it comes."""
+    state = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_READ_BACK_BYTES))
+    with opened(path) as (descriptor, _status):
+        offset = 0
+        while count := read_into(descriptor, buffer, offset):
+            state.update(buffer[:count])
+            offset += count
+    return state.hexdigest()
+
+
+_durable: Final[set[Path]] = set()
+"""Folders whose names this process has synced."""
+
+
+def make_folder(layout: Layout, folder: Path) -> None:
+    """Make a folder of the store and those above it, with the store's bits, durably. One that exists is fine."""
+    unsure: list[Path] = []
+    # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
+    while not folder.is_dir() or (folder.is_relative_to(layout.root) and folder not in _durable):
+        unsure.append(folder)
+        folder = folder.parent
+    for path in reversed(unsure):
+        try:
+            path.mkdir()
+            path.chmod(layout.mode.folder_bits)
+        except OSError as error:
+            if not path.is_dir():
+                _refuse(path, error)
+        sync_folder(path.parent)
+        _durable.add(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Does nothing where folders cannot be opened (Windows) or synced (some network file systems)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a folder above the store, in which one may make files but not list them
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_FSYNC:
+            _refuse(folder, error)
+    finally:
+        os.close(descriptor)
+
+
+def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only: bool = False) -> bool:
+    """Publish a file durably under a name of its own; True if this call placed it, False if the name was taken already.
+
+    Raises WriteFailed, naming the path and the reason; the temporary file is then removed where possible and nothing is
+    acknowledged. The caller may call again: a new temporary file is written.
+    """
+    temporary = layout.new_temporary()
+    try:
+        chunks = list(chunks)
+        _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
+        if digest_file(temporary) != digest_of(chunks):
+            message = f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault"
+            raise WriteFailed(message)
+        return _finish(layout, temporary, final)
+    except OSError as error:
+        _refuse(final, error)
+    finally:
+        _remove(temporary)
+
+
+def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
+    """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
+    try:
+        temporary.chmod(_READ_ONLY_BITS)
+        with opened(temporary) as (descriptor, _status):
+            os.fsync(descriptor)
+        return _finish(layout, temporary, final)
+    except OSError as error:
+        _refuse(final, error)
+    finally:
+        _remove(temporary)
+
+
+def note(layout: Layout, final: Path, data: Buffer) -> bool:
+    """Create a small advisory file that may be lost in a power cut: complete when visible, but not synced. True if this call made it."""
+    temporary = layout.new_temporary()
+    try:
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
+        try:
+            _write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+        temporary.chmod(layout.mode.file_bits)
+        return _place(layout, temporary, final)
+    except OSError as error:
+        _refuse(final, error)
+    finally:
+        _remove(temporary)
+
+
+def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
+    """Replace a worker's beat by a newer one, atomically and without syncing: the only file of a store that is ever overwritten."""
+    temporary = layout.new_temporary()
+    try:
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
+        try:
+            _write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+        temporary.chmod(layout.mode.file_bits)
+        temporary.replace(final)
+    except OSError as error:
+        _refuse(final, error)
+    finally:
+        _remove(temporary)
+
+
+def move(layout: Layout, source: Path, target: Path) -> None:
+    """Move a file to another folder of the store durably, without replacing one there (repair's way into quarantine)."""
+    try:
+        if _place(layout, source, target):
+            sync_folder(target.parent)  # before the old name goes, or a power cut could take both
+            source.unlink(missing_ok=True)
+        sync_folder(source.parent)
+    except OSError as error:
+        _refuse(target, error)
+
+
+def _write(temporary: Path, chunks: Iterable[Buffer], bits: int) -> None:
+    descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
+    try:
+        for chunk in chunks:
+            _write_all(descriptor, chunk)
+        temporary.chmod(bits)
+        failpoint("publish.before_fsync")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    failpoint("publish.after_fsync")
+
+
+def _write_all(descriptor: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
+    failpoint("publish.before_place")
+    placed = _place(layout, temporary, final)
+    failpoint("publish.after_place")
+    _remove(temporary)
+    sync_folder(final.parent)
+    failpoint("publish.after_folder_fsync")
+    return placed
+
+
+def _place(layout: Layout, temporary: Path, final: Path) -> bool:
+    """Give a file its final name without replacing: by `link`, or where there are no links by check-then-rename under a lock."""
+    if not hasattr(os, "link"):
+        return _place_by_rename(layout, temporary, final)
+    try:
+        final.hardlink_to(temporary)
+    except FileExistsError:
+        # NFS may answer a repeated request with "exists" although the first one made the link.
+        return final.exists() and final.samefile(temporary)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _place_by_rename(layout, temporary, final)
+    return True
+
+
+def _place_by_rename(layout: Layout, temporary: Path, final: Path) -> bool:
+    """The way without links. The lock narrows the race; if it cannot be had in 2 s, go on: equal names hold interchangeable content."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(LockTimeout):
+            stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS))
+        if final.exists():
+            return False
+        temporary.rename(final)
+        return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _refuse(path: Path, error: OSError) -> NoReturn:
+    if isinstance(error, WriteFailed):
+        raise error
+    help_text = {
+        errno.ENOSPC: "the disk is full: make room",
+        errno.EDQUOT: "the quota is used up: make room",
+        errno.EROFS: "the file system is read-only",
+        errno.EACCES: "this user may not write there",
+        errno.EMFILE: "too many open files: raise `ulimit -n`",
+    }.get(error.errno or 0, "see the reason")
+    message = f"cannot write {path}: {error.strerror or error} ({help_text}); nothing was acknowledged, the same command goes on from here"
+    failed = WriteFailed(message)
+    failed.errno = error.errno
+    raise failed from error

@@ -1,0 +1,51 @@
+"""Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, beats, `done.json`, `cachestore.json`.
+
+    {"body": {...}, "checksum": "<xxh3_128 of the canonical body>", "format": "cachestore-ledger/1"}
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import read_whole
+from cachestore.files.publish import digest_of
+from cachestore.keys import Json, canonical
+
+RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
+"""Largest record that is read. A round that reopens ten million units stays below it."""
+
+
+def encode_record(kind: str, version: int, body: Mapping[str, Json]) -> bytes:
+    """The bytes of a record. Pure: equal bodies give equal bytes."""
+    raw = canonical(dict(body))
+    return b'{"body":' + raw + b',"checksum":"' + digest_of([raw]).encode() + b'","format":"' + f'{kind}/{version}"}}\n'.encode()
+
+
+def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Path) -> dict[str, Any]:
+    """The body of a record. Raises FormatError if it is damaged, of another kind, or newer than `version`."""
+    try:
+        record = json.loads(bytes(data))
+        found_kind, _, found_version = str(record["format"]).partition("/")
+        body, checksum = record["body"], record["checksum"]
+        number = int(found_version)
+        is_whole = digest_of([canonical(body)]) == checksum
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        message = f"{where} is not a record of cachestore: {type(error).__name__}; run `cachestore repair`"
+        raise FormatError(message) from error
+    if found_kind != kind or not isinstance(body, dict):
+        message = f"{where} holds {found_kind!r} where {kind!r} belongs; run `cachestore verify`"
+        raise FormatError(message)
+    if number > version:
+        message = f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one"
+        raise FormatError(message)
+    if not is_whole:
+        message = f"{where} does not match its checksum; run `cachestore repair`"
+        raise FormatError(message)
+    return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used
+
+
+def read_record(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Read and check a record. Raises FormatError, or FileNotFoundError."""
+    return decode_record(kind, version, read_whole(path, limit_bytes=RECORD_LIMIT_BYTES), where=path)

@@ -1,0 +1,185 @@
+"""A table: named columns with a checksum each in one safetensors file. Plans and catalogs are tables.
+
+Three kinds of column are enough: numbers (int64), strings (UTF-8 bytes with offsets) and digests (rows of fixed width). Lists
+are a column of offsets into another column. Columns are read as views of one buffer, so a million rows cost no objects until
+they are looked at. Numbers are little-endian.
+"""
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, overload
+
+from cachestore.errors import FormatError
+from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
+from cachestore.files.opening import read_whole
+from cachestore.files.publish import Buffer, digest_of
+from cachestore.keys import Json, canonical
+
+TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
+"""Largest table that is read."""
+
+Column = tuple[str, tuple[int, ...], Buffer]
+"""(dtype, shape, bytes) of one column as it goes to disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that was read and checked."""
+
+    header: Mapping[str, Any]
+    columns: Mapping[str, memoryview]
+    widths: Mapping[str, int]
+    digest: str
+    """xxh3_128 over the header's text and the columns' dtypes, shapes and checksums: equal tables have equal digests."""
+
+    def numbers(self, name: str) -> "memoryview[int]":
+        """A column of int64; empty if the table has no such column. A matrix comes flat."""
+        return self.columns.get(name, memoryview(b"")).cast("q")
+
+    def strings(self, name: str) -> "Strings":
+        """A column of strings; empty if the table has no such column."""
+        return Strings(self.columns.get(f"{name}.text", memoryview(b"")), self.numbers(f"{name}.offsets"))
+
+    def digests(self, name: str) -> "Digests":
+        """A column of fixed-width rows of bytes; empty if the table has no such column."""
+        return Digests(self.columns.get(name, memoryview(b"")), self.widths.get(name, 1))
+
+
+class Strings(Sequence[str]):
+    """A read-only sequence of strings over their bytes; each is decoded when it is looked at."""
+
+    __slots__ = ("_offsets", "_text")
+
+    def __init__(self, text: memoryview, offsets: "memoryview[int]") -> None:
+        """`offsets` has one number more than there are strings, or none at all for no strings."""
+        self._text = text
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        """How many strings there are."""
+        return max(len(self._offsets) - 1, 0)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> "str | list[str]":
+        """The string at a place, or a list of them."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        return str(self._text[self._offsets[place] : self._offsets[place + 1]], "utf-8", "surrogatepass")
+
+
+class Digests(Sequence[bytes]):
+    """A read-only sequence of equally long byte strings over one buffer."""
+
+    __slots__ = ("_raw", "_width")
+
+    def __init__(self, raw: memoryview, width: int) -> None:
+        """`width` is the number of bytes of each."""
+        self._raw = raw
+        self._width = width
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._raw) // self._width
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> "bytes | list[bytes]":
+        """The row at a place, or a list of them."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index] * self._width
+        return bytes(self._raw[place : place + self._width])
+
+
+def number_column(values: Iterable[int], *, width: int = 1) -> Column:
+    """A column of int64; `width` numbers a row."""
+    raw = array("q", values)
+    shape = (len(raw),) if width == 1 else (len(raw) // width, width)
+    return ("I64", shape, memoryview(raw).cast("B"))
+
+
+def digest_column(rows: Sequence[bytes], *, width: int) -> Column:
+    """A column of byte strings, all `width` long."""
+    return ("U8", (len(rows), width), b"".join(rows))
+
+
+def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:
+    """The two columns of a sequence of strings: their bytes and their offsets."""
+    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+    text = b"".join(encoded)
+    return {f"{name}.text": ("U8", (len(text),), text), f"{name}.offsets": number_column(offsets_of(map(len, encoded)))}
+
+
+def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
+    """Where each list starts, and where the last one ends: one number more than there are lists."""
+    position = 0
+    yield position
+    for length in lengths:
+        position += length
+        yield position
+
+
+def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: Mapping[str, Column]) -> list[Buffer]:
+    """The chunks of a table's file, pure in its arguments. Wide columns stand first, so that every number is aligned."""
+    ordered = sorted(columns.items(), key=lambda item: (item[1][0] != "I64", item[0]))
+    tensors: dict[str, TensorPlace] = {}
+    position = 0
+    for name, (dtype, shape, raw) in ordered:
+        tensors[name] = TensorPlace(dtype, shape, position, position + len(raw))
+        position += len(raw)
+    metadata = {
+        "format": f"{kind}/{version}",
+        "header": canonical(dict(header)).decode("utf-8", "surrogatepass"),
+        "checksums": canonical({name: [dtype, list(shape), digest_of([raw])] for name, (dtype, shape, raw) in ordered}).decode(),
+    }
+    metadata["digest"] = _digest(metadata["header"], metadata["checksums"])
+    return [build_header(tensors, metadata), *(raw for _name, (_dtype, _shape, raw) in ordered)]
+
+
+def read_table(path: Path, kind: str, version: int) -> Table:
+    """Read a table whole and check it. Raises FormatError if it is damaged, of another kind or newer than `version`; FileNotFoundError."""
+    raw = read_whole(path, limit_bytes=TABLE_LIMIT_BYTES)
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < ALIGNMENT or length > len(raw) - 8:
+        message = f"{path} is too short for its header; run `cachestore repair`"
+        raise FormatError(message)
+    container = parse_header(raw[8 : 8 + length], len(raw), where=path)
+    _check_format(container.metadata.get("format", ""), kind, version, where=path)
+    view = memoryview(raw)[container.data_start :]
+    columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
+    found = {name: [place.dtype, list(place.shape), digest_of([columns[name]])] for name, place in container.tensors.items()}
+    try:
+        header_text, checksums, digest = (container.metadata[name] for name in ("header", "checksums", "digest"))
+        is_whole = json.loads(checksums) == found and _digest(header_text, checksums) == digest
+        header = json.loads(header_text)
+    except (KeyError, ValueError, RecursionError) as error:
+        message = f"{path} lacks a header or checksums; run `cachestore repair`"
+        raise FormatError(message) from error
+    if not is_whole:
+        message = f"{path} does not match its checksums; run `cachestore repair`"
+        raise FormatError(message)
+    widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
+    return Table(header, columns, widths, digest)
+
+
+def _digest(header: str, checksums: str) -> str:
+    return digest_of([header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode()])
+
+
+def _check_format(found: str, kind: str, version: int, *, where: Path) -> None:
+    found_kind, _, number = found.partition("/")
+    if found_kind != kind or not number.isdecimal():
+        message = f"{where} holds {found!r} where {kind}/{version} belongs; run `cachestore verify`"
+        raise FormatError(message)
+    if int(number) > version:
+        message = f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one"
+        raise FormatError(message)

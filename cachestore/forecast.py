@@ -1,0 +1,167 @@
+"""What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachestore.encode.unit import Encoder
+from cachestore.errors import EncodeFailed
+from cachestore.files.paths import Layout
+from cachestore.keys import Json
+from cachestore.reconcile import Reconciler
+from cachestore.request import Wanted
+from cachestore.work.plan import Plan
+from cachestore.work.workers import read_beats
+
+if TYPE_CHECKING:
+    from cachestore.encode.buckets import Size
+
+HEADER_BYTES: Final = 256 * 1024
+LOOKED_AT: Final = 2000
+"""Captions and picture headers that are looked at beforehand, at most; the rest is said as an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What `cachestore precompute --plan-only` prints."""
+
+    samples: int
+    wanted: int
+    present: int
+    """Units that catalog and ledgers show to be there, without reading their bytes."""
+    to_encode: int
+    """The rest: an upper bound, as some may turn out to be present."""
+    estimated_bytes: int
+    estimated_seconds: float | None
+    """From the rate of earlier workers in this store; None where there were none."""
+    free_bytes: int
+    buckets: Mapping[str, int]
+    """Samples by bucket, `<width>x<height>`."""
+    truncated_captions: int
+    distinct_captions: int
+    is_estimate: bool
+    """Whether only a part was looked at."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The object as JSON."""
+        return asdict(self)
+
+
+def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
+    """Look ahead. `missing` names the units not known to be there, by their place in the plan.
+
+    A file that cannot be looked at is left to the pass itself, which says why.
+    """
+    plan = wanted.plan
+    by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
+    limit = len(missing) if look_at_all else LOOKED_AT
+    facts = _facts_of(wanted, by_encoder.get("latents"), missing, limit)
+    buckets = Counter(facts)
+    buckets.update(_known_buckets(reconciler, plan))
+    captions = [str(plan.unit(place).request["caption"]) for place in missing if "caption" in plan.unit(place).request]
+    tokens = _count(by_encoder.get("text"), captions[:limit])
+    size = _bytes_of(by_encoder, facts, [place for place in missing if "image" in plan.unit(place).request], tokens, captions)
+    limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
+    return Forecast(
+        samples=len(plan.ids),
+        wanted=plan.unit_count,
+        present=plan.unit_count - len(missing),
+        to_encode=len(missing),
+        estimated_bytes=size,
+        estimated_seconds=_seconds(layout, len(missing)),
+        free_bytes=shutil.disk_usage(layout.root).free,
+        buckets={f"{width}x{height}": count for (width, height), count in sorted(buckets.items())},
+        truncated_captions=sum(1 for count in tokens if count > limit_tokens),
+        distinct_captions=len(set(plan.captions)),
+        is_estimate=len(missing) > limit,
+    )
+
+
+def _facts_of(wanted: Wanted, encoder: Encoder | None, missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
+    """The buckets of pictures that are to be encoded, from their headers."""
+    from cachestore.encode.buckets import choose
+
+    if encoder is None:
+        return []
+    found: list[tuple[int, int]] = []
+    for place in missing:
+        unit = wanted.plan.unit(place)
+        if "image" not in unit.request or len(found) >= limit:
+            continue
+        try:
+            size = _measure(wanted, str(unit.request["image"]))
+        except (EncodeFailed, OSError):
+            continue
+        bucket = choose(size, int(unit.request["resolution"]), int(unit.request["step"]))
+        found.append((bucket.width, bucket.height))
+    return found
+
+
+def _measure(wanted: Wanted, reference: str) -> "Size":
+    """A picture's size from the start of its file; from all of it where the header is long."""
+    from cachestore.encode.images import measure
+
+    try:
+        return measure(wanted.listing.head(reference, HEADER_BYTES))
+    except EncodeFailed:
+        return measure(wanted.listing.read(reference)[0])
+
+
+def _known_buckets(reconciler: Reconciler, plan: Plan) -> Counter[tuple[int, int]]:
+    known = reconciler.outcomes()
+    found = (outcome.facts.get("bucket") for place, outcome in known.items() if place < plan.unit_count and outcome.result != "failed")
+    return Counter((int(bucket[0]), int(bucket[1])) for bucket in found if bucket)
+
+
+def _count(encoder: Encoder | None, captions: Sequence[str]) -> list[int]:
+    count = getattr(encoder, "count_tokens", None)
+    return count(captions) if count is not None and captions else []
+
+
+def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: Sequence[int], tokens: Sequence[int], captions: Sequence[str]) -> int:
+    """Bytes of the entries to be made: those looked at, scaled up to all."""
+    from cachestore.encode.buckets import Size
+
+    total = 0
+    if buckets:
+        total += sum(encoders["latents"].entry_bytes(Size(*bucket)) for bucket in buckets) * len(images) // len(buckets)
+    if tokens:
+        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
+    return total
+
+
+def _seconds(layout: Layout, units: int) -> float | None:
+    """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
+    if units == 0:
+        return 0.0
+    rates = [beat["encoded"] / (beat["updated"] - beat["started"]) for beat in read_beats(layout) if beat["updated"] > beat["started"] and beat["encoded"]]
+    return round(units / (sum(rates) / len(rates)), 1) if rates else None
+
+
+def in_words(forecast: Forecast, root: Path, batch_size: int = 1) -> list[str]:
+    """The forecast as lines for a person."""
+    about = "about " if forecast.is_estimate else ""
+    lines = [f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"]
+    if forecast.buckets:
+        small = [name for name, count in forecast.buckets.items() if count < batch_size]
+        lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
+        if small:
+            lines.append(f"too small for a batch of {batch_size}: {', '.join(small)}")
+    if forecast.truncated_captions:
+        lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, and are truncated")
+    if forecast.to_encode:
+        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate seen before"
+        lines.append(f"{about}{_human(forecast.estimated_bytes)} needed, {_human(forecast.free_bytes)} free at {root}{seconds}")
+    return lines
+
+
+def _human(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

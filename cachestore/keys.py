@@ -1,0 +1,122 @@
+"""What identifies a value: keys, recipes and fingerprints. Pure functions of their arguments; no file is opened here.
+
+Everything that is hashed goes through one of two injective encodings: `canonical` (JSON with sorted keys and no spaces)
+for settings, and length-prefixed parts for sequences of strings and bytes. Identity uses SHA-256.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from cachestore.errors import BadInput
+
+KEY_BYTES = 16
+"""Length of a key: the first 128 bits of a SHA-256."""
+
+Json = Any
+"""A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
+
+
+class Key(bytes):
+    """Sixteen bytes that name an entry. Prints as 32 lower-case hex digits; compares and hashes as its bytes."""
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Self:
+        """Wrap exactly 16 bytes; anything else raises BadInput."""
+        if len(raw) != KEY_BYTES:
+            message = f"a key has {KEY_BYTES} bytes, this value has {len(raw)}"
+            raise BadInput(message)
+        return super().__new__(cls, raw)
+
+    @classmethod
+    def parse(cls, text: "str | bytes") -> Self:
+        """Read a key from its 32 hex digits, or from its 16 raw bytes. Raises BadInput for anything else."""
+        if isinstance(text, bytes):
+            return cls(text)
+        try:
+            return cls(bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else b"")
+        except ValueError as error:
+            message = f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)"
+            raise BadInput(message) from error
+
+    def __str__(self) -> str:
+        """The 32 hex digits."""
+        return self.hex()
+
+    def __repr__(self) -> str:
+        """`Key('…')` with the hex digits."""
+        return f"Key({self.hex()!r})"
+
+
+def canonical(value: Json) -> bytes:
+    """Encode a JSON value in its one canonical form: UTF-8, sorted keys, no spaces, no NaN. Raises BadInput if it is not JSON."""
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError) as error:
+        message = f"this value cannot be written as JSON: {error}"
+        raise BadInput(message) from error
+
+
+def digest_parts(*parts: "str | bytes") -> bytes:
+    """SHA-256 of a sequence of strings and bytes, injective: each part is preceded by its kind and its length."""
+    state = hashlib.sha256()
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
+        state.update((b"s" if isinstance(part, str) else b"b") + len(raw).to_bytes(8, "little"))
+        state.update(raw)
+    return state.digest()
+
+
+def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
+    """SHA-256 of raw bytes as 64 hex digits: the `input_digest` of a file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_text(text: str) -> str:
+    """SHA-256 of a text's UTF-8 bytes as 64 hex digits: the `input_digest` of a caption."""
+    return digest_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def key(*parts: "str | bytes") -> Key:
+    """Make a key for a value of your own from any strings or bytes; order and boundaries matter. No parts is a valid, fixed key."""
+    return Key(digest_parts("cachestore-key", *parts)[:KEY_BYTES])
+
+
+def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
+    """The key of what a recipe makes of an input.
+
+    `fingerprint` is the recipe's; `inputs` maps ordered input names to digests (hex); `transform` holds what is done to the
+    input before the encoder sees it (bucket, crop, variant). The order of `inputs` counts, as an edit model sees its images in order.
+    """
+    named = [[name, digest] for name, digest in inputs.items()]
+    return key("input", fingerprint, canonical(named), canonical(dict(transform)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Frozen value that makes tensors: everything that decides them (`make`), and how to read them (`read`)."""
+
+    encoder: str
+    """What it makes: `text`, `latents`, or a name of the caller's own. One catalog column is compared with earlier ones by this name."""
+    make: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. In the fingerprint."""
+    read: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of `make` in canonical form, 64 hex digits."""
+        return digest_parts("cachestore-recipe", self.encoder, canonical(dict(self.make))).hex()
+
+    def as_json(self) -> dict[str, Json]:
+        """The recipe as it stands in `recipes/<fingerprint>.json` and in a catalog's header."""
+        return {"encoder": self.encoder, "make": dict(self.make), "read": dict(self.read), "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> "Recipe":
+        """The inverse of `as_json`; the fingerprint is computed again, never believed."""
+        return cls(encoder=str(value["encoder"]), make=dict(value["make"]), read=dict(value["read"]))

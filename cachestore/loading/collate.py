@@ -1,0 +1,67 @@
+"""Samples to a batch: a plain dict of contiguous writable tensors and lists. Knows no store."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cachestore.errors import BadInput
+from cachestore.loading.read_block import Padding, TextBlock
+from cachestore.loading.texts import make_constant, pad_rows
+
+SampleDict = dict[str, Any]
+"""One sample: tensors without a batch axis, and plain values, by name."""
+
+_ADVICE = "a batch is of one bucket: give the DataLoader batch_sampler=cachestore.BucketBatchSampler(data, ...)"
+
+
+def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[str, Any]:
+    """Put samples into one batch. Tensors are stacked or padded, everything else becomes a list, with None where a sample lacks it.
+
+    Raises BadInput for no samples, and for samples that do not fit into one batch.
+    """
+    if not samples:
+        message = "there is no batch of no samples; the list that came to collate is empty"
+        raise BadInput(message)
+    padding = {name: value for block in blocks for name, value in block.padding.items()}
+    batch: dict[str, Any] = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        values = [sample.get(name) for sample in samples]
+        if not any(isinstance(value, torch.Tensor) for value in values):
+            batch[name] = values
+            continue
+        rows = _all_rows(name, values, samples)
+        batch |= _padded(name, rows, padding[name]) if name in padding else {name: _stacked(name, rows, samples)}
+    for name, constant in ((name, constant) for block in blocks for name, constant in block.constants.items()):
+        if constant.like in batch:
+            batch[name] = make_constant(constant, batch[constant.like])
+    return batch
+
+
+def _all_rows(name: str, values: Sequence[Any], samples: Sequence[SampleDict]) -> list[torch.Tensor]:
+    rows = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(rows) == len(values):
+        return rows
+    has, lacks = (next(sample for sample in samples if isinstance(sample.get(name), torch.Tensor) is found) for found in (True, False))
+    message = f"{_named(has)} has {name} and {_named(lacks)} has none; {_ADVICE}"
+    raise BadInput(message)
+
+
+def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDict]) -> torch.Tensor:
+    for row, sample in zip(rows, samples, strict=True):
+        if row.shape != rows[0].shape:
+            message = f"{name} of {_named(samples[0])} is {list(rows[0].shape)}, of {_named(sample)} {list(row.shape)}; {_ADVICE}"
+            raise BadInput(message)
+    return torch.stack(list(rows))
+
+
+def _padded(name: str, rows: Sequence[torch.Tensor], padding: Padding) -> dict[str, torch.Tensor]:
+    batch, mask = pad_rows(rows, padding)
+    return {name: batch} if padding.mask is None else {name: batch, padding.mask: mask}
+
+
+def _named(sample: Mapping[str, Any]) -> str:
+    """A sample in words: its id, and its bucket where it has one."""
+    size = sample.get("target_size")
+    bucket = f" (bucket {int(size[1])}x{int(size[0])})" if isinstance(size, torch.Tensor) else ""
+    return f"sample {sample.get('sample_id')!r}{bucket}"

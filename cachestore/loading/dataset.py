@@ -1,0 +1,356 @@
+"""A data set as a trainer reads it: one catalog, pinned, with the tensors behind its keys. Loads no model, takes no lock, writes nothing.
+
+Columns of other roles than caption and image (control, mask) and further columns of one encoder (a second resolution) stay in the
+catalog; they count for which samples are complete and are not handed out.
+"""
+
+import json
+import operator
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from cachestore.errors import BadInput, MissingEntry
+from cachestore.files.paths import Layout
+from cachestore.keys import Key, Recipe, digest_text, input_key
+from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.epoch import Epoch
+from cachestore.loading.latents import LatentsAs, check_form, noise_for, read_latents
+from cachestore.loading.read_block import LatentsBlock, TextBlock, parse_latents, parse_text
+from cachestore.loading.texts import read_outputs
+from cachestore.reader import Reader
+from cachestore.samples import IMAGE
+from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn, list_generations, list_names, read_catalog
+from cachestore.storage.fetch import Io, Verify
+from cachestore.tensors import RawTensor, to_torch
+
+CAPTION: Final = "caption"
+"""The role of the key columns that captions made."""
+
+Bucket = tuple[int, ...]
+"""(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
+
+_SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
+"""Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    name: str
+    generation: int
+    latents: LatentsAs
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    column: KeyColumn
+    block: TextBlock
+
+
+@dataclass(frozen=True, slots=True)
+class _Latents:
+    column: KeyColumn
+    block: LatentsBlock
+
+
+class CachedDataset(Dataset[SampleDict]):
+    """The samples of one catalog for which every encoder succeeded. For torch's DataLoader, with workers of any start method.
+
+        data = CachedDataset("cache/")
+        loader = DataLoader(data, batch_sampler=BucketBatchSampler(data, batch_size=8), collate_fn=data.collate, num_workers=4)
+
+    The catalog is the one that was newest when the data set was opened, or `generation`, for this object's life. A sample has
+    `latents`, the text encoders' outputs by diffusers' names, `caption` (the first, where there are several, as are its embeddings),
+    `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
+    source. Its tensors are writable and its own, without a batch axis, text at its own length; `collate` adds padding, masks and
+    constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws the same latents;
+    BucketBatchSampler does it for you.
+
+    Belongs to one thread of one process; forked, spawned and pickled copies open their own files.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        name: str = "train",
+        *,
+        latents: LatentsAs = "sample",
+        generation: int | None = None,
+        seed: int = 0,
+        verify: Verify = "first",
+        io: Io = "pread",
+    ) -> None:
+        """Open a data set of a store.
+
+        Args:
+            path: the store's folder.
+            name: the data set's name.
+            latents: "sample" draws from the stored moments by (seed, epoch, sample id); "mean" takes their mean; both are normalised as
+                diffusers' training scripts do before the noise scheduler. Where only a mean, or one sample, is stored, "sample" is
+                that one, normalised. "raw" is the mean as it left the VAE, not normalised; "moments" is mean and log-variance, as stored.
+            generation: of the catalog; the newest by default. Several ranks pass the same.
+            seed: of the latents' noise.
+            verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
+            io: "pread", or "mmap", with which a truncated file kills the process (SIGBUS).
+
+        Raises:
+            StoreNotFound: no store is at that path.
+            BadInput: no such name or generation, or latents that the store does not hold.
+            FormatError: the catalog is damaged, or was made by a newer version.
+        """
+        reader = Reader(path, verify=verify, io=io)
+        found = _find_generation(reader.layout, name, generation)
+        self._open(reader, _Options(name, found, latents, seed), Epoch())
+
+    def _open(self, reader: Reader, options: _Options, epoch: Epoch) -> None:
+        self._reader = reader
+        self._options = options
+        self._epoch = epoch
+        self._catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
+        self._texts = _text_columns(self._catalog)
+        self._latents = _latents_column(self._catalog)
+        if self._latents is not None:
+            check_form(self._latents.block, options.latents)
+        self._rows = _complete_rows(self._catalog)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Where to read, what was asked for, and the shared epoch: no rows, no descriptors."""
+        return {"reader": self._reader, "options": self._options, "epoch": self._epoch}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the same catalog in another process."""
+        self._open(state["reader"], state["options"], state["epoch"])
+
+    def __len__(self) -> int:
+        """How many samples every encoder succeeded for."""
+        return len(self._rows)
+
+    def __getitem__(self, index: SupportsIndex) -> SampleDict:
+        """One sample. Raises IndexError, MissingEntry, CorruptEntry."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
+        """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
+        rows = [int(self._rows[_place(index, len(self._rows))]) for index in indices]
+        keys = [self._row_keys(row) for row in rows]
+        uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
+        wanted = list(uses)
+        entries = dict(zip(wanted, self._reader.get_raw(wanted), strict=True))
+        uses_left = Counter(uses)
+        samples: list[SampleDict] = []
+        for row, row_keys in zip(rows, keys, strict=True):
+            uses_left.subtract(key for key in row_keys if key is not None)
+            stored = [None if key is None else _tensors(entries[key], copy=uses_left[key] > 0) for key in row_keys]
+            samples.append(self._sample(row, stored))
+        return samples
+
+    def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
+        """Samples to a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for none, or for mixed buckets."""
+        return collate(samples, [text.block for text in self._texts])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch's latents are drawn from now on, here and in all DataLoader workers."""
+        self._epoch.set(epoch)
+
+    def prompt(self, caption: str) -> dict[str, Any]:
+        """The embeddings of any caption that this data set's encoders have encoded, as a batch of one: `data.prompt("")`.
+
+        Raises MissingEntry for one that was never encoded, BadInput for a data set without text.
+        """
+        if not self._texts:
+            message = f"the data set {self.name!r} has no text embeddings; run `cachestore precompute` with --encode text,latents"
+            raise BadInput(message)
+        keys = [input_key(text.column.fingerprint, {"caption": digest_text(caption)}, {}) for text in self._texts]
+        try:
+            entries = self._reader.get_raw(keys)
+        except MissingEntry as error:
+            message = (
+                f"the caption {caption[:60]!r} is not encoded in {self._reader.layout.root}; put it on a line of prompts.txt and run"
+                f" `cachestore precompute prompts.txt --encode text --name prompts` with the same --model and --store"
+            )
+            raise MissingEntry(message) from error
+        outputs = [read_outputs(text.block, _tensors(raw, copy=False)) for text, raw in zip(self._texts, entries, strict=True)]
+        return self.collate([{name: tensor for found in outputs for name, tensor in found.items()}])
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        return self._options.name
+
+    @property
+    def generation(self) -> int:
+        """Which generation of the catalog this is."""
+        return self._catalog.generation
+
+    @property
+    def digest(self) -> str:
+        """Digest of the catalog: of its rows and recipes."""
+        return self._catalog.digest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose latents are drawn."""
+        return self._epoch.get()
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """The samples' ids, in order."""
+        rows: list[int] = self._rows.tolist()
+        return [self._catalog.ids[row] for row in rows]
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {sample_id: place for place, sample_id in enumerate(self.ids)}
+
+    def index(self, sample_id: str) -> int:
+        """The place of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed for."""
+        normal = unicodedata.normalize("NFC", sample_id)
+        if normal in self._places:
+            return self._places[normal]
+        if normal in self._catalog.ids:
+            command = f"`cachestore why {self._reader.layout.root} {normal}`"
+            message = f"sample {sample_id!r} of the data set {self.name!r} could not be encoded whole; {command} says why"
+            raise MissingEntry(message)
+        message = (
+            f"the data set {self.name!r} has no sample {sample_id!r}; `data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
+        )
+        raise BadInput(message)
+
+    @cached_property
+    def buckets(self) -> Mapping[Bucket, list[int]]:
+        """The places of the samples of each bucket, in order: pictures as (width, height), all samples without one as ()."""
+        if len(self._rows) == 0:
+            return {}
+        if self._latents is None:
+            return {(): list(range(len(self._rows)))}
+        sizes = _row_buckets(self._latents.column)[self._rows]
+        found, which = np.unique(sizes, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        order = np.argsort(which, kind="stable")
+        groups = np.split(order, np.searchsorted(which[order], np.arange(1, len(found))))
+        return {_bucket(size): group.tolist() for size, group in zip(found.tolist(), groups, strict=True)}
+
+    @property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """The recipe of each encoder, by the encoder's name: `text`, `latents`."""
+        return {column.encoder: self._catalog.recipes[column.fingerprint] for column in reversed(self._catalog.columns)}
+
+    @property
+    def mask_name(self) -> str | None:
+        """The name of the mask that goes with `prompt_embeds`, as its pipeline calls it; None for models without one."""
+        return next((text.block.mask_name for text in self._texts if text.block.mask_name is not None), None)
+
+    def _row_keys(self, row: int) -> list[Key | None]:
+        """The key of each column handed out, None where this row has no cell."""
+        columns = [text.column for text in self._texts] + ([self._latents.column] if self._latents is not None else [])
+        return [Key(column.keys[column.at[row]]) if column.count(row) else None for column in columns]
+
+    def _sample(self, row: int, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
+        sample_id = self._catalog.ids[row]
+        sample: SampleDict = {}
+        tensors = stored[len(self._texts)] if self._latents is not None else None
+        if self._latents is not None and tensors is not None:
+            noise = noise_for(self._options.seed, self._epoch.get(), sample_id)
+            sample["latents"] = read_latents(self._latents.block, self._options.latents, tensors, noise)
+        for text, found in zip(self._texts, stored, strict=False):
+            sample |= read_outputs(text.block, found) if found is not None else {}
+        sample |= {CAPTION: next(iter(self._catalog.row_captions(row)), ""), "sample_id": sample_id}
+        if self._latents is not None and tensors is not None:
+            sample |= _sizes(self._latents.column, self._latents.column.at[row])
+        return sample | self._extras(row, taken={*sample, *_SIZES, *(name for text in self._texts for name in text.block.names())})
+
+    def _extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
+        extras: dict[str, Any] = json.loads(self._catalog.extras[row])
+        clash = sorted(taken.intersection(extras))
+        if clash:
+            message = (
+                f"sample {self._catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
+                " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+            )
+            raise BadInput(message)
+        return extras
+
+
+def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
+    generations = list_generations(layout, name)
+    if not generations:
+        names = ", ".join(map(repr, list_names(layout))) or "none"
+        message = f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one)"
+        raise BadInput(message)
+    if generation is None:
+        return generations[-1]
+    if generation not in generations:
+        message = f"the data set {name!r} of {layout.root} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}"
+        raise BadInput(message)
+    return generation
+
+
+def _text_columns(catalog: Catalog) -> list[_Texts]:
+    """The first caption column of each encoder."""
+    first = {column.encoder: column for column in reversed(catalog.columns) if column.role == CAPTION}
+    return [
+        _Texts(column, parse_text(catalog.recipes[column.fingerprint])) for column in catalog.columns if first.get(column.encoder) is column
+    ]
+
+
+def _latents_column(catalog: Catalog) -> _Latents | None:
+    """The first column that images made."""
+    column = next((column for column in catalog.columns if column.role == IMAGE), None)
+    return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
+
+
+def _complete_rows(catalog: Catalog) -> NDArray[np.int64]:
+    """The rows in which no cell of any column is empty."""
+    complete = np.ones(len(catalog), dtype=np.bool_)
+    for column in catalog.columns:
+        empty = np.fromiter((key == NO_KEY for key in column.keys), dtype=np.int64, count=len(column.keys))
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(empty)])
+        at = np.asarray(column.at, dtype=np.int64)
+        complete &= before[at[1:]] == before[at[:-1]]
+    return np.flatnonzero(complete)
+
+
+def _row_buckets(column: KeyColumn) -> NDArray[np.int64]:
+    """(width, height, frames) of each row's first cell, -1 where unknown or where the row has none."""
+    at = np.asarray(column.at, dtype=np.int64)
+    sizes = np.full((len(at) - 1, 3), -1, dtype=np.int64)
+    known = np.asarray(column.facts.get("bucket", ()), dtype=np.int64).reshape(-1, 3)
+    has_cell = at[1:] > at[:-1]
+    if len(known):
+        sizes[has_cell] = known[at[:-1][has_cell]]
+    return sizes
+
+
+def _bucket(size: Sequence[int]) -> Bucket:
+    return tuple(number for number in size if number >= 0)
+
+
+def _sizes(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
+    """(height, width) and (top, left) of a cell, as far as the catalog knows them."""
+    facts = column.cell(place).facts
+    return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in _SIZES.items() if fact in facts}
+
+
+def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:
+    """Stored bytes as writable tensors of the caller's own: copied where others will use them too, or where they are a view of a file."""
+    return to_torch(
+        {
+            name: (dtype, shape, bytearray(buffer) if copy or memoryview(buffer).readonly else buffer)
+            for name, (dtype, shape, buffer) in raw.items()
+        }
+    )
+
+
+def _place(index: SupportsIndex, count: int) -> int:
+    """A place from 0 on; negative ones count from the end. Raises IndexError, by which Python ends a loop over a sequence."""
+    return range(count)[operator.index(index)]

@@ -1,0 +1,79 @@
+"""In which order batches come: pure functions of (buckets, batch size, tail, seed, epoch). Knows no rank's state and no data set.
+
+The order is this project's own, not a library's: a place is sorted by a hash of itself, so a run resumed under another version of
+numpy or torch goes on in the same order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.keys import digest_parts
+
+Tail = Literal["drop", "pad", "wrap"]
+"""What happens to what does not fill a batch (or, for batches, a round of all ranks): it is left out; it is filled up by repeating
+itself; it is filled up with the first ones of the same bucket (or of the epoch)."""
+
+Places = NDArray[np.int64]
+
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND: Final = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What decides the order, besides the epoch."""
+
+    size: int
+    shuffle: bool
+    seed: int
+    tail: Tail
+
+
+def permutation(count: int, *name: str) -> Places:
+    """The numbers below `count` in an order that depends on the name alone: sorted by SplitMix64, which has no ties."""
+    start = int.from_bytes(digest_parts("cachestore-order", *name)[:8], "little")
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * _STEP + np.uint64(start)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
+
+
+def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Places:
+    """Bring the number of items to a multiple. `whole` is what "wrap" takes from, from its start; nothing stays nothing."""
+    rest = len(items) % multiple
+    if rest == 0:
+        return items
+    if tail == "drop":
+        return items[: len(items) - rest]
+    source = items[len(items) - rest :] if tail == "pad" else whole
+    return np.concatenate([items, np.resize(source, (multiple - rest, *items.shape[1:]))])
+
+
+def order_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order, epoch: int) -> Places:
+    """All batches of an epoch, one a row: each of one bucket, all of one size. No samples give no rows."""
+    cut = [_cut(bucket, np.asarray(places, dtype=np.int64), order, epoch) for bucket, places in sorted(buckets.items())]
+    batches = np.concatenate([np.empty((0, order.size), dtype=np.int64), *cut])
+    if order.shuffle:
+        return batches[permutation(len(batches), "batches", str(order.seed), str(epoch))]
+    return batches[np.argsort(batches[:, 0], kind="stable")]
+
+
+def _cut(bucket: tuple[int, ...], places: Places, order: Order, epoch: int) -> Places:
+    if order.shuffle:
+        places = places[permutation(len(places), "bucket", str(order.seed), str(epoch), *map(str, bucket))]
+    return even_out(places, order.size, order.tail, whole=places).reshape(-1, order.size)
+
+
+def count_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order) -> int:
+    """How many batches an epoch has: the same in every epoch."""
+    return sum(count_even(len(places), order.size, order.tail) for places in buckets.values())
+
+
+def count_even(count: int, multiple: int, tail: Tail) -> int:
+    """How many groups of `multiple` come of `count` items."""
+    return count // multiple if tail == "drop" else -(-count // multiple)

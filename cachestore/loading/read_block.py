@@ -1,0 +1,177 @@
+"""The `read` block of a recipe as typed values: how stored tensors become a batch. Pure: no torch, no file.
+
+What the blocks hold is written down beside the families that make them, in `encode/families.py`. Here every field must be known:
+a reader that passed over one would hand out tensors that are wrong without looking so.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+from cachestore.errors import FormatError
+from cachestore.keys import Json, Recipe
+
+FORMAT: Final = 1
+
+Stored = Literal["moments", "mean", "sample"]
+
+_TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
+_PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
+_CONSTANT: Final = frozenset({"kind", "shape", "like"})
+_LATENTS: Final = frozenset(
+    {
+        "format",
+        "stored",
+        "channels",
+        "spatial_factor",
+        "temporal_factor",
+        "patchify",
+        "scaling_factor",
+        "shift_factor",
+        "latents_mean",
+        "latents_std",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an output comes from stored tensors: one as it is, or several one after the other along `dim`."""
+
+    parts: tuple["str | Form", ...]
+    dim: int | None
+    """None where there is one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How an output whose length differs from entry to entry is brought to one length."""
+
+    dim: int
+    side: Literal["left", "right"]
+    length: int | None
+    multiple: int
+    value: float
+    mask: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Zeros that the model takes and nobody stores. `"S"` is the length of the output `like`, `"B"` the batch size."""
+
+    shape: tuple[int | Literal["S", "B"], ...]
+    like: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """How text embeddings are read."""
+
+    outputs: Mapping[str, Form]
+    padding: Mapping[str, Padding]
+    constants: Mapping[str, Constant]
+    mask_name: str | None
+
+    def names(self) -> set[str]:
+        """Every name this block puts into a batch."""
+        masks = {padding.mask for padding in self.padding.values() if padding.mask is not None}
+        return {*self.outputs, *self.constants, *masks}
+
+
+@dataclass(frozen=True, slots=True)
+class LatentsBlock:
+    """How latents are read."""
+
+    stored: Stored
+    patchify: int
+    scaling_factor: float
+    shift_factor: float | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+
+def parse_text(recipe: Recipe) -> TextBlock:
+    """The `read` block of a text recipe. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _TEXT)
+        outputs = {str(name): _parse_form(recipe, form) for name, form in read["outputs"].items()}
+        padding = {str(name): _parse_padding(recipe, value) for name, value in read["pad"].items()}
+        constants = {str(name): _parse_constant(recipe, value) for name, value in read["constants"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a text recipe ({type(error).__name__}: {error})")
+    unknown = {*padding, *(constant.like for constant in constants.values())} - set(outputs)
+    if unknown:
+        _refuse(recipe, f"it refers to {', '.join(sorted(unknown))}, which it does not make")
+    return TextBlock(outputs, padding, constants, read["mask_name"])
+
+
+def parse_latents(recipe: Recipe) -> LatentsBlock:
+    """The `read` block of a latents recipe. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _LATENTS)
+        stored, mean, std = read["stored"], read["latents_mean"], read["latents_std"]
+        if stored not in {"moments", "mean", "sample"} or (mean is None) != (std is None):
+            _refuse(recipe, f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
+        return LatentsBlock(
+            stored=stored,
+            patchify=int(read["patchify"]),
+            scaling_factor=1.0 if read["scaling_factor"] is None else float(read["scaling_factor"]),
+            shift_factor=None if read["shift_factor"] is None else float(read["shift_factor"]),
+            mean=None if mean is None else tuple(map(float, mean)),
+            std=None if std is None else tuple(map(float, std)),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a latents recipe ({type(error).__name__}: {error})")
+
+
+def _parse_form(recipe: Recipe, form: Mapping[str, Json]) -> Form:
+    if set(form) == {"from"}:
+        return Form((str(form["from"]),), None)
+    if set(form) != {"join", "dim"}:
+        _refuse(recipe, f"it makes an output by {', '.join(sorted(form))}")
+    parts = [part if isinstance(part, str) else _parse_form(recipe, part) for part in form["join"]]
+    if not parts:
+        _refuse(recipe, "it joins nothing")
+    return Form(tuple(parts), int(form["dim"]))
+
+
+def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
+    _check_fields(recipe, value, _PADDING)
+    side, length, mask = value["side"], value["length"], value["mask"]
+    if side not in {"left", "right"}:
+        _refuse(recipe, f"it pads on the side {side!r}")
+    return Padding(
+        dim=int(value["dim"]),
+        side=side,
+        length=None if length is None else int(length),
+        multiple=int(value["multiple"]),
+        value=float(value["value"]),
+        mask=None if mask is None else str(mask),
+    )
+
+
+def _parse_constant(recipe: Recipe, value: Mapping[str, Json]) -> Constant:
+    _check_fields(recipe, value, _CONSTANT)
+    shape: list[Any] = value["shape"]
+    if value["kind"] != "zeros" or not all(isinstance(size, int) or size in {"S", "B"} for size in shape):
+        _refuse(recipe, f"it has a constant of kind {value['kind']!r} and shape {shape}")
+    return Constant(tuple(shape), str(value["like"]))
+
+
+def _check(recipe: Recipe, read: Mapping[str, Json], known: Collection[str]) -> None:
+    if read.get("format") != FORMAT:
+        _refuse(recipe, f"it has format {read.get('format')!r}, this version reads {FORMAT}")
+    _check_fields(recipe, read, known)
+
+
+def _check_fields(recipe: Recipe, value: Mapping[str, Json], known: Collection[str]) -> None:
+    unknown = sorted(set(value) - set(known))
+    if unknown:
+        _refuse(recipe, f"it says {', '.join(unknown)}")
+
+
+def _refuse(recipe: Recipe, what: str) -> NoReturn:
+    message = f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
+    raise FormatError(message)

@@ -1,0 +1,248 @@
+"""What `precompute` is asked for, and the plan that follows from it: source + model + options -> samples, recipes and units.
+
+Everything here is the same on every rank; nothing here encodes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from cachestore.digests import digest_file
+from cachestore.encode.unit import Encoder
+from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.files.paths import Layout
+from cachestore.keys import Json, canonical, digest_parts
+from cachestore.reconcile import CAPTION
+from cachestore.samples import IMAGE, Sample
+from cachestore.sources import CaptionLines, Listing, list_source
+from cachestore.storage.catalog import Catalog, newest_catalog
+from cachestore.storage.model_digests import load_digests, publish_digests
+from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
+from cachestore.work.workers import host_name
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputeRequest:
+    """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
+
+    data: str
+    model: str
+    store: str
+    encode: tuple[str, ...] = ("text", "latents")
+    resolution: int = 1024
+    name: str = "train"
+    captions: Literal["first", "all"] = "first"
+    caption_lines: CaptionLines = "whole"
+    caption: str | None = None
+    vae: str | None = None
+    text_encoder: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    text_dtype: str = "auto"
+    vae_dtype: str = "auto"
+    latents: Literal["moments", "mean", "sample"] = "moments"
+    procs: int | None = None
+    device: str = "auto"
+    batch_size: int | Literal["auto"] = "auto"
+    workers: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    strict: bool = False
+    max_failures: str = "0"
+    """A count, or a share of the units such as `2%`."""
+    replace: bool = False
+
+    def arguments(self) -> list[str]:
+        """The request as arguments of `cachestore precompute`; what has its default is left out."""
+        arguments = ["precompute", self.data]
+        defaults = {one.name: one.default for one in fields(self)}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            option = "--" + one.name.replace("_", "-")
+            if one.name == "data" or value is None or value == defaults[one.name]:
+                continue
+            if one.name == "encode_arg":
+                for argument, given in value.items():
+                    arguments += [option, f"{argument}={canonical(given).decode()}"]
+            elif isinstance(value, bool):
+                arguments.append(option)
+            else:
+                arguments += [option, ",".join(value) if isinstance(value, tuple) else str(value)]
+        return arguments
+
+    def hints(self) -> dict[str, Json]:
+        """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
+        body: dict[str, Json] = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in _PLACES:
+            if body[name] is not None and Path(body[name]).exists():
+                body[name] = str(Path(body[name]).absolute())
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in body.items() if name not in _NOT_HINTS}
+
+    @classmethod
+    def from_hints(cls, hints: Mapping[str, Json], *, store: str) -> "PrecomputeRequest":
+        """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
+        known = {one.name for one in fields(cls)}
+        body = {name: value for name, value in hints.items() if name in known}
+        if "data" not in body or "model" not in body:
+            message = "this catalog does not say how it was made; run `cachestore precompute` with its source and model again"
+            raise BadInput(message)
+        return cls(**{**body, "encode": tuple(body.get("encode", ())), "store": store})
+
+
+BUCKET_STEP = 64
+"""Sides of buckets are multiples of this many pixels."""
+
+_PLACES = ("data", "model", "vae", "text_encoder")
+_NOT_HINTS = frozenset({"store", "procs", "rank", "world_size", "device", "batch_size", "workers", "strict", "max_failures", "replace"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request that was looked at: what the source lists, who encodes, and the plan. Nothing is loaded."""
+
+    request: PrecomputeRequest
+    listing: Listing
+    encoders: tuple[Encoder, ...]
+    plan: Plan
+    previous: Catalog | None
+    """The newest catalog of the name before this pass."""
+    remarks: tuple[str, ...]
+    """What a user should know beforehand, in words."""
+
+
+def look_at_request(layout: Layout, request: PrecomputeRequest) -> Wanted:
+    """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
+
+    Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
+    """
+    listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    encoders = _encoders(layout, request)
+    samples = _with_chosen_captions(listing.samples, request.captions)
+    columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
+    asked = _digest_request(request, columns, encoders)
+    content = digest_parts(listing.content, request.captions).hex()
+    name = plan_name(asked, content)
+    if is_published(layout, name):
+        plan = read_plan(layout, name)
+    else:
+        empty = [(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and samples]
+        plan = build_plan(
+            catalog=request.name,
+            request=asked,
+            content=content,
+            recipes=[encoder.recipe for encoder in encoders],
+            samples=samples,
+            columns=columns,
+            extra=empty,
+        )
+        publish_plan(layout, plan)
+    previous = newest_catalog(layout, request.name)
+    remarks = (*listing.remarks, *_compare(plan, previous, replace_allowed=request.replace))
+    return Wanted(request, listing, encoders, plan, previous, remarks)
+
+
+def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:
+    from cachestore.encode.recipes import ModelRequest, encoders_for
+
+    known = load_digests(layout, host_name())
+    before = dict(known)
+    model = ModelRequest(
+        model=request.model,
+        encode=request.encode,
+        vae=request.vae,
+        text_encoder=request.text_encoder,
+        revision=request.revision,
+        variant=request.variant,
+        text_dtype=request.text_dtype,
+        vae_dtype=request.vae_dtype,
+        latents=request.latents,
+        encode_args=request.encode_arg,
+        device=request.device,
+        batch_size=request.batch_size,
+    )
+    encoders = encoders_for(model, lambda path: digest_file(path, known))
+    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    return encoders
+
+
+def _with_chosen_captions(samples: Sequence[Sample], captions: Literal["first", "all"]) -> Sequence[Sample]:
+    if captions == "all":
+        return samples
+    return [replace(sample, captions=sample.captions[:1]) if len(sample.captions) > 1 else sample for sample in samples]
+
+
+def _column(number: int, encoder: Encoder, request: PrecomputeRequest) -> ColumnRequest:
+    """What an encoder is asked to make of each sample: each caption, or each image of the role that is trained on."""
+    if encoder.recipe.encoder == "text":
+
+        def captions(sample: Sample) -> Sequence[Request]:
+            return [{"caption": caption} for caption in sample.captions]
+
+        return ColumnRequest(PlanColumn(number, "text", CAPTION, {}), captions)
+    options: dict[str, Json] = {"resolution": request.resolution, "step": BUCKET_STEP}
+
+    def images(sample: Sample) -> Sequence[Request]:
+        return [{"image": reference, "role": IMAGE, **options} for reference in sample.images.get(IMAGE, ())]
+
+    return ColumnRequest(PlanColumn(number, encoder.recipe.encoder, IMAGE, options), images)
+
+
+def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest], encoders: Sequence[Encoder]) -> str:
+    described = [[one.column.encoder, one.column.role, dict(one.column.options)] for one in columns]
+    fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
+    return digest_parts("cachestore-request", request.name, request.captions, canonical(described), *fingerprints).hex()
+
+
+def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
+    """Hold a plan against the newest catalog of its name. Returns what changes, in words; raises RecipeMismatch where it must be asked for."""
+    if previous is None:
+        return ()
+    ids, before = set(plan.ids), set(previous.ids)
+    words: list[str] = []
+    if before and ids and not ids & before and not replace_allowed:
+        message = (
+            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source: "
+            "pass another --name, or --replace if this source is to take its place"
+        )
+        raise RecipeMismatch(message)
+    for column in plan.columns:
+        _compare_column(plan, column, previous, replace_allowed=replace_allowed)
+    if ids - before:
+        words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
+    if before - ids:
+        words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
+    return tuple(words)
+
+
+def _compare_column(plan: Plan, column: PlanColumn, previous: Catalog, *, replace_allowed: bool) -> None:
+    earlier = next((one for one in previous.columns if (one.encoder, one.role) == (column.encoder, column.role)), None)
+    if earlier is None or replace_allowed:
+        return
+    now = plan.recipes[column.recipe]
+    if earlier.fingerprint != now.fingerprint:
+        changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
+        message = (
+            f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
+            "pass --replace to make it anew, or another --name"
+        )
+        raise RecipeMismatch(message)
+    if dict(earlier.options) != dict(column.options):
+        message = (
+            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now {dict(column.options)} is asked for: "
+            "pass --replace to make it anew, or another --name"
+        )
+        raise RecipeMismatch(message)
+
+
+def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:
+    """The fields in which two recipes differ, by their path."""
+    found: list[str] = []
+    for name in sorted({*before, *now}):
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += _differences(one, other, f"{prefix}{name}.")
+        elif one != other:
+            found.append(f"{prefix}{name}")
+    return found

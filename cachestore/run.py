@@ -1,0 +1,478 @@
+"""The whole job: `precompute` and `fill`, two callers of one loop.
+
+The loop runs without torch when an encoder is passed in. Rank and world size order the work; every process that runs it on the same
+store and plan shares the work with all others, whoever started them and whenever.
+"""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved
+from cachestore.errors import BadInput, EncodeFailed, WriteFailed
+from cachestore.files.paths import Layout
+from cachestore.keys import Json, Key, Recipe, canonical, digest_parts
+from cachestore.processes import joined_report, run_children
+from cachestore.ranks import Placement, discover
+from cachestore.reader import AnyKey
+from cachestore.reconcile import Reconciler, Source
+from cachestore.request import PrecomputeRequest, Wanted, look_at_request
+from cachestore.samples import Sample
+from cachestore.storage.commit import create_store, publish_recipe
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.store import Store
+from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
+from cachestore.work.plan import Plan, build_plan, is_published, plan_name, publish_plan
+from cachestore.work.workers import Beat, Life, host_name
+from cachestore.worker import Cancel, Task, Worker
+
+if TYPE_CHECKING:
+    from cachestore.forecast import Forecast
+
+FILL_BATCH: Final = 16
+"""`fill` hands over so many items at once where the caller does not say."""
+
+READ_THREADS: Final = 4
+"""Threads that read and decode at most, where the caller does not say; one less than there are processors otherwise."""
+
+_log = logging.getLogger("cachestore")
+
+OnProgress = Callable[[Mapping[str, Json]], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a pass ended, the same for every rank: what `cachestore precompute --json` prints."""
+
+    complete: bool
+    samples: int
+    wanted: int
+    """Units: distinct captions and images, for each recipe."""
+    reused: int
+    encoded: int
+    failed: int
+    missing: int
+    encoded_here: int
+    """Entries that this run published."""
+    seconds: float
+    bytes: int
+    """Of the entries that the pass made."""
+    store: str
+    name: str
+    plan: str
+    generation: int
+    """Of the catalog; of the index for `fill`."""
+    failures: tuple[Mapping[str, Json], ...] = ()
+    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    catalog_digest: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        """The report as one JSON object."""
+        return asdict(self) | {"failures": [dict(failure) for failure in self.failures]}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
+        """The inverse of `as_json`; fields of a newer version are passed over."""
+        known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
+        known["failures"] = tuple(body.get("failures", ()))
+        known.setdefault("encoded_here", 0)
+        return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
+
+
+# One loop
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the loop needs: a plan, who encodes, where inputs come from, and who this process is."""
+
+    layout: Layout
+    plan: Plan
+    encoders: Sequence[Encoder]
+    source: Source
+    placement: Placement
+    launch: str
+    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    threads: int = 0
+    cancel: Cancel | None = None
+    on_progress: OnProgress | None = None
+    on_open: Callable[[Reconciler, PassRef], None] | None = None
+    """Called once the pass is open, before this worker begins."""
+
+
+def run_pass(job: Job) -> Report:
+    """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
+
+    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses; what is published stays, and a later call goes on.
+    """
+    for recipe in job.plan.recipes:
+        publish_recipe(job.layout, recipe)
+    ref = join_pass(job.layout, job.plan.name, job.launch)
+    if (done := read_done(job.layout, ref)) is not None:
+        return Report.from_json(done.report, encoded_here=0)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, job.launch, job.request)
+    beat = Beat(job.layout, job.plan.name, ref.number, job.launch, job.placement.rank, job.placement.world_size)
+    with beat:
+        task = Task(
+            job.layout,
+            job.plan,
+            ref,
+            job.encoders,
+            job.source,
+            job.placement.rank,
+            job.placement.world_size,
+            job.launch,
+            threads=job.threads,
+            cancel=job.cancel,
+            on_progress=job.on_progress,
+        )
+        with closing(Worker(task, beat)) as worker:
+            reconciler.open_pass(worker.snapshot)
+            if job.on_open:
+                job.on_open(reconciler, ref)
+            done = _work(job, ref, reconciler, worker)
+        return Report.from_json(done.report, encoded_here=beat.encoded)
+
+
+def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
+    while True:
+        done = read_done(job.layout, ref)
+        if done is not None:
+            return done
+        opened = read_round(job.layout, ref, job.plan, list_rounds(ref.folder(job.layout))[-1])
+        worker.do_round(opened)
+        done = _close(job, ref, reconciler, worker, opened.number)
+        if done is not None:
+            return done
+
+
+def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
+    """Reconcile a round, or wait for who does: rank 0 at once, anybody else a moment later or when the other has died.
+
+    None when another round was opened.
+    """
+    slot = (len(job.plan.recipes), 0)
+    is_first = job.placement.rank in (0, None)
+    while True:
+        if (done := read_done(job.layout, ref)) is not None:
+            return done
+        if list_rounds(ref.folder(job.layout))[-1] > number:
+            return None
+        claim = worker.claims.newest(number).get(slot)
+        is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
+        if is_free and worker.claims.take(number, slot, after=claim):
+            worker.beat.rise(phase="reconciling")
+            with closing(load_snapshot(job.layout, earlier=worker.snapshot)) as snapshot:
+                return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
+        is_first = True
+        worker.pause()
+
+
+# precompute
+
+
+def precompute(  # noqa: D417 - the options are those of the command, and are described there
+    data: str | Path,
+    *,
+    model: str | Path,
+    store: str | Path,
+    encode: Sequence[str] = ("text", "latents"),
+    encode_args: Mapping[str, Json] | None = None,
+    max_failures: int | str = 0,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+    inline: bool = False,
+    **options: Any,
+) -> Report:
+    """Encode a data set into a store, on any number of ranks; what is there already is not made again.
+
+    Args:
+        data: a folder of images, a manifest `.jsonl`, or a list of prompts `.txt`.
+        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read.
+        store: the store's folder; made if it does not exist.
+        encode: "text", "latents" or both.
+        encode_args: arguments for the pipeline's `encode_prompt`.
+        max_failures: how many units may fail (a count, or a share such as "2%") before `complete` is false for it.
+        on_progress: called with counts now and then, in the calling thread. Only with `inline`.
+        cancel: anything with `is_set()`; set, it ends the work after the present batch. Only with `inline`.
+        inline: encode in this process. Otherwise `python -m cachestore` is started (one for each rank of a launcher), so that no
+            thread, no GPU memory and no tokenizer of ours stays in the caller.
+        **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions, caption_lines, caption,
+            vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, workers, rank,
+            world_size, strict, replace.
+
+    Returns:
+        The report of the pass, the same on every rank.
+
+    Raises:
+        BadInput: a source, model or option that cannot be used.
+        RecipeMismatch: the name is used for another model or resolution.
+        EncodeFailed: with `strict`, if a unit failed.
+        Incomplete: cancelled, or every worker died; the same call goes on from there.
+        WriteFailed: the disk refuses.
+    """
+    known = {one.name for one in fields(PrecomputeRequest)}
+    if unknown := sorted(set(options) - known):
+        message = f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
+        raise BadInput(message)
+    request = PrecomputeRequest(
+        str(data), str(model), str(store), encode=tuple(encode), encode_arg=dict(encode_args or {}), max_failures=str(max_failures), **options
+    )
+    if inline:
+        return precompute_here(request, on_progress=on_progress, cancel=cancel)
+    if on_progress or cancel:
+        message = "on_progress and cancel need inline=True: without it the work is done by another process"
+        raise BadInput(message)
+    children = run_children(request.arguments(), request.procs or 1, is_launch=request.procs is not None)
+    return _held_to(Report.from_json(joined_report(children)), request)
+
+
+def precompute_here(request: PrecomputeRequest, *, say: Say = _log.info, on_progress: OnProgress | None = None, cancel: Cancel | None = None) -> Report:
+    """Do one worker's part of `precompute` in this process. `say` gets lines for a person."""
+    from cachestore.encode.environment import set_library_defaults
+
+    layout = create_store(Path(request.store))
+    set_library_defaults(os.environ)
+    placement = find_placement(request.rank, request.world_size)
+    if placement.conflict:
+        say(placement.conflict)
+    wanted = look_at_request(layout, request)
+
+    def tell(reconciler: Reconciler, ref: PassRef) -> None:
+        if placement.rank in (0, None):
+            _tell_beforehand(layout, wanted, reconciler, ref, say)
+
+    job = Job(
+        layout,
+        wanted.plan,
+        wanted.encoders,
+        wanted.listing,
+        placement,
+        _launch(placement),
+        request=request.hints(),
+        threads=_threads(request.workers),
+        cancel=cancel,
+        on_progress=on_progress,
+        on_open=tell,
+    )
+    return _held_to(run_pass(job), request)
+
+
+def look_ahead(request: PrecomputeRequest) -> "Forecast":
+    """What `precompute` would do, looking at all captions and headers; opens no pass. Raises as `precompute`."""
+    from cachestore.forecast import make_forecast
+    from cachestore.encode.environment import set_library_defaults
+
+    layout = create_store(Path(request.store))
+    set_library_defaults(os.environ)
+    wanted = look_at_request(layout, request)
+    numbers = list_passes(layout, wanted.plan.name)
+    ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
+    if numbers and read_done(layout, ref) is not None:
+        ref = PassRef(ref.plan, ref.number + 1)
+    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "")
+    with closing(load_snapshot(layout)) as snapshot:
+        missing = reconciler.unknown(snapshot)
+    return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)
+
+
+def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref: PassRef, say: Say) -> None:
+    """Say what will be done, and refuse what the disk cannot hold."""
+    from cachestore.forecast import in_words, make_forecast
+
+    for remark in wanted.remarks:
+        say(remark)
+    with closing(load_snapshot(layout)) as snapshot:
+        missing = reconciler.unknown(snapshot)
+    looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
+    if ref.number > 1 or looked.present:
+        say(f"{looked.present} of {looked.wanted} units are published already; nothing of them is made again")
+    for line in in_words(looked, layout.root):
+        say(line)
+    if looked.estimated_bytes > looked.free_bytes:
+        message = f"{layout.root} has {looked.free_bytes} bytes free, about {looked.estimated_bytes} are needed; make room, then run the same command again"
+        raise WriteFailed(message)
+
+
+def _held_to(report: Report, request: PrecomputeRequest) -> Report:
+    """Apply `max_failures` and `strict` to a report."""
+    allowed = allowed_failures(request.max_failures, report.wanted)
+    if report.failed > allowed and request.strict:
+        first = report.failures[0] if report.failures else {}
+        message = f"{report.failed} of {report.wanted} units could not be encoded, first {first.get('sample')!r} ({first.get('encoder')}): {first.get('reason')}"
+        raise EncodeFailed(message)
+    return replace(report, complete=report.missing == 0 and report.failed <= allowed)
+
+
+def allowed_failures(text: str, units: int) -> int:
+    """How many units may fail: a count, or a share of the units such as `2%`. Raises BadInput."""
+    number, share = text.removesuffix("%"), text.endswith("%")
+    try:
+        value = float(number) if share else int(number)
+    except ValueError:
+        value = -1
+    if value < 0 or (share and value > 100):
+        message = f"--max-failures is a count or a share such as 2%, not {text!r}"
+        raise BadInput(message)
+    return int(units * value / 100) if share else int(value)
+
+
+def find_placement(rank: int | None, world_size: int | None) -> Placement:
+    """Who this process is, as its environment says now. torch.distributed counts only where it is imported and initialised already."""
+    found: tuple[int, int] | None = None
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found = (distributed.get_rank(), distributed.get_world_size())
+    return discover(os.environ, rank=rank, world_size=world_size, distributed=found)
+
+
+def _launch(placement: Placement) -> str:
+    """The launch's name; under torchrun without a run id the agent's process tells launches apart, alone a name of its own."""
+    if placement.launch:
+        return placement.launch
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return f"agent:{host_name()}:{os.getppid()}:{_started(os.getppid())}"
+    return f"own:{secrets.token_hex(8)}"
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since boot; empty where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _threads(asked: int | None) -> int:
+    if asked is not None and asked < 0:
+        message = f"--workers is a number of threads from 0 on, not {asked}"
+        raise BadInput(message)
+    return max(1, min(READ_THREADS, (os.cpu_count() or 2) - 1)) if asked is None else asked
+
+
+# fill
+
+
+@dataclass(slots=True)
+class _CallerEncoder:
+    """The caller's own `encode`, as an encoder of the loop. A unit's id is its key."""
+
+    recipe: Recipe
+    items: Mapping[Key, Any]
+    function: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
+    limit: int
+    group_by: Callable[[Any], Hashable] | None
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key is the request."""
+        del read
+        key = Key.parse(request["key"])
+        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder})
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """The item itself, grouped as the caller says."""
+        return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """The caller's batch size."""
+        del group
+        return self.limit
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """Call the caller's function; its keys may be in any form."""
+        return {Key.parse(key): tensors for key, tensors in self.function(list(batch)).items()}
+
+    def close(self) -> None:
+        """The caller's model is the caller's."""
+
+
+class _NoSource:
+    """`fill` has no files: items are the caller's."""
+
+    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
+        """Never called."""
+        message = f"fill reads no files, but {reference!r} was asked for"
+        raise OSError(message)
+
+    def stat(self, reference: str) -> tuple[int, int] | None:
+        """Nothing to look at."""
+        del reference
+        return None
+
+
+def fill(
+    store: Store,
+    wanted: Iterable[tuple[AnyKey, Any]],
+    encode: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]],
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    group_by: Callable[[Any], Hashable] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    strict: bool = False,
+    max_failures: int | str = 0,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+) -> Report:
+    """Make values of your own, on any number of ranks; what the store holds is not made again.
+
+    Args:
+        store: open with `mode="a"`; it shows the new entries afterwards.
+        wanted: (key, item) pairs; every rank passes the same keys. None at all is fine. Of equal keys the first item counts.
+        encode: called in this process and thread with a list of (key, item); returns `{key: {name: tensor}}` for exactly these
+            keys, torch tensors or numpy arrays. If it raises, the batch is tried in halves, and what fails alone is a failure.
+        batch_size: items in one call at most; "auto" is 16, halved for a group that runs out of memory.
+        group_by: items of one call have equal `group_by(item)`.
+        rank: this process's rank, with `world_size`; found in the environment where not given.
+        world_size: the number of ranks.
+        strict: raise if a unit failed.
+        max_failures: how many may fail (a count, or a share such as "2%").
+        on_progress: called with counts now and then.
+        cancel: anything with `is_set()`; set, it ends the work after the present batch.
+
+    Returns:
+        The report of the pass, the same on every rank.
+
+    Raises:
+        BadInput: a malformed key or option.
+        EncodeFailed: with `strict`, if a unit failed.
+        Incomplete: cancelled, or stuck; the same call goes on from there.
+        WriteFailed: the disk refuses.
+    """
+    if store.mode != "a":
+        message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
+        raise BadInput(message)
+    items: dict[Key, Any] = {}
+    for key, item in wanted:
+        items.setdefault(Key.parse(key), item)
+    limit = FILL_BATCH if batch_size == "auto" else batch_size
+    if limit < 1:
+        message = f"a batch size is at least 1, not {batch_size}"
+        raise BadInput(message)
+    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
+    placement = find_placement(rank, world_size)
+    plan = _plan_of_keys(store.layout, encoder.recipe, items)
+    job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=on_progress)
+    report = _held_to(run_pass(job), PrecomputeRequest("", "", "", strict=strict, max_failures=str(max_failures)))
+    store.refresh()
+    return report
+
+
+def _plan_of_keys(layout: Layout, recipe: Recipe, items: Mapping[Key, Any]) -> Plan:
+    """The plan of a set of keys: the same on every rank, whatever the order of the items."""
+    keys = sorted(items)
+    requests = {canonical({"key": str(key)}): bytes(key) for key in keys}
+    request, content = digest_parts("cachestore-fill").hex(), digest_parts("cachestore-keys", *keys).hex()
+    samples: list[Sample] = []
+    extra = [(0, {"key": str(key)}) for key in keys]
+    plan = build_plan(catalog="", request=request, content=content, recipes=[recipe], samples=samples, columns=[], extra=extra, ids=requests)
+    if not is_published(layout, plan_name(request, content)):
+        publish_plan(layout, plan)
+    return plan

@@ -1,0 +1,287 @@
+"""Sources on disk -> samples: folders of images, metadata files, manifests and prompt lists. Knows no encoder and no store.
+
+Every rank lists the source for itself; equal listings have equal content digests, whatever the order of the directory, the
+modification times or the absolute path of the root.
+"""
+
+import csv
+import io
+import json
+import os
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from cachestore.errors import BadInput
+from cachestore.files.paths import MARKER
+from cachestore.keys import Json, canonical, digest_parts, digest_text
+from cachestore.samples import IMAGE, Sample
+
+CaptionLines = Literal["whole", "each", "first"]
+Stat = tuple[int, int]
+
+UNTRUSTED: Final[Stat] = (-1, -1)
+FRESH_SECONDS: Final = 2.0
+"""A file modified so shortly before it was read may change again within the same time stamp: its time proves nothing."""
+
+IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
+_CAPTION_SUFFIXES: Final = (".txt", ".caption")
+_METADATA: Final = ("metadata.jsonl", "metadata.csv")
+_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": "control", "mask": "mask"}
+_NOT_YET: Final = frozenset({"video", "crop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a source lists, and how its files are read."""
+
+    root: Path
+    """What references are relative to."""
+    samples: tuple[Sample, ...]
+    content: str
+    """Digest of what is listed: ids, captions, references and extra columns."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know before encoding, in words."""
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes behind a reference, with (size, mtime_ns). Raises OSError, also if the file changes while it is read."""
+        path = self.root / reference
+        with path.open("rb") as file:
+            before = os.fstat(file.fileno())
+            data = file.read()
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(data) != after.st_size:
+            message = f"{path} changed while it was read"
+            raise OSError(message)
+        if abs(time.time() - after.st_mtime) < FRESH_SECONDS:
+            return data, UNTRUSTED
+        return data, (after.st_size, after.st_mtime_ns)
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes behind a reference. Raises OSError."""
+        with (self.root / reference).open("rb") as file:
+            return file.read(size)
+
+    def stat(self, reference: str) -> Stat | None:
+        """(size, mtime_ns) of the file behind a reference now; None where it is gone."""
+        try:
+            status = (self.root / reference).stat()
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+
+@dataclass(slots=True)
+class _Remarks:
+    """What is counted while listing."""
+
+    missing: list[str] = field(default_factory=list[str])
+    multi_line: list[str] = field(default_factory=list[str])
+    collapsed: int = 0
+    blank: int = 0
+
+    def in_words(self) -> tuple[str, ...]:
+        words: list[str] = []
+        if self.missing:
+            words.append(f"{len(self.missing)} without a caption ({_some(self.missing)}): they get the empty one")
+        if self.multi_line:
+            words.append(f"{len(self.multi_line)} captions of several lines ({_some(self.multi_line)}), each taken whole (--caption-lines each|first)")
+        if self.collapsed:
+            words.append(f"{self.collapsed} duplicate prompt lines collapsed")
+        return tuple(words)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`).
+
+    Args:
+        data: the path. An empty folder or file lists nothing, which is fine.
+        caption_lines: how a caption file is read: `whole` is one caption, `each` one a line, `first` the first line.
+        caption: what a sample without a caption gets; default the empty one.
+
+    Raises:
+        BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
+    """
+    path = Path(data)
+    remarks = _Remarks()
+    if path.is_dir():
+        root = path
+        metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
+        found = _from_metadata(metadata, remarks) if metadata else _from_folder(path, caption_lines, remarks)
+    elif path.suffix.lower() == ".jsonl" and path.is_file():
+        root, found = path.parent, _from_manifest(path, remarks)
+    elif path.suffix.lower() == ".txt" and path.is_file():
+        root, found = path.parent, _from_prompts(path, remarks)
+    else:
+        message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
+        raise BadInput(message)
+    samples = tuple(_with_caption(sample, caption, remarks) for sample in found)
+    _refuse_duplicates(samples, path)
+    return Listing(root.absolute(), samples, _content(samples), remarks.in_words())
+
+
+def _with_caption(sample: Sample, caption: str | None, remarks: _Remarks) -> Sample:
+    if sample.captions:
+        return sample
+    if caption is None:
+        remarks.missing.append(sample.id)
+    return Sample(sample.id, sample.images, (caption or "",), sample.size, sample.crop, sample.extras)
+
+
+def _content(samples: Iterable[Sample]) -> str:
+    """Digest of everything that a plan takes from a source."""
+    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
+    return digest_parts("cachestore-content", *rows).hex()
+
+
+def _refuse_duplicates(samples: Sequence[Sample], path: Path) -> None:
+    first: dict[str, Sample] = {}
+    for sample in samples:
+        other = first.setdefault(sample.id, sample)
+        if other is not sample:
+            message = f"two samples of {path} have the id {sample.id!r}: {_what(other)} and {_what(sample)}; ids must differ"
+            raise BadInput(message)
+
+
+def _what(sample: Sample) -> str:
+    return repr(next((refs[0] for refs in sample.images.values() if refs), sample.captions[0][:60]))
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _from_folder(root: Path, caption_lines: CaptionLines, remarks: _Remarks) -> Iterator[Sample]:
+    """Images below a folder, sorted by id, with side-car captions."""
+    found = sorted(_images_below(root, "", ()), key=lambda item: (_normal(item[0]), item[0]))
+    for reference, path in found:
+        sample = _normal(reference)
+        captions = _side_car(path, caption_lines, sample, remarks)
+        yield Sample(sample, {IMAGE: (reference,)}, captions)
+
+
+def _images_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """(reference, path) of every image. Linked folders are followed, but not back into one they lie in; stores are skipped."""
+    real = os.path.realpath(folder)
+    if real in above or (folder / MARKER).exists():
+        return
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _images_below(Path(entry.path), f"{prefix}{entry.name}/", (*above, real))
+            elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
+                yield f"{prefix}{entry.name}", Path(entry.path)
+
+
+def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: _Remarks) -> tuple[str, ...]:
+    """The captions in the file beside an image; none if there is no such file, the empty one if it is empty."""
+    for suffix in _CAPTION_SUFFIXES:
+        try:
+            text = _decode(path.with_suffix(suffix))
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if caption_lines == "each":
+            return tuple(lines) or ("",)
+        if caption_lines == "first":
+            return (lines[0] if lines else "",)
+        if len(lines) > 1:
+            remarks.multi_line.append(sample)
+        return (text.strip(),)
+    return ()
+
+
+def _decode(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8"
+        raise BadInput(message) from error
+
+
+def _from_metadata(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+    """The Hugging Face imagefolder form: `file_name` and `text`, every other column an extra."""
+    rows = _json_rows(path) if path.suffix == ".jsonl" else enumerate(csv.DictReader(io.StringIO(_decode(path))), 2)
+    for line, row in rows:
+        name = row.get("file_name")
+        if not isinstance(name, str) or not name:
+            message = f"{path}, line {line}: a row needs `file_name`"
+            raise BadInput(message)
+        renamed = {("caption" if column == "text" else "image" if column == "file_name" else column): value for column, value in row.items()}
+        yield _from_row({"id": name, **renamed}, f"{path}, line {line}", remarks)
+
+
+def _from_manifest(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+    for line, row in _json_rows(path):
+        yield _from_row(row, f"{path}, line {line}", remarks)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(_decode(path).splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            message = f"{path}, line {line}: not JSON ({error})"
+            raise BadInput(message) from error
+        if not isinstance(row, dict):
+            message = f"{path}, line {line}: a row is an object, this is a {type(row).__name__}"
+            raise BadInput(message)
+        yield line, row
+
+
+def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
+    """One row of a manifest; what it does not name itself is an extra column."""
+    refused = sorted(_NOT_YET & row.keys())
+    if refused:
+        message = f"{where}: the column {refused[0]!r} cannot be encoded by this version of cachestore; leave it out"
+        raise BadInput(message)
+    captions = _texts(row.get("caption"), f"{where}: caption")
+    images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
+    images = {role: references for role, references in images.items() if references}
+    given = row.get("id")
+    if given is not None and not isinstance(given, str | int):
+        message = f"{where}: an id is a text or a whole number, not {given!r}"
+        raise BadInput(message)
+    default = images[IMAGE][0] if IMAGE in images else digest_text("\n".join(captions))
+    extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
+    sample = _normal(str(given)) if given is not None else _normal(default)
+    if any("\n" in caption.strip() for caption in captions):
+        remarks.multi_line.append(sample)
+    return Sample(sample, images, captions, extras=extras)
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """One text or a list of them; none where the column is missing or null."""
+    if value is None:
+        return ()
+    values: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str) for one in values):
+        message = f"{where} is a text or a list of texts, not {value!r}"
+        raise BadInput(message)
+    return tuple(values)
+
+
+def _from_prompts(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+    """One prompt a line; blank lines are passed over, duplicates collapse."""
+    seen: set[str] = set()
+    for line in _decode(path).splitlines():
+        prompt = line.strip()
+        if not prompt:
+            remarks.blank += 1
+        elif prompt in seen:
+            remarks.collapsed += 1
+        else:
+            seen.add(prompt)
+            yield Sample(digest_text(prompt), {}, (prompt,))
+

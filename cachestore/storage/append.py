@@ -1,0 +1,122 @@
+"""Appending: entries gathered in memory, written as one segment, acknowledged once the segment is durable."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachestore.errors import CacheStoreError
+from cachestore.files.container import parse_header
+from cachestore.files.failpoints import failpoint
+from cachestore.files.paths import Layout
+from cachestore.files.publish import make_folder, publish
+from cachestore.keys import Json, Key, canonical
+from cachestore.storage.entry import Entry, RawTensor, make_entry
+from cachestore.storage.places import Place
+from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
+from cachestore.storage.snapshot import ref_of
+
+_TENSOR_HEADER_BYTES: Final = 160
+"""What one tensor takes in a header at most, without its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """When a segment is closed by itself."""
+
+    entries: int = ENTRY_LIMIT
+    size_bytes: int = 256 * 1024 * 1024
+    header_bytes: int = 4 * 1024 * 1024
+    age_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A segment that is durable, and where its entries stand."""
+
+    digest: str
+    contents: SegmentContents
+    places: Mapping[Key, Place]
+
+
+@dataclass(slots=True)
+class Appender:
+    """Gathers entries and publishes them as segments. Belongs to one process and one thread; starts neither.
+
+    `put` only gathers; an entry is acknowledged when the `Acknowledged` of its segment was returned, by `put` or by `close_segment`.
+    """
+
+    layout: Layout
+    origin: str = ""
+    limits: SegmentLimits = field(default_factory=SegmentLimits)
+    clock: Callable[[], float] = time.monotonic
+    _entries: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
+    _size_bytes: int = 0
+    _header_bytes: int = 0
+    _opened_at: float = 0.0
+    _pid: int = field(default_factory=os.getpid)
+
+    def put(self, key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> list[Acknowledged]:
+        """Gather an entry; returns the segments that had to be closed for it or by it, usually none.
+
+        The buffers must not change until the entry is acknowledged. A key that is already gathered is kept as it is.
+        Raises BadInput for an entry that cannot be stored, WriteFailed if a segment could not be published (nothing is lost
+        by it: the entries stay gathered, and `close_segment` may be called again).
+        """
+        self._check_process()
+        if key in self._entries:
+            return []
+        entry = make_entry(key, tensors, meta)
+        header_bytes = sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(meta))) + _TENSOR_HEADER_BYTES
+        closed: list[Acknowledged] = []
+        if self._entries and (
+            self._size_bytes + entry.size_bytes > self.limits.size_bytes or self._header_bytes + header_bytes > self.limits.header_bytes
+        ):
+            closed += self.close_segment()
+        if not self._entries:
+            self._opened_at = self.clock()
+        self._entries[key] = entry
+        self._size_bytes += entry.size_bytes
+        self._header_bytes += header_bytes
+        if len(self._entries) >= self.limits.entries or self._size_bytes >= self.limits.size_bytes:
+            closed += self.close_segment()
+        return closed
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the gathered entries have waited long enough to be published."""
+        return bool(self._entries) and self.clock() - self._opened_at >= self.limits.age_seconds
+
+    def close_segment(self) -> list[Acknowledged]:
+        """Publish what is gathered; empty if there is nothing. Raises WriteFailed, keeping the entries."""
+        self._check_process()
+        if not self._entries:
+            return []
+        acknowledged = publish_segment(self.layout, list(self._entries.values()), origin=self.origin)
+        self.discard()
+        return [acknowledged]
+
+    def discard(self) -> None:
+        """Forget what is gathered and not acknowledged."""
+        self._entries, self._size_bytes, self._header_bytes = {}, 0, 0
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            message = "a writer belongs to the process that made it; open the store again in this one"
+            raise CacheStoreError(message)
+
+
+def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:
+    """Write one segment durably. Raises WriteFailed."""
+    digest, chunks = build_segment(entries, origin=origin)
+    path = layout.segment(digest)
+    file_bytes = sum(len(chunk) for chunk in chunks)
+    contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
+    make_folder(layout, layout.temporary)
+    make_folder(layout, path.parent)
+    publish(layout, path, chunks, read_only=True)
+    failpoint("segment.published")
+    ref = ref_of(digest, contents)
+    places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
+    return Acknowledged(digest, contents, places)

@@ -1,0 +1,293 @@
+"""A catalog: what a trainer iterates. Ordered samples with their captions, images and extras, and a key column for each recipe and role.
+
+It is the truth about pairing: which key belongs to which sample. Columns of the table:
+
+    ids                     strings, one a row
+    captions, captions/at   strings, and where each row's captions start
+    images/<role>, images/<role>/at
+    extras                  JSON objects, one a row
+    key/<c>/at              where each row's cells of key column c start
+    key/<c>/keys            16 bytes a cell; all zero where nothing was made
+    key/<c>/inputs          SHA-256 of what the cell was made from; all zero where unknown
+    key/<c>/stat            (size, mtime_ns) of the file it was made from; -1 where there is none, or where it cannot be trusted
+    key/<c>/<fact>          whole numbers of fixed width; -1 where unknown
+
+A row has one cell for each caption, or for each image of the role and variant, in order. The header says what column c is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.failpoints import failpoint
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, decode_name, parse_catalog
+from cachestore.files.publish import Buffer, digest_of, make_folder, publish
+from cachestore.files.table import Column, Digests, Table, digest_column, encode_table, number_column, offsets_of, read_table, string_columns
+from cachestore.keys import KEY_BYTES, Json, Key, Recipe, canonical
+
+FORMAT: Final = "cachestore-catalog"
+VERSION: Final = 1
+
+INPUT_BYTES: Final = 32
+NO_KEY: Final = bytes(KEY_BYTES)
+NO_INPUT: Final = bytes(INPUT_BYTES)
+
+FACTS: Final[Mapping[str, int]] = {"size": 2, "bucket": 3, "resized": 2, "crop": 4, "tokens": 1, "variant": 1, "flip": 1}
+"""Facts of a cell and how many numbers each has: size, bucket (width, height, frames) and resized in pixels, crop (left, top,
+right, bottom) in pixels of the resized picture, tokens before truncation, number of the variant, 1 where flipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one encoder made of one caption or image of a sample."""
+
+    key: Key | None = None
+    """None where it failed or was not made yet."""
+    input: bytes = NO_INPUT
+    stat: tuple[int, int] = (-1, -1)
+    facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """The cells of one encoder and role, row after row."""
+
+    encoder: str
+    role: str
+    fingerprint: str
+    options: Mapping[str, Json]
+    """What else tells this column from others of the encoder: resolution, bucket step."""
+    at: Sequence[int]
+    keys: Sequence[bytes]
+    inputs: Sequence[bytes]
+    stats: Sequence[int]
+    facts: Mapping[str, Sequence[int]]
+
+    def count(self, row: int) -> int:
+        """How many cells a row has."""
+        return self.at[row + 1] - self.at[row]
+
+    def row_keys(self, row: int) -> list[Key | None]:
+        """The keys of a row, None where nothing was made."""
+        raw = (self.keys[place] for place in range(self.at[row], self.at[row + 1]))
+        return [Key(key) if key != NO_KEY else None for key in raw]
+
+    def cell(self, place: int) -> Cell:
+        """The cell at a place of the column."""
+        raw = self.keys[place]
+        facts = {name: tuple(values[place * FACTS[name] : (place + 1) * FACTS[name]]) for name, values in self.facts.items() if values}
+        return Cell(
+            Key(raw) if raw != NO_KEY else None,
+            self.inputs[place],
+            (self.stats[2 * place], self.stats[2 * place + 1]),
+            {name: values for name, values in facts.items() if values[0] >= 0},
+        )
+
+    def row_cells(self, row: int) -> list[Cell]:
+        """The cells of a row."""
+        return [self.cell(place) for place in range(self.at[row], self.at[row + 1])]
+
+
+def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str, Json], rows: Iterable[Sequence[Cell]]) -> KeyColumn:
+    """A key column from the cells of each row."""
+    listed = [list(row) for row in rows]
+    cells = [cell for row in listed for cell in row]
+    facts = {
+        name: [number for cell in cells for number in (*cell.facts.get(name, ()), *[-1] * width)[:width]]
+        for name, width in FACTS.items()
+        if any(name in cell.facts for cell in cells)
+    }
+    return KeyColumn(
+        encoder,
+        role,
+        fingerprint,
+        options,
+        list(offsets_of(map(len, listed))),
+        [cell.key if cell.key is not None else NO_KEY for cell in cells],
+        [cell.input for cell in cells],
+        [number for cell in cells for number in cell.stat],
+        facts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """A catalog's rows. `generation` and `digest` are known once it was read or published."""
+
+    name: str
+    request: Mapping[str, Json]
+    """By encoder, what was asked for: hints for `repair --refill`, such as where DATA and the model were. Not in the digest."""
+    recipes: Mapping[str, Recipe]
+    """By fingerprint; every recipe that a key column names."""
+    ids: Sequence[str]
+    captions_at: Sequence[int]
+    captions: Sequence[str]
+    images: Mapping[str, tuple[Sequence[int], Sequence[str]]]
+    """By role: where each row's references start, and the references."""
+    extras: Sequence[str]
+    columns: tuple[KeyColumn, ...]
+    generation: int = 0
+    digest: str = ""
+    """Covers rows and recipes, not request, time or (size, mtime_ns)."""
+
+    def __len__(self) -> int:
+        """How many samples there are, failed ones too."""
+        return len(self.ids)
+
+    def row_captions(self, row: int) -> list[str]:
+        """The captions of a row."""
+        return [self.captions[place] for place in range(self.captions_at[row], self.captions_at[row + 1])]
+
+    def column(self, encoder: str, role: str) -> KeyColumn | None:
+        """The first key column of this encoder and role, or None."""
+        return next((column for column in self.columns if (column.encoder, column.role) == (encoder, role)), None)
+
+    def is_complete(self, row: int) -> bool:
+        """Whether every encoder succeeded for every cell of this row."""
+        return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))
+
+
+def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
+    """(digest, chunks) of a catalog's file. Pure."""
+    columns: dict[str, Column] = {
+        **string_columns("ids", catalog.ids),
+        "captions/at": number_column(catalog.captions_at),
+        **string_columns("captions", catalog.captions),
+        **string_columns("extras", catalog.extras),
+    }
+    for role, (at, references) in catalog.images.items():
+        columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
+    for number, column in enumerate(catalog.columns):
+        columns |= _encode_column(f"key/{number}", column)
+    header = {
+        "name": catalog.name,
+        "request": dict(catalog.request),
+        "recipes": [recipe.as_json() for _fingerprint, recipe in sorted(catalog.recipes.items())],
+        "roles": list(catalog.images),
+        "columns": [
+            {"encoder": column.encoder, "role": column.role, "fingerprint": column.fingerprint, "options": dict(column.options), "facts": list(column.facts)}
+            for column in catalog.columns
+        ],
+    }
+    header["digest"] = _digest(header, columns)
+    return header["digest"], encode_table(FORMAT, VERSION, header, columns)
+
+
+def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
+    return {
+        f"{prefix}/at": number_column(column.at),
+        f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
+        f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
+        f"{prefix}/stat": number_column(column.stats, width=2),
+        **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
+    }
+
+
+def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
+    described = {name: header[name] for name in ("name", "recipes", "roles", "columns")}
+    rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
+    return digest_of([canonical(described), canonical(rows)])
+
+
+def read_catalog(path: Path, *, generation: int) -> Catalog:
+    """Read and check a catalog. Raises FormatError, or FileNotFoundError."""
+    table = read_table(path, FORMAT, VERSION)
+    header = table.header
+    try:
+        recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
+        catalog = Catalog(
+            name=header["name"],
+            request=header["request"],
+            recipes={recipe.fingerprint: recipe for recipe in recipes},
+            ids=table.strings("ids"),
+            captions_at=table.numbers("captions/at"),
+            captions=table.strings("captions"),
+            images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in header["roles"]},
+            extras=table.strings("extras"),
+            columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
+            generation=generation,
+            digest=header["digest"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run `cachestore repair`"
+        raise FormatError(message) from error
+    _check_shape(catalog, path)
+    return catalog
+
+
+def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
+    return KeyColumn(
+        described["encoder"],
+        described["role"],
+        described["fingerprint"],
+        described["options"],
+        table.numbers(f"{prefix}/at"),
+        table.digests(f"{prefix}/keys"),
+        Digests(table.columns.get(f"{prefix}/inputs", memoryview(b"")), INPUT_BYTES),
+        table.numbers(f"{prefix}/stat"),
+        {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS},
+    )
+
+
+def _check_shape(catalog: Catalog, path: Path) -> None:
+    """Every list column must cover exactly the rows, or a look-up later would read another row's cells."""
+    rows = len(catalog.ids)
+    lists = [(catalog.captions_at, len(catalog.captions)), *((at, len(values)) for at, values in catalog.images.values())]
+    lists += [(column.at, len(column.keys)) for column in catalog.columns]
+    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and all(a <= b for a, b in pairwise(at)) for at, total in lists)
+    cells = all(
+        len(column.inputs) == len(column.keys)
+        and len(column.stats) == 2 * len(column.keys)
+        and all(len(values) == FACTS[name] * len(column.keys) for name, values in column.facts.items())
+        for column in catalog.columns
+    )
+    if not (fits and cells and len(catalog.extras) == rows):
+        message = f"the columns of {path} do not have one row for each of its {rows} samples; run `cachestore repair`"
+        raise FormatError(message)
+
+
+def list_names(layout: Layout) -> list[str]:
+    """The names of all data sets in a store."""
+    return [name for name in map(decode_name, names_in(layout.catalogs)) if name is not None]
+
+
+def list_generations(layout: Layout, name: str) -> list[int]:
+    """The generations of a data set, oldest first."""
+    return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+
+
+def newest_catalog(layout: Layout, name: str) -> Catalog | None:
+    """The newest catalog of a name that can be read; None without one."""
+    for generation in reversed(list_generations(layout, name)):
+        try:
+            return read_catalog(layout.catalog(name, generation), generation=generation)
+        except (FormatError, OSError):
+            continue
+    return None
+
+
+def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
+    """Publish as the next generation of its name; returns (generation, digest). One equal to the newest is not published again.
+
+    Put-if-absent: who loses a race looks again and takes the next number.
+    """
+    digest, chunks = encode_catalog(catalog)
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.catalog_folder(catalog.name))
+    while True:
+        newest = newest_catalog(layout, catalog.name)
+        if newest is not None and newest.digest == digest and _same_stats(newest, catalog):
+            return newest.generation, digest
+        generation = max(list_generations(layout, catalog.name), default=0) + 1
+        failpoint("catalog.before_publish")
+        if publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True):
+            failpoint("catalog.after_publish")
+            return generation, digest
+
+
+def _same_stats(one: Catalog, other: Catalog) -> bool:
+    return [list(column.stats) for column in one.columns] == [list(column.stats) for column in other.columns]

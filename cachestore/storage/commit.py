@@ -1,0 +1,92 @@
+"""Creating a store, and committing: publishing an index that covers what is there."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cachestore.errors import BadInput, LockTimeout
+from cachestore.files.failpoints import failpoint
+from cachestore.files.locks import locked
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, Mode
+from cachestore.files.publish import make_folder, publish
+from cachestore.files.records import encode_record
+from cachestore.keys import Recipe
+from cachestore.storage.index import NewEntry, build
+from cachestore.storage.segment import SegmentContents
+from cachestore.storage.snapshot import FORMAT, VERSION, Snapshot, list_indexes, load_snapshot, open_layout, ref_of
+
+RECIPE_FORMAT: Final = "cachestore-recipe"
+RECIPE_VERSION: Final = 1
+
+UNCOVERED_LIMIT: Final = 512
+"""Any worker commits when more segments than this are uncovered, so that opening a store never reads many headers."""
+
+
+def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
+    """Make a store, or open the one that is there. Raises BadInput for a folder that holds something else, WriteFailed."""
+    layout = Layout(root.absolute(), mode)
+    if layout.marker.exists():
+        return open_layout(layout)
+    foreign = [name for name in names_in(root) if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}]
+    if foreign or (root.exists() and not root.is_dir()):
+        message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
+        raise BadInput(message)
+    make_folder(layout, layout.root)
+    make_folder(layout, layout.temporary)
+    body = {"store_id": secrets.token_hex(16), "mode": mode.value}
+    publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
+    return open_layout(layout)
+
+
+def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
+    """Publish an index that covers every readable segment, and return a snapshot with it. Does nothing when nothing is new.
+
+    Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks.
+    """
+    before = load_snapshot(layout, earlier=snapshot)
+    if not before.uncovered and not before.vanished and (before.index or not before.listed):
+        return before
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.indexes)
+    number = max((name.number for name in list_indexes(layout)), default=0) + 1
+    failpoint("commit.before_index")
+    verdict = build(
+        layout,
+        number,
+        base=before.index,
+        dropped=before.vanished,
+        segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
+        entries=_new_entries(before.uncovered),
+    )
+    failpoint("commit.after_index")
+    before.close()
+    return load_snapshot(layout, verdict=verdict)
+
+
+def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
+    """Commit when many segments are uncovered and nobody else is at it."""
+    if len(snapshot.uncovered) <= UNCOVERED_LIMIT:
+        return snapshot
+    try:
+        with locked(layout.lock("commit"), seconds=0):
+            return commit(layout, snapshot=snapshot)
+    except LockTimeout:
+        return snapshot
+
+
+def publish_recipe(layout: Layout, recipe: Recipe) -> None:
+    """Keep a recipe beside the entries that it makes. One that is there already is fine."""
+    path = layout.recipe(recipe.fingerprint)
+    if path.name in names_in(layout.recipes):
+        return
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.recipes)
+    publish(layout, path, [encode_record(RECIPE_FORMAT, RECIPE_VERSION, recipe.as_json())])
+
+
+def _new_entries(uncovered: Mapping[str, SegmentContents]) -> Iterator[NewEntry]:
+    for digest, contents in uncovered.items():
+        for entry in contents.entries:
+            yield entry.key, digest, entry.ordinal, entry.offset, entry.specs, entry.checksum

@@ -1,0 +1,101 @@
+"""One entry as bytes: its layout, its checksum, and the buffers it is written from. Knows no file.
+
+An entry's tensors stand together, widest dtype first, so that each starts at a multiple of its element's size without filler.
+Its checksum covers the key, the names, dtypes and shapes, and every byte, so right-looking bytes under a wrong key never pass.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import xxhash
+
+from cachestore.errors import BadInput
+from cachestore.files.container import DTYPE_BYTES, size_bytes
+from cachestore.keys import Json, Key, canonical
+
+CHECKSUM_BYTES: Final = 16
+
+Buffer = bytes | bytearray | memoryview
+
+RawTensor = tuple[str, tuple[int, ...], Buffer]
+"""(safetensors dtype, shape, contiguous little-endian bytes): how tensors reach and leave the storage room."""
+
+
+class TensorSpec(NamedTuple):
+    """One tensor of an entry, without its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return size_bytes(self.dtype, self.shape)
+
+
+Specs = tuple[TensorSpec, ...]
+"""The tensors of an entry in the order of their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry that is about to be written."""
+
+    key: Key
+    specs: Specs
+    buffers: tuple[Buffer, ...]
+    meta: Mapping[str, Json]
+    checksum: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+
+def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
+    """Order an entry's tensors and bind them to the key. Raises BadInput for a bad name, dtype or length, or a value that is not JSON.
+
+    No tensors at all is a valid entry: its JSON value is then all it says.
+    """
+    canonical(dict(meta))
+    specs: list[TensorSpec] = []
+    buffers: list[Buffer] = []
+    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES.get(item[1][0], 0), item[0])):
+        _check_name(name, key)
+        spec = TensorSpec(name, dtype, tuple(shape))
+        view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        if dtype not in DTYPE_BYTES or spec.size_bytes != len(view):
+            message = f"tensor {name!r} of entry {key}: {len(view)} bytes do not make {dtype} {list(shape)}"
+            raise BadInput(message)
+        specs.append(spec)
+        buffers.append(view)
+    return Entry(key, tuple(specs), tuple(buffers), meta, checksum_of(key, specs, buffers))
+
+
+def _check_name(name: str, key: Key) -> None:
+    if not name or len(name) > 128 or "/" in name or not name.isprintable():
+        message = f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not"
+        raise BadInput(message)
+
+
+def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: "tuple[Buffer, ...] | list[Buffer]") -> bytes:
+    """xxh3_128 over key, names, dtypes, shapes and bytes; the buffers may be one whole run or one for each tensor."""
+    state = xxhash.xxh3_128(key)
+    state.update(canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs]))
+    for buffer in buffers:
+        state.update(buffer)
+    return state.digest()
+
+
+def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:
+    """Cut an entry's bytes into its tensors, without copying."""
+    tensors: dict[str, RawTensor] = {}
+    position = 0
+    for spec in specs:
+        end = position + spec.size_bytes
+        tensors[spec.name] = (spec.dtype, spec.shape, run[position:end])
+        position = end
+    return tensors

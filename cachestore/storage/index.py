@@ -1,0 +1,272 @@
+"""The index: an immutable LMDB file, key -> places of all copies, derived from segments. The only module that knows LMDB.
+
+Three tables inside: `entries` (key -> places, see `places`), `segments` (number -> digest, size, entries, origin) and `layouts`
+(number -> names, dtypes and shapes). Numbers never change from one index to the next, so extending one copies values as they are.
+
+A damaged LMDB file kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked
+before LMDB sees the file. LMDB also refuses a second open of one file in a process, even in a forked child that inherited the
+first: `_open` keeps one environment for each file and process, and closes inherited ones first.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import FileIdentity, opened
+from cachestore.files.paths import IndexName, Layout
+from cachestore.files.publish import digest_file, publish_file
+from cachestore.keys import Key, canonical
+from cachestore.storage.entry import Specs, TensorSpec
+from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_places
+
+VERSION: Final = 1
+_NUMBER: Final = struct.Struct(">I")
+_MAP_LIMIT_BYTES: Final = 1 << 40
+_OLD_ENGINE: Final = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+"""py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
+
+NewEntry = tuple[Key, str, int, int, Specs, bytes]
+"""(key, segment digest, ordinal, offset, specs, checksum) of one entry that is added to an index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """That a file was checked against its digest, and which file it was. Travels with a pickled handle; never believed for another file."""
+
+    name: IndexName
+    identity: FileIdentity
+
+
+@dataclass(slots=True)
+class _Opened:
+    environment: lmdb.Environment
+    pid: int
+    users: int
+
+
+_environments: dict[tuple[int, int], _Opened] = {}
+"""By (device, inode). Entries of another pid were inherited by a fork and are closed before anything else is opened."""
+
+
+def check(layout: Layout, name: IndexName) -> Verdict:
+    """Compare an index with the digest in its name. Raises FormatError if they differ, FileNotFoundError if it is gone."""
+    path = layout.index(name)
+    with opened(path) as (_descriptor, status):
+        identity = FileIdentity.of(status)
+    if digest_file(path) != name.digest:
+        message = f"the index {path} does not match the digest in its name; it is derived: `cachestore repair` builds it again"
+        raise FormatError(message)
+    return Verdict(name, identity)
+
+
+class Index:
+    """One index, open for reading. Close it, or use it as a context. A forked child opens its own when it first reads."""
+
+    def __init__(self, layout: Layout, verdict: Verdict) -> None:
+        """Open a checked index. Raises FormatError if the file is no longer the one that was checked."""
+        self.verdict = verdict
+        self._path = layout.index(verdict.name)
+        self._pid = -1
+        self._environment: lmdb.Environment | None = None
+        self._attach()
+        self._tables: dict[bytes, Any] = {}
+        self._layouts: dict[int, Specs] = {}
+        self.segments: Mapping[int, SegmentRef] = dict(self._read_segments())
+
+    def _attach(self) -> None:
+        with opened(self._path) as (_descriptor, status):
+            if FileIdentity.of(status) != self.verdict.identity:
+                message = f"{self._path} changed since it was checked; open the store again"
+                raise FormatError(message)
+        self._environment = _open(self._path, self.verdict.identity)
+        self._pid = os.getpid()
+        self._tables = {}
+
+    def _begin(self) -> tuple[lmdb.Transaction, Mapping[bytes, Any]]:
+        """A read transaction in this process. After a fork the inherited environment is replaced first."""
+        if self._pid != os.getpid() or self._environment is None:
+            self._attach()
+        environment = self._environment
+        if environment is None:
+            message = f"{self._path} is closed"
+            raise FormatError(message)
+        if not self._tables:
+            self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
+        return environment.begin(), self._tables
+
+    def _read_segments(self) -> Iterator[tuple[int, SegmentRef]]:
+        transaction, tables = self._begin()
+        with transaction, transaction.cursor(db=tables[b"segments"]) as cursor:
+            for number, value in cursor:
+                digest, size, entries, origin = json.loads(bytes(value))
+                yield _NUMBER.unpack(bytes(number))[0], SegmentRef(digest, size, entries, origin)
+
+    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
+        """The places of each key, in the order of `keys`; an empty list for a key that the index does not hold."""
+        transaction, tables = self._begin()
+        with transaction:
+            entries = tables[b"entries"]
+            found = [transaction.get(key, db=entries) for key in keys]
+            return [self._places(bytes(value), transaction, tables) if value is not None else [] for value in found]
+
+    def keys(self) -> Iterator[tuple[Key, list[Place]]]:
+        """All keys with their places, in the order of keys."""
+        transaction, tables = self._begin()
+        with transaction, transaction.cursor(db=tables[b"entries"]) as cursor:
+            for raw, value in cursor:
+                yield Key(bytes(raw)), self._places(bytes(value), transaction, tables)
+
+    def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and packed places as they stand, for the next index."""
+        transaction, tables = self._begin()
+        with transaction, transaction.cursor(db=tables[b"entries"]) as cursor:
+            for raw, value in cursor:
+                yield bytes(raw), bytes(value)
+
+    def raw_layouts(self) -> dict[bytes, int]:
+        """Numbers of layouts by their text, for the next index."""
+        transaction, tables = self._begin()
+        with transaction, transaction.cursor(db=tables[b"layouts"]) as cursor:
+            return {bytes(value): _NUMBER.unpack(bytes(number))[0] for number, value in cursor}
+
+    def __len__(self) -> int:
+        """How many keys the index holds."""
+        transaction, tables = self._begin()
+        with transaction:
+            return transaction.stat(tables[b"entries"])["entries"]
+
+    def _places(self, value: bytes, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> list[Place]:
+        places: list[Place] = []
+        for segment, ordinal, offset, layout, checksum in unpack_places(value):
+            specs = self._layouts.get(layout)
+            if specs is None:
+                raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
+                specs = self._layouts[layout] = _parse_layout(bytes(raw or b"[]"))
+            places.append(Place(self.segments[segment], ordinal, offset, specs, checksum))
+        return places
+
+    def close(self) -> None:
+        """Give the file back. Calling it twice is fine."""
+        if self._environment is not None:
+            _release(self.verdict.identity)
+            self._environment = None
+
+
+def build(
+    layout: Layout,
+    number: int,
+    *,
+    base: Index | None,
+    dropped: frozenset[int],
+    segments: Iterable[SegmentRef],
+    entries: Iterable[NewEntry],
+) -> Verdict:
+    """Write and publish an index: the entries of `base` without those in `dropped` segments, and the new ones.
+
+    Built on a private path in one transaction, in the order of keys, then published under its digest.
+    """
+    temporary = layout.new_temporary()
+    kept = {n: ref for n, ref in base.segments.items() if n not in dropped} if base else {}
+    # Numbers go on after the highest ever used in `base`, dropped ones included: a number never changes its meaning.
+    first = max(base.segments, default=-1) + 1 if base else 0
+    added = dict(enumerate(segments, first))
+    names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}
+    layouts = base.raw_layouts() if base else {}
+    fresh = _pack_new(entries, names, layouts)
+    everything = {n: ref for n, ref in {**kept, **added}.items()}
+    environment = lmdb.open(str(temporary), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE)
+    try:
+        tables = {name: environment.open_db(name) for name in (b"entries", b"segments", b"layouts")}
+        with environment.begin(write=True) as transaction:
+            _put_all(transaction, tables[b"segments"], ((_NUMBER.pack(n), _encode_ref(ref)) for n, ref in sorted(everything.items())))
+            _put_all(transaction, tables[b"layouts"], ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])))
+            _put_all(transaction, tables[b"entries"], _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}))
+    finally:
+        environment.close()
+    name = IndexName(number, digest_file(temporary))
+    publish_file(layout, temporary, layout.index(name))
+    return check(layout, name)
+
+
+def _put_all(transaction: lmdb.Transaction, table: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
+    with transaction.cursor(db=table) as cursor:
+        cursor.putmulti(items, append=True)
+
+
+def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: dict[bytes, int]) -> dict[bytes, bytes]:
+    packed: dict[bytes, bytes] = {}
+    following = max(layouts.values(), default=-1) + 1
+    for key, segment, ordinal, offset, specs, checksum in entries:
+        text = canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
+        if text not in layouts:
+            layouts[text] = following
+            following += 1
+        packed[bytes(key)] = packed.get(bytes(key), b"") + pack_place(numbers[segment], ordinal, offset, layouts[text], checksum)
+    return packed
+
+
+def _merged(base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]) -> Iterator[tuple[bytes, bytes]]:
+    """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
+    waiting = iter(sorted(fresh))
+    following = next(waiting, None)
+    for key, value in base.raw_entries() if base else ():
+        while following is not None and following < key:
+            yield following, _sorted_copies(fresh[following], dropped, digests)
+            following = next(waiting, None)
+        joined = value + fresh[key] if following == key else value
+        if following == key:
+            following = next(waiting, None)
+        if kept := _sorted_copies(joined, dropped, digests):
+            yield key, kept
+    while following is not None:
+        yield following, _sorted_copies(fresh[following], dropped, digests)
+        following = next(waiting, None)
+
+
+def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, str]) -> bytes:
+    places = unpack_places(value)
+    if len(places) == 1 and places[0][0] not in dropped:
+        return value
+    kept = sorted((place for place in places if place[0] not in dropped), key=lambda place: (digests[place[0]], place[1]))
+    return b"".join(pack_place(*place) for place in kept)
+
+
+def _encode_ref(ref: SegmentRef) -> bytes:
+    return canonical([ref.digest, ref.size_bytes, ref.entries, ref.origin])
+
+
+def _parse_layout(text: bytes) -> Specs:
+    return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text))
+
+
+def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
+    pid = os.getpid()
+    for file, held in list(_environments.items()):
+        if held.pid != pid:
+            held.environment.close()
+            del _environments[file]
+    file = (identity.device, identity.inode)
+    held = _environments.get(file)
+    if held is None:
+        environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE)
+        held = _environments[file] = _Opened(environment, pid, 0)
+    held.users += 1
+    return held.environment
+
+
+def _release(identity: FileIdentity) -> None:
+    file = (identity.device, identity.inode)
+    held = _environments.get(file)
+    if held is None or held.pid != os.getpid():
+        return
+    held.users -= 1
+    if held.users == 0:
+        held.environment.close()
+        del _environments[file]

@@ -1,0 +1,45 @@
+"""A cache of model-file digests: create-only files `digests/<host>-<digest>.json`, each a mapping of what one run added.
+
+The keys are opaque here (path, size, times and inode of a file, as `cachestore.digests` makes them), so the entries of one host mean
+nothing on another. Losing the cache costs reading the model files again.
+"""
+
+import re
+from collections.abc import Mapping
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout
+from cachestore.files.publish import digest_of, make_folder, publish
+from cachestore.files.records import encode_record, read_record
+
+FORMAT = "cachestore-digests"
+VERSION = 1
+
+
+def load_digests(layout: Layout, host: str) -> dict[str, str]:
+    """Everything that runs on this host have added. Damaged files are passed over; none there is an empty cache."""
+    found: dict[str, str] = {}
+    prefix = f"{_safe(host)}-"
+    for name in names_in(layout.digests):
+        if name.startswith(prefix) and name.endswith(".json"):
+            try:
+                found.update(read_record(layout.digests / name, FORMAT, VERSION))
+            except (FormatError, OSError):
+                continue
+    return found
+
+
+def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None:
+    """Keep what this run added; nothing added makes no file."""
+    if not added:
+        return
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.digests)
+    record = encode_record(FORMAT, VERSION, dict(added))
+    publish(layout, layout.digests / f"{_safe(host)}-{digest_of([record])}.json", [record])
+
+
+def _safe(host: str) -> str:
+    """A host's name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.]", "_", host)[:100] or "host"

@@ -1,0 +1,151 @@
+"""Repair: makes a store consistent without a GPU. It copies before it moves and moves before it forgets.
+
+1. Every segment is read whole. From a damaged one the good entries are copied into a new segment, which is published first.
+2. The damaged file goes to `quarantine/`, with the keys that could not be saved beside it.
+3. Damaged index files, catalogs and recipes go to `quarantine/`; the index is built again from the segments.
+
+A file that cannot be read (an I/O error) is left where it is. Running it again changes nothing more. Safe beside readers, which
+find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cachestore.errors import FormatError
+from cachestore.files.failpoints import failpoint
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, parse_recipe
+from cachestore.files.publish import make_folder, move, publish
+from cachestore.files.records import encode_record
+from cachestore.keys import Json, Key
+from cachestore.storage.append import publish_segment
+from cachestore.storage.commit import commit
+from cachestore.storage.entry import Entry
+from cachestore.storage.segment import StoredEntry, read_contents
+from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What repair did, or with `dry_run` would do."""
+
+    salvaged: int
+    """Entries copied out of damaged segments."""
+    quarantined: tuple[str, ...]
+    """Files moved aside, relative to the store."""
+    rebuilt: tuple[str, ...]
+    """What was built again: `index`, catalogs by name."""
+    missing: int
+    """Keys that something needs and that have no valid copy anywhere."""
+    refilled: int = 0
+    dry_run: bool = False
+    findings: tuple[Finding, ...] = ()
+    """What is still wrong afterwards, harmless things left out."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The object that `cachestore repair --json` prints."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    digest: str
+    good: tuple[tuple[StoredEntry, bytearray], ...]
+    bad: tuple[Key, ...]
+
+
+def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
+    """Make a store consistent; see the module's text. Raises StoreNotFound, FormatError for a newer store, WriteFailed."""
+    layout = open_layout(Layout(Path(path).absolute()))
+    with closing(load_snapshot(layout)) as snapshot:
+        damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
+    broken = _broken_files(layout)
+    quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
+    salvaged = sum(len(one.good) for one in damaged)
+    if dry_run:
+        return RepairReport(salvaged, tuple(quarantined), ("index",) if quarantined else (), 0, dry_run=True)
+    for one in damaged:
+        _salvage(layout, one)
+    for where in broken:
+        _quarantine(layout, layout.root / where)
+    with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
+        rebuilt = ("index",) if after.generation != before.generation else ()
+    return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0))
+
+
+def finish_report(root: Path, report: RepairReport) -> RepairReport:
+    """The same report with what is still wrong now."""
+    left = tuple(finding for finding in verify(root, "quick").findings if finding.kind not in {"stale-temp", "foreign-file"})
+    missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
+    return RepairReport(report.salvaged, report.quarantined, report.rebuilt, missing, report.refilled, findings=left)
+
+
+def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
+    """What can be saved from a segment; None where it is whole, or cannot be read at all (nothing is moved then)."""
+    looked = look_at_segment(layout, digest, every_byte=True)
+    if not looked.findings or looked.is_unreadable:
+        return None
+    try:
+        entries: Sequence[StoredEntry] = read_contents(layout.segment(digest)).entries
+    except FormatError as error:
+        if "install a newer one" in str(error):
+            raise
+        entries = tuple(_entries_in_index(snapshot, digest))
+    except OSError:
+        return None
+    good = tuple(good_entries(layout, digest, entries))
+    saved = {entry.key for entry, _run in good}
+    return _Damaged(digest, good, tuple(entry.key for entry in entries if entry.key not in saved))
+
+
+def _entries_in_index(snapshot: Snapshot, digest: str) -> Iterable[StoredEntry]:
+    """What the index knows of a segment whose own header is damaged. The JSON values are lost with the header."""
+    if snapshot.index is None:
+        return
+    for key, places in snapshot.index.keys():
+        for place in places:
+            if place.segment.digest == digest:
+                yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, {"salvaged_from": digest})
+
+
+def _salvage(layout: Layout, damaged: _Damaged) -> None:
+    """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
+    if damaged.good:
+        entries = [Entry(entry.key, entry.specs, (run,), entry.meta, entry.checksum) for entry, run in damaged.good]
+        publish_segment(layout, [_split(entry) for entry in entries], origin="repair")
+    failpoint("repair.after_salvage")
+    make_folder(layout, layout.quarantine)
+    if damaged.bad:
+        body: dict[str, Json] = {"segment": damaged.digest, "keys": [str(key) for key in damaged.bad]}
+        publish(layout, layout.quarantine / f"{damaged.digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+    _quarantine(layout, layout.segment(damaged.digest))
+
+
+def _split(entry: Entry) -> Entry:
+    """The entry with one buffer for each tensor instead of one run."""
+    view, buffers, position = memoryview(entry.buffers[0]), [], 0
+    for spec in entry.specs:
+        buffers.append(view[position : position + spec.size_bytes])
+        position += spec.size_bytes
+    return Entry(entry.key, entry.specs, tuple(buffers), entry.meta, entry.checksum)
+
+
+def _quarantine(layout: Layout, path: Path) -> None:
+    """Move a file aside under a name of its own; it is never deleted."""
+    make_folder(layout, layout.quarantine)
+    taken = set(names_in(layout.quarantine))
+    flat = str(path.relative_to(layout.root)).replace("/", "_")
+    number = 0
+    while (name := flat if number == 0 else f"{flat}.{number}") in taken:
+        number += 1
+    move(layout, path, layout.quarantine / name)
+
+
+def _broken_files(layout: Layout) -> list[str]:
+    """Index files, catalogs and recipes that do not match their checksums; newer formats are not ours to judge."""
+    kinds = {"bad-index", "bad-catalog", "bad-recipe"}
+    found = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and "install a newer one" not in finding.message}
+    return sorted(path for path in found if not (path.startswith("recipes/") and parse_recipe(Path(path).name) is None))

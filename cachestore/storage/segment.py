@@ -1,0 +1,136 @@
+"""A segment: an immutable safetensors file of many entries, built in memory and written once. The only truth about values.
+
+Its tensors are named `<key>/<name>`; entries start at multiples of 64 bytes, the gaps are declared tensors `filler/<n>`.
+`__metadata__` holds `format`, `origin` (which pass wrote it), `entries` (the entry table: key -> [checksum, JSON value]) and
+`entries_checksum` over the table's text. The file's name is the xxh3_128 of all its bytes.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
+from cachestore.files.opening import opened
+from cachestore.files.publish import digest_of
+from cachestore.keys import Json, Key, canonical
+from cachestore.storage.entry import Buffer, Entry, Specs, TensorSpec
+
+FORMAT: Final = "cachestore-segment"
+VERSION: Final = 1
+ENTRY_LIMIT: Final = 4096
+"""Entries of one segment at most. Keeps headers small: opening one costs about 1 ms a thousand tensors."""
+
+_FILLER: Final = "filler"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as a segment's header describes it."""
+
+    key: Key
+    ordinal: int
+    """Its place in the order of bytes, from 0."""
+    offset: int
+    """Where its bytes start in the file."""
+    specs: Specs
+    checksum: bytes
+    meta: Mapping[str, Json]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(spec.size_bytes for spec in self.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentContents:
+    """What a segment's header says."""
+
+    origin: str
+    """`<plan>/<pass>` of the pass that wrote it; empty where a writer did."""
+    entries: tuple[StoredEntry, ...]
+    size_bytes: int
+
+
+def build_segment(entries: Iterable[Entry], *, origin: str = "") -> tuple[str, list[Buffer]]:
+    """Lay out a segment; returns (digest, chunks). Pure. Without entries the segment is valid and empty."""
+    tensors: dict[str, TensorPlace] = {}
+    table: dict[str, Any] = {}
+    data: list[Buffer] = []
+    position = 0
+    for entry in entries:
+        if gap := -position % ALIGNMENT:
+            tensors[f"{_FILLER}/{len(table)}"] = TensorPlace("U8", (gap,), position, position + gap)
+            data.append(bytes(gap))
+            position += gap
+        table[str(entry.key)] = [entry.checksum.hex(), dict(entry.meta)]
+        for spec, buffer in zip(entry.specs, entry.buffers, strict=True):
+            tensors[f"{entry.key}/{spec.name}"] = TensorPlace(spec.dtype, spec.shape, position, position + len(buffer))
+            data.append(buffer)
+            position += len(buffer)
+    text = canonical(table).decode("utf-8", "surrogatepass")
+    metadata = {"format": f"{FORMAT}/{VERSION}", "origin": origin, "entries": text, "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")])}
+    chunks: list[Buffer] = [build_header(tensors, metadata), *data]
+    return digest_of(chunks), chunks
+
+
+def read_contents(path: Path) -> SegmentContents:
+    """Read and check a segment's header; its bytes are not looked at. Raises FormatError, or OSError as it comes."""
+    with opened(path) as (descriptor, status):
+        header = read_header(descriptor, status.st_size, where=path)
+    return parse_contents(header, status.st_size, where=path)
+
+
+def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentContents:
+    """The entries in a parsed header. Raises FormatError if they do not fit the tensors, or the segment is newer than this code."""
+    _check_format(header.metadata.get("format", ""), where)
+    text = header.metadata.get("entries", "")
+    if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
+        message = f"the entry table of {where} does not match its checksum; run `cachestore repair`"
+        raise FormatError(message)
+    grouped = _group(header)
+    try:
+        table: dict[str, Any] = json.loads(text)
+        starts = _starts(table, grouped, header)
+        entries = tuple(
+            StoredEntry(Key.parse(name), ordinal, start, _specs(grouped.get(name, [])), bytes.fromhex(table[name][0]), table[name][1])
+            for ordinal, (start, name) in enumerate(starts)
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        message = f"the entry table of {where} does not fit its tensors; run `cachestore repair`"
+        raise FormatError(message) from error
+    if not set(grouped) <= {*table, _FILLER}:
+        message = f"{where} holds tensors that its entry table does not name; run `cachestore repair`"
+        raise FormatError(message)
+    return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
+
+
+def _check_format(found: str, where: Path) -> None:
+    kind, _, version = found.partition("/")
+    if kind != FORMAT or not version.isdigit():
+        message = f"{where} is a safetensors file, but not a segment of cachestore; run `cachestore verify`"
+        raise FormatError(message)
+    if int(version) > VERSION:
+        message = f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one"
+        raise FormatError(message)
+
+
+def _group(header: Header) -> dict[str, list[tuple[str, TensorPlace]]]:
+    grouped: dict[str, list[tuple[str, TensorPlace]]] = {}
+    for full_name, place in header.tensors.items():
+        owner, _, name = full_name.partition("/")
+        grouped.setdefault(owner, []).append((name, place))
+    return grouped
+
+
+def _starts(table: Mapping[str, Any], grouped: Mapping[str, list[tuple[str, TensorPlace]]], header: Header) -> list[tuple[int, str]]:
+    """Where each entry starts in the file, in order. An entry without bytes starts at the data's start."""
+    starts = [(grouped[name][0][1].start if name in grouped else 0, name) for name in table]
+    return [(header.data_start + start, name) for start, name in sorted(starts)]
+
+
+def _specs(tensors: list[tuple[str, TensorPlace]]) -> Specs:
+    return tuple(TensorSpec(name, place.dtype, place.shape) for name, place in tensors)

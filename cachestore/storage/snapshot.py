@@ -1,0 +1,176 @@
+"""A snapshot: the index, plus segments that are listed but not covered, minus covered ones that are no longer listed.
+
+So any good index is correct, and ties between index writers are harmless. A snapshot never changes; `load_snapshot` makes a newer one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachestore.errors import FormatError, StoreNotFound
+from cachestore.files.opening import names_in
+from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
+from cachestore.files.records import read_record
+from cachestore.keys import Key
+from cachestore.storage.index import Index, Verdict, check
+from cachestore.storage.places import Place, SegmentRef
+from cachestore.storage.segment import SegmentContents, read_contents
+
+FORMAT: Final = "cachestore-store"
+VERSION: Final = 1
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What is in a store at one moment. Look-ups need no lock and write nothing."""
+
+    layout: Layout
+    index: Index | None
+    tail: Mapping[Key, Sequence[Place]]
+    """Places in segments that the index does not cover."""
+    uncovered: Mapping[str, SegmentContents]
+    """The segments of the tail by digest."""
+    vanished: frozenset[int]
+    """Numbers of segments that the index covers but that are no longer there."""
+    unreadable: Mapping[str, str]
+    """Segments whose header could not be read, with the reason; their entries count as missing."""
+    listed: frozenset[str] = field(default_factory=frozenset[str])
+    """Digests of all segments that were there."""
+
+    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
+        """Places of each key, the smallest segment name first; an empty list for a key that is not there."""
+        found = self.index.find(keys) if self.index else [[] for _key in keys]
+        if self.vanished and self.index:
+            gone = {self.index.segments[number].digest for number in self.vanished}
+            found = [[place for place in places if place.segment.digest not in gone] for places in found]
+        if not self.tail:
+            return found
+        return [_join(places, self.tail.get(key, ())) for key, places in zip(keys, found, strict=True)]
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether there is a copy of this key."""
+        return bool(self.find([key])[0])
+
+    def keys(self) -> Iterator[Key]:
+        """All keys, each once; sorted within the index, then those of the tail."""
+        seen_in_index = self._index_keys() if self.index else iter(())
+        if not self.tail:
+            yield from seen_in_index
+            return
+        for key in seen_in_index:
+            if key not in self.tail:
+                yield key
+        yield from self.tail
+
+    def _index_keys(self) -> Iterator[Key]:
+        assert self.index is not None
+        gone = {self.index.segments[number].digest for number in self.vanished}
+        for key, places in self.index.keys():
+            if not gone or any(place.segment.digest not in gone for place in places):
+                yield key
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        if self.index is None:
+            return len(self.tail)
+        if not self.tail and not self.vanished:
+            return len(self.index)
+        return sum(1 for _key in self.keys())
+
+    @property
+    def generation(self) -> int:
+        """The number of the index, or -1 without one."""
+        return self.index.verdict.name.number if self.index else -1
+
+    def segments(self) -> list[SegmentRef]:
+        """All segments that are there and readable, by digest."""
+        covered = [ref for number, ref in self.index.segments.items() if number not in self.vanished] if self.index else []
+        return sorted([*covered, *(ref_of(digest, contents) for digest, contents in self.uncovered.items())], key=lambda ref: ref.digest)
+
+    def close(self) -> None:
+        """Close the index. Calling it twice is fine."""
+        if self.index:
+            self.index.close()
+
+
+def ref_of(digest: str, contents: SegmentContents) -> SegmentRef:
+    """What a snapshot keeps of a segment."""
+    return SegmentRef(digest, contents.size_bytes, len(contents.entries), contents.origin)
+
+
+def open_layout(layout_root: Layout) -> Layout:
+    """Check that a store is there and that this code can read it; returns its layout with the store's mode.
+
+    Raises StoreNotFound, or FormatError for a newer format.
+    """
+    path = layout_root.marker
+    try:
+        body = read_record(path, FORMAT, VERSION)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        message = f"there is no store at {layout_root.root} (no {path.name} in it); `cachestore precompute … --store` makes one"
+        raise StoreNotFound(message) from error
+    return Layout(layout_root.root, Mode(body["mode"]))
+
+
+def list_segments(layout: Layout) -> frozenset[str]:
+    """Digests of all segments, by listing folders: the one way to know what exists."""
+    found: set[str] = set()
+    for folder in names_in(layout.segments):
+        for name in names_in(layout.segments / folder):
+            digest = parse_segment(name)
+            if digest and digest[:2] == folder:
+                found.add(digest)
+    return frozenset(found)
+
+
+def list_indexes(layout: Layout) -> list[IndexName]:
+    """All index names, the one to be used first."""
+    found = [name for name in map(parse_index, names_in(layout.indexes)) if name]
+    return sorted(found, reverse=True)
+
+
+def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None) -> Snapshot:
+    """Look at a store now. Headers of the tail that `earlier` holds are not read again; a `verdict` saves checking the index.
+
+    A damaged index is passed over for an older one: with none left, the headers of all segments are read.
+    """
+    listed = list_segments(layout)
+    index = _open_newest(layout, earlier, verdict)
+    covered = {ref.digest for ref in index.segments.values()} if index else frozenset[str]()
+    vanished = frozenset(number for number, ref in index.segments.items() if ref.digest not in listed) if index else frozenset[int]()
+    known = earlier.uncovered if earlier else {}
+    uncovered: dict[str, SegmentContents] = {}
+    unreadable: dict[str, str] = {}
+    for digest in sorted(listed - covered):
+        try:
+            uncovered[digest] = known.get(digest) or read_contents(layout.segment(digest))
+        except (FormatError, OSError) as error:
+            unreadable[digest] = str(error)
+    return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed)
+
+
+def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:
+    tail: dict[Key, list[Place]] = {}
+    for digest, contents in uncovered.items():
+        ref = ref_of(digest, contents)
+        for entry in contents.entries:
+            tail.setdefault(entry.key, []).append(Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
+    return tail
+
+
+def _open_newest(layout: Layout, earlier: Snapshot | None, verdict: Verdict | None) -> Index | None:
+    for name in list_indexes(layout):
+        try:
+            if earlier and earlier.index and earlier.index.verdict.name == name:
+                return Index(layout, earlier.index.verdict)
+            if verdict and verdict.name == name:
+                return Index(layout, verdict)
+            return Index(layout, check(layout, name))
+        except (FormatError, OSError, json.JSONDecodeError):
+            continue
+    return None
+
+
+def _join(first: Sequence[Place], second: Sequence[Place]) -> list[Place]:
+    return sorted([*first, *second], key=lambda place: (place.segment.digest, place.ordinal))

@@ -1,0 +1,395 @@
+"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage.
+
+quick   names, sizes and headers of segments; the index's digest; catalogs whole; keys of the newest catalogs present
+full    all of that, and every byte of every segment against the digest in its name and each entry's checksum
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in, open_regular, opened, read_at, read_into
+from cachestore.files.paths import (
+    MARKER,
+    Layout,
+    decode_name,
+    is_temporary,
+    parse_catalog,
+    parse_index,
+    parse_plan,
+    parse_recipe,
+    parse_segment,
+    parse_worker,
+)
+from cachestore.files.publish import digest_of
+from cachestore.files.records import read_record
+from cachestore.keys import Json, Key, Recipe
+from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
+from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
+from cachestore.storage.entry import checksum_of
+from cachestore.storage.index import check
+from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
+from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
+
+Kind = Literal[
+    "corrupt-segment",
+    "corrupt-entry",
+    "missing-entry",
+    "wrong-value",
+    "bad-index",
+    "bad-catalog",
+    "bad-recipe",
+    "unreadable",
+    "stale-temp",
+    "foreign-file",
+]
+HARMLESS: Final[frozenset[Kind]] = frozenset({"stale-temp", "foreign-file"})
+STALE_SECONDS: Final = 3600.0
+LOST_FORMAT: Final = "cachestore-lost"
+LOST_VERSION: Final = 1
+LOST_SUFFIX: Final = ".lost.json"
+
+_OUR_NAMES: Final[Mapping[str, Callable[[str], object]]] = {
+    "index": parse_index,
+    "recipes": parse_recipe,
+    "plans": parse_plan,
+    "catalogs": decode_name,
+}
+_FREE_FOLDERS: Final = frozenset({"segments", "locks", "quarantine", "digests", "workers", "tmp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: Kind
+    path: str
+    """Relative to the store."""
+    message: str
+    key: str | None = None
+    sample: str | None = None
+    """The id of a sample that needs the entry; the first one where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What verify saw. `ok` is false for every kind of finding but stale temporary and foreign files."""
+
+    ok: bool
+    entries: int
+    segments: int
+    bytes: int
+    seconds: float
+    findings: tuple[Finding, ...]
+    level: str = "full"
+
+    def as_json(self) -> dict[str, Json]:
+        """The object that `cachestore verify --json` prints."""
+        return asdict(self) | {"findings": [asdict(finding) for finding in self.findings]}
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What was learned about one segment."""
+
+    digest: str
+    size_bytes: int = 0
+    entries: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+    good: frozenset[Key] = frozenset()
+    is_unreadable: bool = False
+
+
+def verify(
+    path: str | Path,
+    level: Literal["full", "quick"] = "full",
+    *,
+    subset: tuple[int, int] | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> VerifyReport:
+    """Check a store and change nothing.
+
+    Args:
+        path: the store.
+        level: "full" reads every byte, "quick" names, sizes and headers.
+        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
+        on_finding: called with each finding as it is made.
+
+    Raises:
+        StoreNotFound: there is no store there.
+        FormatError: the store was written by a newer version.
+    """
+    started = time.monotonic()
+    layout = open_layout(Layout(Path(path).absolute()))
+    snapshot = load_snapshot(layout)
+    findings: list[Finding] = []
+    with closing(snapshot):
+        looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
+        for finding in _all_findings(layout, snapshot, looked):
+            findings.append(finding)
+            if on_finding:
+                on_finding(finding)
+    return VerifyReport(
+        ok=all(finding.kind in HARMLESS for finding in findings),
+        entries=sum(one.entries for one in looked),
+        segments=len(looked),
+        bytes=sum(one.size_bytes for one in looked),
+        seconds=round(time.monotonic() - started, 3),
+        findings=tuple(findings),
+        level=level if subset is None else f"{subset[0]}/{subset[1]}",
+    )
+
+
+def _good_keys(looked: Sequence[_Looked]) -> frozenset[Key]:
+    good: set[Key] = set()
+    for one in looked:
+        good |= one.good
+    return frozenset(good)
+
+
+def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[_Looked]) -> Iterator[Finding]:
+    needed = dict(_needed(layout))
+    good = _good_keys(looked)
+    for one in looked:
+        for finding in one.findings:
+            yield _with_sample(finding, needed)
+    yield from _look_at_indexes(layout, snapshot)
+    yield from _look_at_recipes(layout)
+    yield from _look_at_catalogs(layout)
+    if not any(one.is_unreadable for one in looked):
+        # What an unreadable segment holds is unknown, so nothing can be called missing.
+        yield from _missing(needed, good)
+        yield from _lost(layout, good)
+    yield from _strangers(layout)
+
+
+def _with_sample(finding: Finding, needed: Mapping[Key, tuple[str, str]]) -> Finding:
+    if finding.key is None:
+        return finding
+    _where, sample = needed.get(Key.parse(finding.key), ("", None))
+    return Finding(finding.kind, finding.path, finding.message, finding.key, sample)
+
+
+def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[_Looked]:
+    """Each segment, several at a time: reading and hashing leave the interpreter's lock."""
+
+    def look(numbered: tuple[int, str]) -> _Looked:
+        number, digest = numbered
+        is_full = level == "full" and (subset is None or number % subset[1] == subset[0] - 1)
+        return look_at_segment(layout, digest, every_byte=is_full)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+        yield from threads.map(look, enumerate(digests))
+
+
+def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
+    """Check one segment. A mismatch is looked at again through a fresh open before it counts; an I/O error is `unreadable`."""
+    first = _look_once(layout, digest, every_byte=every_byte)
+    return _look_once(layout, digest, every_byte=every_byte) if first.findings else first
+
+
+def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
+    path = layout.segment(digest)
+    where = str(path.relative_to(layout.root))
+    help_text = f"run `cachestore repair {layout.root}`"
+    try:
+        size = path.stat().st_size
+        contents = read_contents(path)
+        keys = frozenset(entry.key for entry in contents.entries)
+        if not every_byte:
+            return _Looked(digest, size, len(keys), [], keys)
+        bad = _bad_entries(path, digest, contents)
+    except FormatError as error:
+        return _Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
+    except OSError as error:
+        return _Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {error.strerror or error}; nothing was moved")], is_unreadable=True)
+    if bad is None:
+        return _Looked(digest, size, len(keys), [], keys)
+    findings = [
+        Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key)) for entry in bad
+    ]
+    findings = findings or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")]
+    return _Looked(digest, size, len(keys), findings, keys - {entry.key for entry in bad})
+
+
+def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
+    """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
+    with opened(path) as (descriptor, status):
+        raw = read_at(descriptor, status.st_size, 0)
+    view = memoryview(raw)
+    if digest_of([view]) == digest and all(_is_good(view, entry) for entry in contents.entries):
+        return None
+    return [entry for entry in contents.entries if not _is_good(view, entry)]
+
+
+def _is_good(view: memoryview, entry: StoredEntry) -> bool:
+    return checksum_of(entry.key, entry.specs, [view[entry.offset : entry.offset + entry.size_bytes]]) == entry.checksum
+
+
+def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
+    """The undamaged entries of a segment with their bytes, read one by one; for salvage."""
+    saved: list[tuple[StoredEntry, bytearray]] = []
+    descriptor, _status = open_regular(layout.segment(digest))
+    try:
+        for entry in places:
+            run = bytearray(entry.size_bytes)
+            count = read_into(descriptor, memoryview(run), entry.offset)
+            if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
+                saved.append((entry, run))
+    finally:
+        os.close(descriptor)
+    return saved
+
+
+def _look_at_indexes(layout: Layout, snapshot: Snapshot) -> Iterator[Finding]:
+    for name in list_indexes(layout):
+        path = layout.index(name)
+        try:
+            check(layout, name)
+        except FormatError as error:
+            yield Finding("bad-index", str(path.relative_to(layout.root)), str(error))
+        except OSError as error:
+            yield Finding("unreadable", str(path.relative_to(layout.root)), f"{path}: {error.strerror or error}")
+    if snapshot.index is None:
+        return
+    for message in _disagreements(layout, snapshot):
+        yield Finding("bad-index", str(layout.index(snapshot.index.verdict.name).relative_to(layout.root)), message)
+
+
+def _disagreements(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
+    """Where the index and the headers of the segments it covers differ; damaged segments are reported elsewhere."""
+    assert snapshot.index is not None
+    counted: dict[str, int] = {}
+    for _key, places in snapshot.index.keys():
+        for place in places:
+            counted[place.segment.digest] = counted.get(place.segment.digest, 0) + 1
+    for number, ref in snapshot.index.segments.items():
+        if number not in snapshot.vanished and counted.get(ref.digest, 0) != ref.entries:
+            yield f"the index holds {counted.get(ref.digest, 0)} of {ref.entries} entries of segment {ref.digest}; run `cachestore repair {layout.root}`"
+
+
+def _look_at_recipes(layout: Layout) -> Iterator[Finding]:
+    for name in names_in(layout.recipes):
+        fingerprint = parse_recipe(name)
+        if fingerprint is None:
+            continue
+        where = f"recipes/{name}"
+        try:
+            found = Recipe.from_json(read_record(layout.recipe(fingerprint), RECIPE_FORMAT, RECIPE_VERSION)).fingerprint
+        except (FormatError, KeyError, TypeError, ValueError) as error:
+            yield Finding("bad-recipe", where, f"{where}: {error}")
+            continue
+        except OSError as error:
+            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+            continue
+        if found != fingerprint:
+            yield Finding("bad-recipe", where, f"{where} holds the recipe {found}; run `cachestore repair {layout.root}`")
+
+
+def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
+    for name in list_names(layout):
+        for generation in list_generations(layout, name):
+            path = layout.catalog(name, generation)
+            where = str(path.relative_to(layout.root))
+            try:
+                read_catalog(path, generation=generation)
+            except FormatError as error:
+                yield Finding("bad-catalog", where, str(error))
+            except OSError as error:
+                yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+
+
+def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
+    """Each key that a catalog names, with the id of its sample."""
+    for column in catalog.columns:
+        for row in range(len(catalog)):
+            for key in column.row_keys(row):
+                if key is not None:
+                    yield key, catalog.ids[row]
+
+
+def _needed(layout: Layout) -> Iterator[tuple[Key, tuple[str, str]]]:
+    """Keys of the newest catalog of each name -> (the catalog's path, a sample); the first sample of a key stays."""
+    seen: set[Key] = set()
+    for name in list_names(layout):
+        catalog = newest_catalog(layout, name)
+        if catalog is None:
+            continue
+        where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
+        for key, sample in needed_by(catalog):
+            if key not in seen:
+                seen.add(key)
+                yield key, (where, sample)
+
+
+def _missing(needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
+    for key, (where, sample) in needed.items():
+        if key not in good:
+            message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run `cachestore repair --refill`"
+            yield Finding("missing-entry", where, message, str(key), sample)
+
+
+def lost_keys(layout: Layout) -> Iterator[tuple[str, Key]]:
+    """(file, key) of every entry that repair could not salvage, as noted beside the quarantined segment."""
+    for name in names_in(layout.quarantine):
+        if name.endswith(LOST_SUFFIX):
+            body = read_record(layout.quarantine / name, LOST_FORMAT, LOST_VERSION)
+            for text in body["keys"]:
+                yield name, Key.parse(text)
+
+
+def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
+    try:
+        for name, key in lost_keys(layout):
+            if key not in good:
+                message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+                yield Finding("missing-entry", f"quarantine/{name}", message, str(key))
+    except (FormatError, OSError) as error:
+        yield Finding("unreadable", "quarantine", str(error))
+
+
+def _strangers(layout: Layout) -> Iterator[Finding]:
+    """Files that are not ours, and temporary files that nobody will finish. Nothing is ever removed here."""
+    known = {MARKER, *_OUR_NAMES, *_FREE_FOLDERS}
+    for name in names_in(layout.root):
+        if name not in known:
+            yield _foreign(name)
+    for folder, parse in _OUR_NAMES.items():
+        for name in names_in(layout.root / folder):
+            if parse(name) is None:
+                yield _foreign(f"{folder}/{name}")
+    for name in list_names(layout):
+        folder = layout.catalog_folder(name)
+        yield from (_foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is None)
+    for folder in names_in(layout.segments):
+        inside = names_in(layout.segments / folder)
+        if not inside and not (layout.segments / folder).is_dir():
+            yield _foreign(f"segments/{folder}")
+        yield from (_foreign(f"segments/{folder}/{name}") for name in inside if (parse_segment(name) or "")[:2] != folder)
+    yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))
+    yield from _stale_temporaries(layout)
+
+
+def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
+    now = time.time()
+    for name in names_in(layout.temporary):
+        if not is_temporary(name):
+            yield _foreign(f"tmp/{name}")
+            continue
+        try:
+            age = now - (layout.temporary / name).lstat().st_mtime
+        except OSError:
+            continue
+        if age > STALE_SECONDS:
+            yield Finding("stale-temp", f"tmp/{name}", f"tmp/{name} was left {age / 3600:.0f} h ago by a process that died; it is harmless")
+
+
+def _foreign(where: str) -> Finding:
+    return Finding("foreign-file", where, f"{where!a} was not made by cachestore; it is left alone")
+

@@ -1,0 +1,116 @@
+"""A store that can be written: a Reader, plus `writer` and `commit`. Belongs to one process."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from cachestore.errors import BadInput, CacheStoreError
+from cachestore.files.paths import Mode
+from cachestore.keys import Json, Key
+from cachestore.reader import AnyKey, Reader
+from cachestore.storage.append import Appender
+from cachestore.storage.commit import commit, create_store
+from cachestore.storage.fetch import Io, Verify
+from cachestore.tensors import to_raw
+
+
+class Writer:
+    """Puts values of your own. Leaving the `with` block appends them: durable, acknowledged and readable here.
+
+    If the block raises, what was gathered and not yet published is forgotten; what was published stays.
+    """
+
+    def __init__(self, store: "Store") -> None:
+        """Made by `Store.writer`."""
+        self._store = store
+        self._appender = Appender(store.layout)
+
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Gather an entry. `tensors` maps names to torch tensors or numpy arrays; they are copied. `meta` is a small JSON value.
+
+        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published.
+        """
+        copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(tensors).items()}
+        self._appender.put(Key.parse(key), copied, meta or {})
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Publish what is gathered, unless the block raised."""
+        if kind is None:
+            self._appender.close_segment()
+        else:
+            self._appender.discard()
+        self._store.refresh()
+
+
+class Store(Reader):
+    """A store opened with `mode="a"`."""
+
+    def __init__(self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE) -> None:
+        """Open a store; with `mode="a"` one is made where there is none. Raises StoreNotFound, BadInput, FormatError."""
+        if mode not in {"r", "a"}:
+            message = f'a store is opened with mode "r" or "a", not {mode!r}'
+            raise BadInput(message)
+        if mode == "a":
+            create_store(Path(path), mode=access)
+        self.mode: Literal["r", "a"] = mode
+        self._pid = os.getpid()
+        super().__init__(path, verify=verify, io=io)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled store opens for reading elsewhere."""
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the same store for reading in another process."""
+        self.mode = "r"
+        self._pid = os.getpid()
+        super().__setstate__(state)
+
+    def writer(self) -> Writer:
+        """A context in which values of your own are put. Raises CacheStoreError in another process than the one that opened it."""
+        self._check_writable()
+        return Writer(self)
+
+    def commit(self) -> None:
+        """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
+        self._check_writable()
+        before = self.snapshot
+        self._fetcher.close()
+        self._show(commit(self.layout, snapshot=before))
+        before.close()
+
+    def _check_writable(self) -> None:
+        if self.mode != "a" or self._pid != os.getpid():
+            message = f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes'
+            raise CacheStoreError(message)
+
+
+def open_store(
+    path: str | Path,
+    mode: Literal["r", "a"] = "r",
+    *,
+    verify: Verify = "first",
+    io: Io = "pread",
+    access: Literal["private", "group"] = "private",
+) -> Store:
+    """Open a store: `cachestore.open`.
+
+    Args:
+        path: the store's folder.
+        mode: "r" to read one that exists, "a" to read and append, making it if needed.
+        verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
+        io: "pread" copies into fresh buffers; "mmap" hands out views, and a truncated file then kills the process (SIGBUS).
+        access: who may write a store that is made now.
+
+    Raises:
+        StoreNotFound: with mode "r", where there is none.
+        FormatError: the store was written by a newer version.
+        BadInput: another mode, or a folder that holds something else.
+    """
+    return Store(path, mode=mode, verify=verify, io=io, access=Mode(access))

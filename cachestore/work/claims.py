@@ -1,0 +1,69 @@
+"""Claims: who says he works on a partition. Immutable, create-only, numbered; they save work and never make anything correct."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim
+from cachestore.files.publish import note
+from cachestore.files.records import encode_record, read_record
+from cachestore.work.workers import Life, Watch
+
+FORMAT: Final = "cachestore-claim"
+VERSION: Final = 1
+
+Slot = tuple[int, int]
+"""(recipe, partition). Reconcile of a round is claimed as the recipe after the last."""
+
+
+@dataclass(slots=True)
+class Claims:
+    """The claims of one pass, as one worker sees and makes them."""
+
+    layout: Layout
+    folder: PassFolder
+    worker: str
+    watch: Watch
+    _holders: dict[ClaimName, str | None] = field(default_factory=dict[ClaimName, "str | None"])
+
+    def newest(self, number: int) -> dict[Slot, ClaimName]:
+        """The newest claim of each partition that has one, in a round."""
+        found: dict[Slot, ClaimName] = {}
+        for name in filter(None, map(parse_claim, names_in(self.folder.claims))):
+            slot = (name.recipe, name.partition)
+            if name.round == number and (slot not in found or name.n > found[slot].n):
+                found[slot] = name
+        return found
+
+    def take(self, number: int, slot: Slot, *, after: ClaimName | None = None) -> ClaimName | None:
+        """Claim a partition, the first time or after an earlier claim; None if somebody was faster."""
+        name = ClaimName(number, slot[0], slot[1], after.n + 1 if after else 0)
+        taken = note(self.layout, self.folder.claim(name), encode_record(FORMAT, VERSION, {"worker": self.worker}))
+        if taken:
+            self._holders[name] = self.worker
+        return name if taken else None
+
+    def holder(self, name: ClaimName) -> str | None:
+        """Who made a claim; None where the file is damaged or gone."""
+        if name not in self._holders:
+            try:
+                self._holders[name] = read_record(self.folder.claim(name), FORMAT, VERSION)["worker"]
+            except (FormatError, OSError, KeyError):
+                self._holders[name] = None
+        return self._holders[name]
+
+    def life(self, name: ClaimName) -> Life:
+        """Whether the holder of a claim lives. A claim that cannot be read, or that this worker no longer works on, is dead."""
+        holder = self.holder(name)
+        return Life.DEAD if holder is None or holder == self.worker else self.watch.look(holder)
+
+    def slowest(self, names: Iterable[ClaimName]) -> ClaimName | None:
+        """The claim whose holder's count has been still longest, if it has been still long enough to do the work over."""
+        candidates: list[tuple[float, ClaimName]] = []
+        for name in names:
+            holder = self.holder(name)
+            if holder is not None and self.watch.is_slow(holder):
+                candidates.append((self.watch.still_seconds(holder), name))
+        return max(candidates)[1] if candidates else None

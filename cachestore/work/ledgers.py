@@ -1,0 +1,91 @@
+"""Ledgers: what became of each unit of a partition. Written when the partition is finished and its segments are acknowledged.
+
+A ledger says "look there", never "present": reconcile looks. A row is a list, to keep ten million of them small.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, LedgerName, PassFolder, parse_ledger
+from cachestore.files.publish import note
+from cachestore.files.records import encode_record, read_record
+from cachestore.keys import Json, Key
+
+FORMAT: Final = "cachestore-ledger"
+VERSION: Final = 1
+
+Result = Literal["made", "found", "failed"]
+
+NO_STAT: Final = (-1, -1)
+"""Of a unit without a file, or whose file was modified so lately that its time proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one unit."""
+
+    unit: int
+    """Its place in the plan."""
+    result: Result
+    key: Key | None = None
+    """None only where it failed before its key was known."""
+    input: str = ""
+    """SHA-256 (hex) of what it was made from; empty where unknown."""
+    stat: tuple[int, int] = NO_STAT
+    """(size, mtime_ns) of the file as it was read."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    reason: str = ""
+    """Why it failed, in words."""
+    is_transient: bool = False
+    """Whether trying again may help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The outcomes of one partition."""
+
+    name: LedgerName
+    worker: str
+    launch: str
+    outcomes: tuple[Outcome, ...]
+
+
+def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
+    """Publish a ledger; False if the partition has one already, which is as good.
+
+    It is complete when visible, but not synced: an fsync for each of 4,096 partitions took longer than the work. One that a power
+    cut tears fails its checksum, and its units come back in the next round, where they are found.
+    """
+    rows = [
+        [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient] for o in ledger.outcomes
+    ]
+    body: dict[str, Json] = {"worker": ledger.worker, "launch": ledger.launch, "rows": rows}
+    return note(layout, folder.ledger(ledger.name), encode_record(FORMAT, VERSION, body))
+
+
+def list_ledgers(folder: PassFolder, number: int) -> frozenset[tuple[int, int]]:
+    """(recipe, partition) of the partitions that are finished in a round."""
+    found = (parse_ledger(name) for name in names_in(folder.ledgers))
+    return frozenset((name.recipe, name.partition) for name in found if name and name.round == number)
+
+
+def read_ledgers(folder: PassFolder, number: int) -> list[Ledger]:
+    """The ledgers of a round. A damaged one is left out: its units count as missing and come back in the next round."""
+    ledgers: list[Ledger] = []
+    for name in filter(None, map(parse_ledger, names_in(folder.ledgers))):
+        if name.round != number:
+            continue
+        try:
+            body = read_record(folder.ledger(name), FORMAT, VERSION)
+            ledgers.append(Ledger(name, body["worker"], body["launch"], tuple(_outcome(row) for row in body["rows"])))
+        except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
+            continue
+    return ledgers
+
+
+def _outcome(row: Sequence[Any]) -> Outcome:
+    unit, result, key, digest, stat, facts, reason, is_transient = row
+    return Outcome(unit, result, Key.parse(key) if key else None, digest, (stat[0], stat[1]), facts, reason, is_transient)

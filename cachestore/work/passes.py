@@ -1,0 +1,146 @@
+"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused.
+
+Round 0 lists what was not known to be present when the pass began, and says which catalog the rest was taken from; later rounds
+list what reconcile reopened. `done.json` ends the pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, PassFolder, parse_pass, parse_round
+from cachestore.files.publish import make_folder, publish
+from cachestore.files.records import encode_record, read_record
+from cachestore.keys import Json
+from cachestore.work.partition import bounds, partition_count
+from cachestore.work.plan import Plan
+
+ROUND_FORMAT: Final = "cachestore-round"
+DONE_FORMAT: Final = "cachestore-done"
+VERSION: Final = 1
+
+ROUND_LIMIT: Final = 3
+"""A unit that is still missing after so many rounds has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRef:
+    """A pass over a plan."""
+
+    plan: str
+    number: int
+
+    @property
+    def origin(self) -> str:
+        """How segments say which pass wrote them."""
+        return f"{self.plan}/{self.number}"
+
+    def folder(self, layout: Layout) -> PassFolder:
+        """The paths of the pass."""
+        return PassFolder(layout.pass_folder(self.plan, self.number))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of a pass works on."""
+
+    number: int
+    units: tuple[Sequence[int], ...]
+    """For each recipe, the places of its units in the plan, sorted."""
+    launch: str
+    """The launch that began it."""
+    started: float
+    """Seconds since the epoch, by the clock of who began it; for reports only."""
+    generation: int | None = None
+    """The catalog that the units left out of round 0 were taken from."""
+
+    def partition_count(self, recipe: int) -> int:
+        """How many partitions a recipe has in this round."""
+        return partition_count(len(self.units[recipe]))
+
+    def partition(self, recipe: int, number: int) -> Sequence[int]:
+        """The places of the units in a partition."""
+        start, end = bounds(len(self.units[recipe]), number)
+        return self.units[recipe][start:end]
+
+    @property
+    def unit_count(self) -> int:
+        """How many units the round works on."""
+        return sum(len(units) for units in self.units)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a pass ended."""
+
+    report: Mapping[str, Json]
+    launches: tuple[str, ...]
+
+
+def list_passes(layout: Layout, plan: str) -> list[int]:
+    """Numbers of a plan's passes, oldest first."""
+    return sorted(number for number in map(parse_pass, names_in(layout.plan_folder(plan))) if number is not None)
+
+
+def read_done(layout: Layout, ref: PassRef) -> Done | None:
+    """How a pass ended, or None while it has not. Found by listing. A damaged one counts as not there."""
+    folder = ref.folder(layout)
+    if folder.done.name not in names_in(folder.root):
+        return None
+    try:
+        body = read_record(folder.done, DONE_FORMAT, VERSION)
+    except (FormatError, FileNotFoundError):
+        return None
+    return Done(body["report"], tuple(body["launches"]))
+
+
+def publish_done(layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str]) -> Done:
+    """End a pass; who comes second gets the first one's report."""
+    body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches))}
+    publish(layout, ref.folder(layout).done, [encode_record(DONE_FORMAT, VERSION, body)])
+    return read_done(layout, ref) or Done(report, tuple(launches))
+
+
+def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
+    """The newest pass if it is unfinished or ended under this launch, else the next, made now. Two that make it at once share it."""
+    numbers = list_passes(layout, plan)
+    if numbers:
+        newest = PassRef(plan, numbers[-1])
+        done = read_done(layout, newest)
+        if done is None and newest.folder(layout).done.name not in names_in(newest.folder(layout).root):
+            return _make(layout, newest)
+        if done is not None and launch in done.launches:
+            return newest
+    return _make(layout, PassRef(plan, numbers[-1] + 1 if numbers else 1))
+
+
+def _make(layout: Layout, ref: PassRef) -> PassRef:
+    folder = ref.folder(layout)
+    for path in (folder.root, folder.rounds, folder.claims, folder.ledgers):
+        make_folder(layout, path)
+    return ref
+
+
+def list_rounds(folder: PassFolder) -> list[int]:
+    """Numbers of a pass's rounds, in order."""
+    return sorted(number for number in map(parse_round, names_in(folder.rounds)) if number is not None)
+
+
+def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bool:
+    """Begin a round; False if somebody else did. A recipe whose units are all in it is written as null."""
+    units = [None if len(listed) == len(plan.units_of(recipe)) else list(listed) for recipe, listed in enumerate(opened.units)]
+    body: dict[str, Json] = {"units": units, "launch": opened.launch, "started": opened.started, "generation": opened.generation}
+    return publish(layout, ref.folder(layout).round(opened.number), [encode_record(ROUND_FORMAT, VERSION, body)])
+
+
+def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
+    """Read a round. Raises FormatError, FileNotFoundError."""
+    path = ref.folder(layout).round(number)
+    body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
+    units = tuple(plan.units_of(recipe) if listed is None else tuple(listed) for recipe, listed in enumerate(body["units"]))
+    if len(units) != len(plan.recipes) or any(place not in plan.units_of(recipe) for recipe, listed in enumerate(units) for place in listed):
+        message = f"{path} names units that its plan does not have; run `cachestore repair`"
+        raise FormatError(message)
+    return Round(number, units, body["launch"], body["started"], body["generation"])

@@ -1,0 +1,418 @@
+"""One worker's part of a pass: claim partitions, resolve units, encode what is missing, append, and write ledgers.
+
+It waits for nobody while there is anything to do, and what it waits for then is bounded. Rank and world size only order the work.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from cachestore.encode.unit import Encoder, Prepared, Resolved
+from cachestore.errors import BadInput, CorruptEntry, EncodeFailed, FormatError, Incomplete
+from cachestore.files.failpoints import failpoint
+from cachestore.files.paths import ClaimName, Layout, LedgerName
+from cachestore.keys import Json, Key
+from cachestore.storage.append import Acknowledged, Appender
+from cachestore.storage.commit import commit_if_due
+from cachestore.storage.segment import read_contents
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.tensors import to_raw
+from cachestore.work.claims import Claims, Slot
+from cachestore.work.ledgers import NO_STAT, Ledger, Outcome, list_ledgers, publish_ledger
+from cachestore.work.partition import order_for
+from cachestore.work.passes import PassRef, Round
+from cachestore.work.plan import Plan, Unit
+from cachestore.work.workers import Beat, Life, Watch
+
+POOL_PARTITIONS: Final = 8
+POOL_UNITS: Final = 64
+"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
+
+POLL_SECONDS: Final = 0.2
+STUCK_SECONDS: Final = 1800.0
+"""Without any sign of progress for so long, waiting ends with an error that says for whom."""
+
+_MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
+
+
+class Source(Protocol):
+    """Reads what units refer to."""
+
+    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
+        """Bytes and (size, mtime_ns) of a reference. Raises OSError."""
+        ...
+
+
+class Cancel(Protocol):
+    """Anything like a `threading.Event`: set, it ends the work after the batch that is being encoded."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker works on."""
+
+    layout: Layout
+    plan: Plan
+    ref: PassRef
+    encoders: Sequence[Encoder]
+    source: Source
+    rank: int | None
+    world_size: int
+    launch: str
+    threads: int = 0
+    """Threads that read and prepare units; 0 does it in the caller's. They end with each pool."""
+    cancel: Cancel | None = None
+    on_progress: Callable[[Mapping[str, Json]], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A unit after it was read: ready to be encoded, found in the store, or failed."""
+
+    unit: Unit
+    resolved: Resolved | None
+    prepared: Prepared | None
+    outcome: Outcome | None
+    stat: tuple[int, int] = NO_STAT
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The partitions a worker holds at once, and what became of their units so far."""
+
+    slots: list[Slot]
+    outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
+    waiting: dict[Hashable, list[_Looked]] = field(default_factory=dict[Hashable, "list[_Looked]"])
+    promised: dict[Key, _Looked] = field(default_factory=dict[Key, _Looked])
+    """Keys that this pool encodes; further units with such a key are found."""
+    unacknowledged: int = 0
+
+
+class Worker:
+    """Does a worker's share of rounds. One process, one thread of its own beside the short-lived ones that read."""
+
+    def __init__(self, task: Task, beat: Beat, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Looks at the store; starts nothing."""
+        self.task = task
+        self.beat = beat
+        self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
+        self.snapshot = load_snapshot(task.layout)
+        self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
+        self._own: set[Key] = set()
+        self._caps: dict[tuple[int, Hashable], int] = {}
+        self._tokens: dict[str, dict[Key, Json]] = {}
+        self._clock = clock
+        self._sleep = sleep
+
+    def close(self) -> None:
+        """Give back models and files; what is gathered and not acknowledged is forgotten."""
+        self._appender.discard()
+        for encoder in self.task.encoders:
+            encoder.close()
+        self.snapshot.close()
+
+    def pause(self) -> None:
+        """Idle for one poll. Raises Incomplete when cancelled."""
+        self._check_cancelled()
+        self._tell()
+        self._sleep(POLL_SECONDS)
+
+    def do_round(self, opened: Round) -> None:
+        """Work until every partition of a round has a ledger, whoever wrote it.
+
+        Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
+        """
+        recipes = range(len(self.task.plan.recipes))
+        waits = _Patience(self._clock)
+        while True:
+            worked = False
+            for recipe in recipes:
+                while taken := self._take(opened, recipe):
+                    self._do_pool(opened, recipe, taken)
+                    worked = True
+                self.task.encoders[recipe].close()
+            finished = list_ledgers(self.claims.folder, opened.number)
+            missing = [(recipe, p) for recipe in recipes for p in range(opened.partition_count(recipe)) if (recipe, p) not in finished]
+            if not missing:
+                return
+            if not worked:
+                self._wait(opened, missing, waits, len(finished))
+
+    def _wait(self, opened: Round, missing: Sequence[Slot], waits: "_Patience", finished: int) -> None:
+        """Idle for a moment: others hold all that is left."""
+        newest = self.claims.newest(opened.number)
+        holders = {slot: self.claims.holder(newest[slot]) for slot in missing if slot in newest}
+        still = min((self.claims.watch.still_seconds(holder) for holder in holders.values() if holder), default=float("inf"))
+        waits.look((finished, tuple(sorted(newest.values()))), still, lambda: self._who(holders))
+        self.pause()
+
+    def _who(self, holders: Mapping[Slot, str | None]) -> str:
+        named = [f"partition {p} of recipe {r} (worker {holder})" for (r, p), holder in list(holders.items())[:3]]
+        return f"pass {self.task.ref.origin} of {self.task.layout.root} waits for {len(holders)} partitions: {', '.join(named)}"
+
+    def _take(self, opened: Round, recipe: int) -> list[Slot]:
+        """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living."""
+        order = order_for(self.task.rank, self.task.world_size, opened.partition_count(recipe), seed=int(self.beat.worker[:8], 16))
+        while True:
+            finished = list_ledgers(self.claims.folder, opened.number)
+            newest = self.claims.newest(opened.number)
+            left = [(recipe, p) for p in order if (recipe, p) not in finished]
+            free = [slot for slot in left if slot not in newest]
+            if not free:
+                return self._take_over(opened, [newest[slot] for slot in left])
+            wanted = free[: self._pool_size(opened, recipe, len(free))]
+            if taken := [slot for slot in wanted if self.claims.take(opened.number, slot)]:
+                return taken
+            self._check_cancelled()  # others claimed all of these in between: look at the folder once more
+
+    def _take_over(self, opened: Round, claims: Sequence[ClaimName]) -> list[Slot]:
+        """With nothing free, take one claim of a dead or silent worker, else do the slowest one over: at worst a duplicate."""
+        claim = next((claim for claim in claims if self._take_from(claim)), None)
+        if claim is None:
+            claim = self.claims.slowest(claims)
+            if claim is None or not self.claims.take(opened.number, (claim.recipe, claim.partition), after=claim):
+                return []
+        self._look_again()
+        return [(claim.recipe, claim.partition)]
+
+    def _take_from(self, claim: ClaimName) -> bool:
+        """Take over a claim whose holder is dead, or has been silent for too long."""
+        if self.claims.life(claim) is Life.LIVE:
+            return False
+        return self.claims.take(claim.round, (claim.recipe, claim.partition), after=claim) is not None
+
+    def _pool_size(self, opened: Round, recipe: int, free: int) -> int:
+        """How many partitions to take at once: fewer towards the end, so that nobody is left without work."""
+        units = max(1, len(opened.units[recipe]) // max(1, opened.partition_count(recipe)))
+        limit = max(POOL_PARTITIONS, POOL_UNITS // units)
+        return max(1, min(limit, free // (2 * self.task.world_size)))
+
+    def _look_again(self) -> None:
+        """See what the dead have acknowledged before doing their work over."""
+        before = self.snapshot
+        self.snapshot = load_snapshot(self.task.layout, earlier=before)
+        before.close()
+
+    def _do_pool(self, opened: Round, recipe: int, slots: list[Slot]) -> None:
+        pool = _Pool(slots)
+        encoder = self.task.encoders[recipe]
+        units = [self.task.plan.unit(place) for _recipe, p in slots for place in opened.partition(recipe, p)]
+        for looked in self._look_at_all(encoder, units):
+            self._check_cancelled()
+            self._sort_in(pool, encoder, looked)
+            self.beat.rise(phase="working")
+        for group in list(pool.waiting):
+            self._encode(pool, encoder, pool.waiting.pop(group))
+        self._acknowledge(pool, self._appender.close_segment())
+        failpoint("worker.before_ledger")
+        self._write_ledgers(opened, recipe, pool)
+        self.snapshot = commit_if_due(self.task.layout, self.snapshot)
+
+    def _write_ledgers(self, opened: Round, recipe: int, pool: _Pool) -> None:
+        for slot in pool.slots:
+            outcomes = tuple(pool.outcomes[place] for place in opened.partition(recipe, slot[1]))
+            name = LedgerName(opened.number, *slot)
+            publish_ledger(self.task.layout, self.claims.folder, Ledger(name, self.beat.worker, self.task.launch, outcomes))
+        self.beat.reused += sum(1 for outcome in pool.outcomes.values() if outcome.result == "found")
+        self.beat.failed += sum(1 for outcome in pool.outcomes.values() if outcome.result == "failed")
+        self.beat.write()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.task.on_progress:
+            counts = {"reused": self.beat.reused, "encoded": self.beat.encoded, "failed": self.beat.failed}
+            self.task.on_progress({"plan": self.task.ref.plan, "pass": self.task.ref.number, **counts})
+
+    def _look_at_all(self, encoder: Encoder, units: Sequence[Unit]) -> Iterator[_Looked]:
+        """Read and prepare units in order, a few ahead in threads that end with this pool."""
+        if self.task.threads <= 0:
+            yield from (self._look_at(encoder, unit) for unit in units)
+            return
+        with ThreadPoolExecutor(self.task.threads, thread_name_prefix="cachestore-read") as threads:
+            yield from _ahead(threads, lambda unit: self._look_at(encoder, unit), units, self.task.threads * 2)
+
+    def _look_at(self, encoder: Encoder, unit: Unit) -> _Looked:
+        """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
+        stats: list[tuple[int, int]] = []
+
+        def read(reference: str) -> bytes:
+            data, stat = self.task.source.read(reference)
+            stats.append(stat)
+            return data
+
+        try:
+            resolved = encoder.resolve(unit.request, read)
+            stat = stats[0] if len(stats) == 1 else NO_STAT
+            if found := self._found(unit, resolved, stat):
+                return _Looked(unit, resolved, None, found, stat)
+            return _Looked(unit, resolved, encoder.prepare(resolved), None, stat)
+        except (EncodeFailed, BadInput) as error:
+            return _Looked(unit, None, None, Outcome(unit.place, "failed", reason=str(error)))
+        except (OSError, MemoryError) as error:
+            return _Looked(unit, None, None, Outcome(unit.place, "failed", reason=_words(error), is_transient=True))
+
+    def _found(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
+        """The outcome of a unit whose key the store holds, or this worker has acknowledged."""
+        if resolved.key in self._own:
+            return _outcome(unit, "found", resolved, stat, resolved.facts)
+        places = self.snapshot.find([resolved.key])[0]
+        if not places:
+            return None
+        facts = dict(resolved.facts)
+        if not facts:
+            facts = self._stored_facts(resolved.key, places[0].segment.digest)
+        was_made_here = any(place.segment.origin == self.task.ref.origin for place in places)
+        return _outcome(unit, "made" if was_made_here else "found", resolved, stat, facts)
+
+    def _stored_facts(self, key: Key, digest: str) -> dict[str, Json]:
+        """Facts known only when a caption was encoded, from its entry's JSON value."""
+        if digest not in self._tokens:
+            try:
+                contents = self.snapshot.uncovered.get(digest) or read_contents(self.task.layout.segment(digest))
+            except (FormatError, CorruptEntry, OSError):
+                return {}
+            self._tokens[digest] = {entry.key: entry.meta["tokens"] for entry in contents.entries if "tokens" in entry.meta}
+        tokens = self._tokens[digest].get(key)
+        return {} if tokens is None else {"tokens": tokens}
+
+    def _sort_in(self, pool: _Pool, encoder: Encoder, looked: _Looked) -> None:
+        """Put a unit where it belongs: finished, waiting for a batch of its group, or found because another unit makes its key."""
+        if looked.outcome is not None or looked.resolved is None or looked.prepared is None:
+            assert looked.outcome is not None
+            pool.outcomes[looked.unit.place] = looked.outcome
+            return
+        first = pool.promised.setdefault(looked.resolved.key, looked)
+        if first is not looked:
+            pool.outcomes[looked.unit.place] = _outcome(looked.unit, "found", looked.resolved, looked.stat, _facts(looked))
+            return
+        group = looked.prepared.group
+        batch = pool.waiting.setdefault(group, [])
+        batch.append(looked)
+        if len(batch) >= self._limit(encoder, group):
+            self._encode(pool, encoder, pool.waiting.pop(group))
+
+    def _limit(self, encoder: Encoder, group: Hashable) -> int:
+        return min(encoder.batch_limit(group), self._caps.get((id(encoder), group), 1 << 30))
+
+    def _encode(self, pool: _Pool, encoder: Encoder, batch: Sequence[_Looked]) -> None:
+        """Encode one batch and gather its entries. What fails together is tried in halves, so that nobody's neighbour suffers."""
+        if not batch:
+            return
+        started = self._clock()
+        try:
+            tensors = _encode_checked(encoder, batch)
+        except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
+            self._fall_back(pool, encoder, batch, error)
+            return
+        self.beat.batch_took(self._clock() - started)
+        for looked in batch:
+            assert looked.resolved is not None
+            meta = {**looked.resolved.meta, **(looked.prepared.facts if looked.prepared else {})}
+            try:
+                acknowledged = self._appender.put(looked.resolved.key, to_raw(tensors[looked.resolved.key]), meta)
+            except BadInput as error:
+                pool.outcomes[looked.unit.place] = Outcome(looked.unit.place, "failed", looked.resolved.key, reason=str(error))
+                continue
+            pool.outcomes[looked.unit.place] = _outcome(looked.unit, "made", looked.resolved, looked.stat, _facts(looked))
+            pool.unacknowledged += 1
+            self._acknowledge(pool, acknowledged)
+        if self._appender.is_due:
+            self._acknowledge(pool, self._appender.close_segment())
+        self._check_cancelled()
+
+    def _fall_back(self, pool: _Pool, encoder: Encoder, batch: Sequence[_Looked], error: Exception) -> None:
+        is_memory = _is_memory(error)
+        if len(batch) > 1:
+            assert batch[0].prepared is not None
+            half = max(1, len(batch) // 2)
+            if is_memory:
+                self._caps[(id(encoder), batch[0].prepared.group)] = half
+            self._encode(pool, encoder, batch[:half])
+            self._encode(pool, encoder, batch[half:])
+            return
+        place = batch[0].unit.place
+        key = batch[0].resolved.key if batch[0].resolved else None
+        pool.outcomes[place] = Outcome(place, "failed", key, reason=_words(error), is_transient=is_memory or isinstance(error, OSError))
+
+    def _acknowledge(self, pool: _Pool, acknowledged: Iterable[Acknowledged]) -> None:
+        for segment in acknowledged:
+            self._own.update(segment.places)
+            self.beat.encoded += len(segment.places)
+            pool.unacknowledged = 0
+            self.beat.write()
+            self._tell()
+
+    def _check_cancelled(self) -> None:
+        if self.task.cancel is None or not self.task.cancel.is_set():
+            return
+        for segment in self._appender.close_segment():
+            self.beat.encoded += len(segment.places)
+        message = f"stopped on request; what is encoded is published in {self.task.layout.root}, and the same command goes on from there"
+        raise Incomplete(message)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Bounds a wait: something must change within 30 minutes."""
+
+    clock: Callable[[], float]
+    _last: object = None
+    _since: float = 0.0
+
+    def look(self, state: object, still_seconds: float, who: Callable[[], str]) -> None:
+        """Raise Incomplete if neither `state` nor any holder's count moved for too long."""
+        if state != self._last:
+            self._last, self._since = state, self.clock()
+        if min(self.clock() - self._since, still_seconds) > STUCK_SECONDS:
+            message = f"{who()}; nothing moved for {STUCK_SECONDS / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
+            raise Incomplete(message)
+
+
+def _ahead(threads: ThreadPoolExecutor, function: Callable[[Unit], _Looked], units: Sequence[Unit], depth: int) -> Iterator[_Looked]:
+    """Results in order, with at most `depth` units being worked on ahead."""
+    remaining = iter(units)
+    queue: list[Future[_Looked]] = [threads.submit(function, unit) for unit in islice(remaining, depth)]
+    try:
+        while queue:
+            looked = queue.pop(0).result()
+            queue += [threads.submit(function, unit) for unit in islice(remaining, 1)]
+            yield looked
+    finally:
+        for future in queue:
+            future.cancel()
+
+
+def _encode_checked(encoder: Encoder, batch: Sequence[_Looked]) -> Mapping[Key, Mapping[str, Any]]:
+    """Encode, and hold the answer against the question: exactly the keys that were asked for, by set equality."""
+    asked = [(looked.resolved.key, looked.prepared.payload) for looked in batch if looked.resolved and looked.prepared]
+    answer = encoder.encode(asked)
+    if set(answer) != {key for key, _payload in asked}:
+        message = f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
+        raise EncodeFailed(message)
+    return answer
+
+
+def _outcome(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:
+    digests = list(resolved.inputs.values())
+    return Outcome(unit.place, "made" if result == "made" else "found", resolved.key, digests[0] if len(digests) == 1 else "", stat, facts)
+
+
+def _facts(looked: _Looked) -> dict[str, Json]:
+    assert looked.resolved is not None
+    return {**looked.resolved.facts, **(looked.prepared.facts if looked.prepared else {})}
+
+
+def _is_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(word in str(error) for word in _MEMORY_WORDS)
+
+
+def _words(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if isinstance(error, EncodeFailed | BadInput | OSError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,71 @@
+"""Run every check and test: `python3 scripts/test.py [--fast] [pytest arguments]`.
+
+Makes the environment if there is none. Every gate runs, even after one has failed; the table at the end says which. The exit
+status is 0 only if all passed. `--fast` leaves out the tests that import torch and takes at most 90 s; everything else is handed
+to pytest.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import environment
+
+WHOLE = "not slow"
+FAST = "not slow and not torch"
+QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""One thread for each of pytest's processes, and no look at the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one gate."""
+
+    name: str
+    status: int
+    seconds: float
+
+
+def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
+    """The commands by name, in order; pytest comes last so that its count stands next to the table."""
+    python = str(environment.PYTHON)
+    return {
+        "ruff format": [python, "-m", "ruff", "format", "--check"],
+        "ruff check": [python, "-m", "ruff", "check"],
+        "basedpyright": [python, "-m", "basedpyright"],
+        "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
+        "pytest": [python, "-m", "pytest", "-n", "2", "-m", FAST if fast else WHOLE, *arguments],
+    }
+
+
+def run(name: str, command: Sequence[str]) -> Outcome:
+    """Run one gate under a heading; its output goes to the terminal as it comes."""
+    print(f"\n=== {name}", flush=True)
+    begin = time.monotonic()
+    status = subprocess.run(command, cwd=environment.ROOT, env=QUIET_THREADS | os.environ, check=False).returncode
+    return Outcome(name, status, time.monotonic() - begin)
+
+
+def summarise(outcomes: Sequence[Outcome]) -> int:
+    """Print the table; return the exit status."""
+    print("\n=== summary")
+    for outcome in outcomes:
+        verdict = "passed" if outcome.status == 0 else f"FAILED ({outcome.status})"
+        print(f"{outcome.name:<14} {verdict:<12} {outcome.seconds:6.1f} s")
+    return int(any(outcome.status for outcome in outcomes))
+
+
+def main() -> int:
+    """Run all gates with the arguments of the command line."""
+    arguments = sys.argv[1:]
+    fast = "--fast" in arguments
+    rest = [argument for argument in arguments if argument != "--fast"]
+    return summarise([run(name, command) for name, command in gates(rest, fast=fast).items()])
+
+
+if __name__ == "__main__":
+    environment.enter()
+    sys.exit(main())

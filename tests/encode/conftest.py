@@ -1,0 +1,63 @@
+"""Tiny models, built once a session."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachestore.encode.environment import set_library_defaults
+from tests.encode import tiny
+
+set_library_defaults(os.environ)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # Four times faster on tiny models: threads that outnumber free cores wait for each other.
+
+
+@dataclass(frozen=True)
+class Tiny:
+    folder: Path
+    pipeline: Any
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Builds a pipeline by name, once: its folder with an unreadable denoiser, and the pipeline in memory to compare with."""
+    built = {}
+
+    def build(name) -> Tiny:
+        if name not in built:
+            import torch
+
+            torch.manual_seed(0)
+            make, denoiser_name, denoiser_class = tiny.PIPELINES[name]
+            pipeline, folder = make(), tmp_path_factory.mktemp(name)
+            tiny.save(pipeline, folder, denoiser_name, denoiser_class)
+            built[name] = Tiny(folder, pipeline)
+        return built[name]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def plain_model(tmp_path_factory):
+    """A transformers text encoder's folder, with model and tokenizer in memory."""
+    folder = tmp_path_factory.mktemp("plain")
+    model, tokenizer = tiny.plain(folder)
+    return folder, model, tokenizer
+
+
+@pytest.fixture
+def digest():
+    """SHA-256 of a file, without a cache; `digest.seen` lists the files."""
+    from cachestore.digests import digest_file
+
+    class Digest:
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self, path):
+            self.seen.append(path)
+            return digest_file(path, {})
+
+    return Digest()

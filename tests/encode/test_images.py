@@ -1,0 +1,275 @@
+"""Encoded bytes to upright RGB: every oddity that trainers' folders hold."""
+
+import contextlib
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, ImageOps
+
+from cachestore.encode.buckets import Size, placement
+from cachestore.encode.images import decode, fit, measure
+from cachestore.errors import EncodeFailed
+
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def encoded(image, name="PNG", **options):
+    file = BytesIO()
+    image.save(file, name, **options)
+    return file.getvalue()
+
+
+def flag(width=64, height=40):
+    """Four colours, one in each quarter, so that every turn and flip shows."""
+    image = Image.new("RGB", (width, height), RED)
+    image.paste(GREEN, (width // 2, 0, width, height // 2))
+    image.paste(BLUE, (0, height // 2, width // 2, height))
+    image.paste((90, 90, 90), (width // 2, height // 2, width, height))
+    return image
+
+
+def noise(width=64, height=48, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def pixels(image):
+    return np.asarray(image).astype(int)
+
+
+def far(left, right):
+    return np.abs(pixels(left) - pixels(right)).mean()
+
+
+def test_an_empty_file_is_refused_with_a_reason():
+    for function in (measure, decode):
+        with pytest.raises(EncodeFailed, match="empty"):
+            function(b"")
+
+
+@pytest.mark.parametrize(
+    "data", [b"a caption that was saved as photo.png", b"\x00" * 100, b"<html>404 not found</html>", b"\x89PNG\r\n\x1a\n"]
+)
+def test_a_file_that_is_no_picture_is_refused_with_a_reason(data):
+    for function in (measure, decode):
+        with pytest.raises(EncodeFailed, match=r"not a picture|damaged"):
+            function(data)
+
+
+def test_an_eps_file_is_refused_as_pillow_would_run_ghostscript_on_it():
+    with pytest.raises(EncodeFailed, match="not a picture"):
+        decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
+def test_a_file_that_ends_early_is_refused_not_half_decoded(name):
+    data = encoded(noise(), name)
+    assert decode(data).size == measure(data) == (64, 48)
+    for share in (0.1, 0.5, 0.9):
+        with pytest.raises(EncodeFailed, match=r"damaged|not a picture"):
+            decode(data[: int(len(data) * share)])
+
+
+def test_a_progressive_jpeg_that_ends_between_scans_is_refused():
+    data = encoded(noise(), "JPEG", progressive=True)
+    for cut in range(20, len(data) - 2, 97):
+        with pytest.raises(EncodeFailed):
+            decode(data[:cut])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF"]),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), min_size=1, max_size=8),
+)
+def test_damaged_bytes_give_a_picture_or_our_error_and_nothing_else(name, changes):
+    data = bytearray(encoded(noise(40, 30), name))
+    for place, value in changes:
+        data[place % len(data)] = value
+    for function in (measure, decode):
+        with contextlib.suppress(EncodeFailed):
+            function(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_picture_is_set_upright_once(name, orientation):
+    upright = flag()
+    # What a camera stores: the picture turned such that applying the orientation sets it upright.
+    inverse = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270, 5: Image.Transpose.TRANSPOSE, 7: Image.Transpose.TRANSVERSE}
+    inverse |= {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM}
+    stored = upright.transpose(inverse[orientation]) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(stored, name, exif=exif.tobytes())
+    assert measure(data) == (64, 40)
+    assert decode(data).size == (64, 40)
+    assert far(decode(data), upright) < 6
+
+
+def test_a_png_that_carries_its_orientation_behind_the_pixels_is_turned_too():
+    data = encoded(flag())
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    chunk = b"eXIf" + exif.tobytes().removeprefix(b"Exif\x00\x00")
+    late = len(chunk[4:]).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big")
+    data = data[:-12] + late + data[-12:]
+    assert measure(data) == (40, 64)
+    assert decode(data).size == (40, 64)
+
+
+def test_an_orientation_without_meaning_counts_as_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 99
+    data = encoded(flag(), "JPEG", exif=exif.tobytes())
+    assert measure(data) == decode(data).size == (64, 40)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_pixels_are_white_whatever_colour_hides_below(mode):
+    image = Image.new("RGBA", (8, 8), (200, 30, 30, 0))
+    image.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    picture = decode(encoded(image.convert(mode)))
+    assert picture.getpixel((1, 1)) == (0, 0, 0)
+    assert picture.getpixel((6, 6)) == WHITE
+
+
+def test_a_half_transparent_pixel_is_mixed_with_white():
+    picture = decode(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 128))))
+    assert picture.getpixel((0, 0)) == (127, 127, 127)
+
+
+def test_a_palette_with_transparency_is_composited_on_white():
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([10, 20, 30, 200, 0, 0])
+    image.paste(1, (0, 0, 4, 8))
+    for transparency in (0, bytes([0, 255])):
+        picture = decode(encoded(image, transparency=transparency))
+        assert picture.getpixel((6, 6)) == WHITE
+        assert picture.getpixel((1, 1)) == (200, 0, 0)
+
+
+def test_a_colour_declared_transparent_becomes_white():
+    picture = decode(encoded(flag(), transparency=BLUE))
+    assert picture.getpixel((5, 35)) == WHITE
+    assert picture.getpixel((5, 5)) == RED
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped():
+    levels = np.linspace(0, 65_535, 256).astype(np.uint16).reshape(1, 256)
+    for name in ("PNG", "TIFF"):
+        picture = pixels(decode(encoded(Image.fromarray(levels), name)))
+        assert (picture[..., 0] == picture[..., 2]).all()
+        assert np.abs(picture[0, :, 0] - np.arange(256)).max() <= 1
+
+
+def test_floating_point_and_32_bit_pictures_are_refused_with_a_reason():
+    for kind in (np.float32, np.int32):
+        with pytest.raises(EncodeFailed, match="no defined brightness"):
+            decode(encoded(Image.fromarray(np.ones((4, 4), kind)), "TIFF"))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])
+def test_other_modes_become_rgb(mode):
+    name = "TIFF" if mode in ("CMYK", "YCbCr") else "PNG"
+    picture = decode(encoded(flag().convert(mode), name))
+    assert picture.mode == "RGB"
+    assert picture.size == (64, 40)
+    assert far(picture, flag().convert(mode).convert("RGB")) < 2
+
+
+def test_a_cmyk_jpeg_keeps_its_colours():
+    picture = decode(encoded(flag().convert("CMYK"), "JPEG", quality=95))
+    assert far(picture, flag()) < 8
+
+
+def test_an_animated_gif_gives_its_first_frame():
+    frames = [Image.new("P", (8, 8), 0), Image.new("P", (8, 8), 0)]
+    for frame, colour in zip(frames, ((1, 2, 3), (200, 100, 0)), strict=True):
+        frame.putpalette(colour)
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode(data).getpixel((0, 0)) == (1, 2, 3)
+
+
+def test_an_unusable_colour_profile_is_ignored():
+    for profile in (b"no profile at all", ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()):
+        assert far(decode(encoded(flag(), icc_profile=profile)), flag()) == 0
+
+
+def test_an_srgb_profile_changes_no_pixel():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    assert far(decode(encoded(noise(), icc_profile=profile)), noise()) == 0
+
+
+def swapped_profile():
+    """An RGB profile in which red and green have changed places: sRGB's own bytes with two tags renamed."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    count = int.from_bytes(data[128:132], "big")
+    for place in range(132, 132 + 12 * count, 12):
+        tag = bytes(data[place : place + 4])
+        data[place : place + 4] = {b"rXYZ": b"gXYZ", b"gXYZ": b"rXYZ"}.get(tag, tag)
+    return bytes(data).replace("sRGB".encode("utf-16-be"), "swap".encode("utf-16-be")).replace(b"sRGB", b"swap")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_a_profile_other_than_srgb_is_converted_to_srgb(mode):
+    image = Image.new("RGB", (8, 8), RED).convert(mode)
+    picture = decode(encoded(image, icc_profile=swapped_profile()))
+    assert np.abs(pixels(picture) - np.array(GREEN)).max() <= 3
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_decoded():
+    header = encoded(Image.new("1", (1, 1)))
+    size = (60_000).to_bytes(4, "big")
+    chunk = b"IHDR" + size + size + header[24:29]
+    bomb = header[:8] + (13).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + header[33:]
+    for function in (measure, decode):
+        with pytest.raises(EncodeFailed, match="too large"):
+            function(bomb)
+
+
+@pytest.mark.parametrize(("size", "bucket"), [((160, 120), (96, 64)), ((50, 200), (64, 128)), ((64, 64), (64, 64)), ((40, 30), (64, 64))])
+def test_fitting_equals_resizing_the_whole_picture_and_cropping_it(size, bucket):
+    # Mild noise, and two levels: Pillow takes the cheaper of its two passes first, and rounds and clips between them.
+    picture = Image.fromarray((100 + pixels(noise(*size)) // 5).astype(np.uint8))
+    found, place = fit(picture, Size(*bucket))
+    assert place == placement(Size(*size), Size(*bucket))
+    whole = picture.resize(place.resized, Image.Resampling.LANCZOS).crop(place.crop)
+    assert found.shape == (bucket[1], bucket[0], 3)
+    assert found.dtype == np.uint8
+    assert found.flags.c_contiguous
+    assert np.abs(found.astype(int) - pixels(whole)).max() <= 2
+
+
+def test_a_picture_that_fits_exactly_is_not_touched():
+    assert far(Image.fromarray(fit(noise(64, 48), Size(64, 48))[0]), noise(64, 48)) == 0
+
+
+def test_an_extremely_long_picture_needs_no_giant_in_between():
+    found, place = fit(Image.new("RGB", (60_000, 1), RED), Size(256, 64))
+    assert place.resized == (3_840_000, 64)
+    assert (found == np.array(RED)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([(16, 16), (32, 16), (16, 48)]))
+def test_fitting_one_colour_gives_that_colour_at_every_size(width, height, bucket):
+    found, _ = fit(Image.new("RGB", (width, height), (12, 200, 99)), Size(*bucket))
+    assert (found == np.array((12, 200, 99))).all()
+
+
+def test_measuring_does_not_decode(monkeypatch):
+    data = encoded(flag())
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("measure decoded the picture"))
+    assert measure(data) == (64, 40)
+
+
+def test_upright_means_the_same_as_pillows_exif_transpose():
+    exif = Image.Exif()
+    exif[0x0112] = 7
+    data = encoded(noise(), "JPEG", exif=exif.tobytes())
+    with Image.open(BytesIO(data)) as opened:
+        assert far(decode(data), ImageOps.exif_transpose(opened)) == 0

@@ -1,0 +1,411 @@
+"""Captions to embeddings, compared with what the pipelines themselves return."""
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from cachestore.encode.families import stored_names
+from cachestore.encode.recipes import ModelRequest, encoders_for
+from cachestore.encode.text import padded_length
+from cachestore.errors import BadInput, EncodeFailed
+from cachestore.keys import digest_text, input_key
+from tests.encode import tiny
+
+pytestmark = pytest.mark.torch
+
+CAPTIONS = ["", "a cat", "a photograph of an astronaut riding a horse on the moon, highly detailed", 'a "SIGN" 漢字 é', "x " * 300]
+
+
+def text_encoder(folder, digest, **options) -> Any:
+    return encoders_for(ModelRequest(model=str(folder), encode=["text"], **options), digest)[0]
+
+
+def encode(encoder, captions, together=True):
+    """Entries of captions, by caption, in one batch for each group or alone."""
+    batches = {}
+    for caption in captions:
+        resolved = encoder.resolve({"caption": caption}, None)
+        prepared = encoder.prepare(resolved)
+        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
+    found = {}
+    for batch in batches.values():
+        made = encoder.encode([(key, payload) for key, payload, _ in batch])
+        assert set(made) == {key for key, _, _ in batch}
+        found |= {caption: made[key] for key, _, caption in batch}
+    return found
+
+
+def joined(encoder, entry):
+    """What a reader makes of an entry's tensors, by the recipe's `read` block."""
+    import torch
+
+    def value(form):
+        return entry[form["from"]] if "from" in form else torch.cat([entry[name] for name in form["join"]], dim=form["dim"])
+
+    return {name: value(form) for name, form in encoder.recipe.read["outputs"].items()}
+
+
+def reference(tiny_model, name, captions):
+    """`encode_prompt` of the pipeline in memory, caption by caption, as its own `__call__` would use it."""
+    import torch
+
+    pipeline, device = deepcopy(tiny_model(name).pipeline), torch.device("cpu")
+    if name == "flux":
+        pipeline.to(torch.bfloat16)
+    found = {}
+    for caption in captions:
+        with torch.inference_mode():
+            if name == "flux":
+                embeds, pooled, ids = pipeline.encode_prompt([caption], device=device, max_sequence_length=512)
+                found[caption] = {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0], "text_ids": ids}
+            elif name == "sdxl":
+                embeds, _, pooled, _ = pipeline.encode_prompt([caption], device=device, do_classifier_free_guidance=True)
+                found[caption] = {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
+            else:
+                embeds, _ = pipeline.encode_prompt([caption], device, 1, True)
+                found[caption] = {"prompt_embeds": embeds[0]}
+    return found
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
+def test_an_empty_batch_gives_nothing_and_loads_nothing(tiny_model, digest, name):
+    encoder = text_encoder(tiny_model(name).folder, digest)
+    assert encoder.encode([]) == {}
+    assert encoder.count_tokens([]) == []
+    assert encoder._modules is encoder._tokenizer is None
+    encoder.close()
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
+def test_entries_equal_what_encode_prompt_returns(tiny_model, digest, name):
+    import torch
+
+    expected = reference(tiny_model, name, CAPTIONS)
+    encoder = text_encoder(tiny_model(name).folder, digest, batch_size=3)
+    found = encode(encoder, CAPTIONS)
+    for caption in CAPTIONS:
+        assert set(found[caption]) == set(stored_names(encoder.setup.family))
+        final = joined(encoder, found[caption])
+        for output, value in final.items():
+            torch.testing.assert_close(value, expected[caption][output], rtol=1e-5, atol=1e-5)
+    encoder.close()
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
+def test_a_batch_gives_what_single_captions_give(tiny_model, digest, name):
+    import torch
+
+    encoder = text_encoder(tiny_model(name).folder, digest)
+    together, alone = encode(encoder, CAPTIONS), encode(encoder, CAPTIONS, together=False)
+    for caption in CAPTIONS:
+        for stored, tensor in together[caption].items():
+            torch.testing.assert_close(tensor, alone[caption][stored], rtol=1e-5, atol=1e-5)
+
+
+def test_sdxl_keeps_its_two_encoders_apart(tiny_model, digest):
+    entry = encode(text_encoder(tiny_model("sdxl").folder, digest), ["a cat"])["a cat"]
+    shapes = {name: tuple(tensor.shape) for name, tensor in entry.items()}
+    assert shapes == {"prompt_embeds.text_encoder": (77, 32), "prompt_embeds.text_encoder_2": (77, 48), "pooled_prompt_embeds": (48,)}
+
+
+def test_flux_keeps_its_constant_ids_out_of_the_store(tiny_model, digest):
+    import torch
+
+    encoder = text_encoder(tiny_model("flux").folder, digest)
+    entry = encode(encoder, ["a cat"])["a cat"]
+    assert {name: tuple(tensor.shape) for name, tensor in entry.items()} == {"prompt_embeds": (512, 32), "pooled_prompt_embeds": (32,)}
+    constant = encoder.recipe.read["constants"]["text_ids"]
+    assert constant == {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}
+    ids = reference(tiny_model, "flux", ["a cat"])["a cat"]["text_ids"]
+    made = torch.zeros(entry["prompt_embeds"].shape[-2], 3, dtype=entry[constant["like"]].dtype)
+    assert torch.equal(made, ids)
+    assert made.dtype == ids.dtype
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("sd15", "float32"), ("sdxl", "float32"), ("flux", "bfloat16")])
+def test_tensors_own_their_memory_and_have_the_recipes_dtype(tiny_model, digest, name, dtype):
+    encoder = text_encoder(tiny_model(name).folder, digest)
+    assert encoder.recipe.make["dtype"] == dtype
+    for entry in encode(encoder, CAPTIONS[:3]).values():
+        for tensor in entry.values():
+            assert tensor.dtype == getattr(torch, dtype)
+            assert tensor.is_contiguous()
+            assert not tensor.is_inference()
+            assert not tensor.requires_grad
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_another_dtype_is_honoured(tiny_model, digest):
+    import torch
+
+    entry = encode(text_encoder(tiny_model("sdxl").folder, digest, text_dtype="bf16"), ["a cat"])["a cat"]
+    assert {tensor.dtype for tensor in entry.values()} == {torch.bfloat16}
+
+
+def test_skipping_clips_last_layers_gives_other_embeddings(tiny_model, digest):
+    plain, skipped = (text_encoder(tiny_model("sdxl").folder, digest, encode_args=args) for args in ({}, {"clip_skip": 1}))
+    name = "prompt_embeds.text_encoder"
+    assert not encode(plain, ["a cat"])["a cat"][name].equal(encode(skipped, ["a cat"])["a cat"][name])
+
+
+def test_only_the_text_encoders_are_loaded(tiny_model, digest, tmp_path):
+    """The denoiser's folder holds no valid file; here the VAE, the scheduler and everything unlisted are gone as well."""
+    encoder = text_encoder(tiny_model("sdxl").folder, digest)
+    for name in ["model_index.json", *encoder.recipe.make["files"]]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((tiny_model("sdxl").folder / name).read_bytes())
+    bare = text_encoder(tmp_path, digest)
+    assert bare.recipe.fingerprint == encoder.recipe.fingerprint
+    assert joined(bare, encode(bare, ["a cat"])["a cat"])["prompt_embeds"].equal(
+        joined(encoder, encode(encoder, ["a cat"])["a cat"])["prompt_embeds"]
+    )
+
+
+def test_a_captions_key_is_known_without_loading_anything(tiny_model, digest):
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    resolved = encoder.resolve({"caption": "a cat"}, None)
+    assert resolved.key == input_key(encoder.recipe.fingerprint, {"caption": digest_text("a cat")}, {})
+    assert resolved.inputs == {"caption": digest_text("a cat")}
+    assert resolved.meta == {"input_digest": digest_text("a cat"), "encoder": "text", "caption": "a cat"}
+    assert encoder._tokenizer is None
+
+
+def test_a_long_caption_is_not_repeated_in_the_entry(tiny_model, digest):
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    assert "caption" in encoder.resolve({"caption": "x" * 512}, None).meta
+    assert "caption" not in encoder.resolve({"caption": "x" * 513}, None).meta
+
+
+@pytest.mark.parametrize(("name", "limit", "empty"), [("sd15", 77, 2), ("sdxl", 77, 2), ("flux", 512, 1)])
+def test_tokens_are_counted_before_the_caption_is_cut(tiny_model, digest, name, limit, empty):
+    encoder = text_encoder(tiny_model(name).folder, digest)
+    assert encoder.max_tokens == limit
+    counts = encoder.count_tokens(["", "abc", "ab " * 400])
+    assert counts[0] == empty
+    assert counts[1] in (empty + 3, empty + 4)
+    assert counts[2] > limit
+    facts = [encoder.prepare(encoder.resolve({"caption": caption}, None)).facts for caption in ("", "ab " * 400)]
+    assert facts == [{"tokens": empty, "truncated": False}, {"tokens": counts[2], "truncated": True}]
+
+
+def test_a_caption_that_is_no_unicode_text_is_refused_with_a_reason(tiny_model, digest):
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    with pytest.raises(EncodeFailed, match="tokenizer refuses"):
+        encoder.prepare(encoder.resolve({"caption": "half a pair \ud800"}, None))
+
+
+def test_numbers_that_are_not_finite_are_refused_and_named(tiny_model, digest):
+    import torch
+
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    encode(encoder, ["a cat"])
+    resolved = encoder.resolve({"caption": "a cat"}, None)
+    encoder._modules._call = lambda payloads: {"prompt_embeds": torch.full((1, 77, 32), float("nan"))}
+    with pytest.raises(EncodeFailed, match=f"prompt_embeds.*{resolved.key}.*a cat"):
+        encoder.encode([(resolved.key, "a cat")])
+
+
+def test_closing_gives_the_modules_back_and_encoding_loads_them_again(tiny_model, digest):
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    before = encode(encoder, ["a cat"])["a cat"]
+    encoder.close()
+    encoder.close()
+    assert encoder._modules is encoder._tokenizer is None
+    assert encode(encoder, ["a cat"])["a cat"]["prompt_embeds"].equal(before["prompt_embeds"])
+
+
+def test_weights_that_do_not_fill_the_model_are_refused_instead_of_being_made_up(tiny_model, digest, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "broken"
+    subprocess.run(["cp", "-r", str(tiny_model("sd15").folder), str(folder)], check=True)
+    weights = load_file(folder / "text_encoder/model.safetensors")
+    dropped = next(name for name in weights if "fc1.weight" in name)
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name != dropped}, folder / "text_encoder/model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(BadInput, match=r"would be random"):
+        encode(text_encoder(folder, digest), ["a cat"])
+
+
+def test_a_batch_size_is_chosen_by_length_or_taken_as_given(tiny_model, digest):
+    import torch
+
+    from cachestore.encode import prompts
+
+    gpu = torch.device("cuda")
+    assert 1 <= prompts.text_batch(512, torch.device("cpu")) < prompts.text_batch(77, torch.device("cpu")) <= 32
+    assert prompts.text_batch(512, torch.device("cpu")) < prompts.text_batch(512, gpu)
+    assert prompts.text_batch(10**6, torch.device("cpu")) == prompts.text_batch(0, torch.device("cpu")) // 32 == 1
+    folder = tiny_model("sd15").folder
+    assert text_encoder(folder, digest, batch_size=5).batch_limit("captions") == 5
+    assert text_encoder(folder, digest, device="cpu").batch_limit("captions") == prompts.text_batch(77, torch.device("cpu"))
+
+
+def test_an_unknown_device_is_bad_input(tiny_model, digest):
+    with pytest.raises(BadInput, match="--device gpu7"):
+        encode(text_encoder(tiny_model("sd15").folder, digest, device="gpu7"), ["a cat"])
+
+
+# What encode_prompt is called with
+
+
+def test_encode_prompt_gets_the_recipes_arguments_the_batchs_and_none_where_it_insists():
+    import torch
+
+    from cachestore.encode import prompts
+
+    def encode_prompt(prompt, prompt_2, device=None, num_videos_per_prompt=4, max_sequence_length=226, batch_size=1, extra="kept"):
+        raise NotImplementedError
+
+    given = prompts.prompt_arguments(encode_prompt, {"max_sequence_length": 512}, 3, torch.device("cpu"))
+    assert given == {
+        "prompt_2": None,
+        "device": torch.device("cpu"),
+        "num_videos_per_prompt": 1,
+        "max_sequence_length": 512,
+        "batch_size": 3,
+    }
+
+
+def test_an_argument_that_the_installed_diffusers_does_not_take_is_named():
+    import torch
+
+    from cachestore.encode import prompts
+
+    with pytest.raises(BadInput, match="takes no clip_skip; it takes device"):
+        prompts.prompt_arguments(lambda prompt, device: None, {"clip_skip": 1}, 1, torch.device("cpu"))
+
+
+def test_the_callers_list_is_not_the_one_a_pipeline_may_write_into(tiny_model, digest):
+    import torch
+
+    from cachestore.encode import prompts
+
+    encoder = text_encoder(tiny_model("sd15").folder, digest)
+    encode(encoder, ["a cat"])
+    received = []
+
+    class Vandal:
+        def encode_prompt(self, prompt, device, num_images_per_prompt, do_classifier_free_guidance, clip_skip=None):
+            received.append(list(prompt))
+            prompt[:] = ["vandalised"] * len(prompt)
+            return torch.zeros(len(received[-1]), 77, 32), None
+
+    encoder._modules._call = prompts._pipeline_call(Vandal(), encoder.setup, torch.device("cpu"))
+    for _ in range(2):
+        encode(encoder, ["a cat"])
+    assert received == [["a cat"], ["a cat"]]
+
+
+# A text encoder that stands alone
+
+
+def test_a_plain_text_encoder_gives_its_last_hidden_states_without_padding(plain_model, digest):
+    import torch
+
+    folder, model, tokenizer = plain_model
+    encoder = text_encoder(folder, digest)
+    captions = ["", "a cat", "a photograph of a horse", "word " * 50]
+    found = encode(encoder, captions)
+    for caption in captions:
+        ids = tokenizer(caption, return_tensors="pt", truncation=True, max_length=64)
+        with torch.inference_mode():
+            expected = model(input_ids=ids.input_ids, attention_mask=ids.attention_mask).last_hidden_state[0]
+        torch.testing.assert_close(found[caption]["prompt_embeds"], expected, rtol=1e-5, atol=1e-5)
+    assert found[""]["prompt_embeds"].shape == (2, 32)
+    assert encoder.recipe.read["mask_name"] == "prompt_attention_mask"
+
+
+def test_a_plain_caption_is_padded_alike_in_every_batch_so_its_value_does_not_depend_on_it(plain_model, digest):
+    encoder = text_encoder(plain_model[0], digest)
+    captions = ["a", "ab", "abc", "abcd efgh"]
+    together, alone = encode(encoder, captions), encode(encoder, captions, together=False)
+    for caption in captions:
+        assert together[caption]["prompt_embeds"].equal(alone[caption]["prompt_embeds"])
+
+
+def test_plain_captions_are_grouped_by_length_rounded_up(plain_model, digest):
+    encoder = text_encoder(plain_model[0], digest)
+    groups = [
+        encoder.prepare(encoder.resolve({"caption": caption}, None)).group
+        for caption in ("", "abcdefghijklmn", "abcdefghijklmno", "x " * 99)
+    ]
+    assert groups == [16, 16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "padded"), [(0, 77, 16), (1, 77, 16), (16, 77, 16), (17, 77, 32), (77, 77, 77), (3, 8, 8), (512, 512, 512)]
+)
+def test_lengths_are_rounded_up_to_sixteen_but_not_above_the_limit(tokens, limit, padded):
+    assert padded_length(tokens, limit) == padded
+
+
+def test_an_encoder_with_a_decoder_is_loaded_and_called_without_it(tmp_path, digest):
+    import torch
+
+    transformers = tiny.library("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 120, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer = tiny.t5_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    encoder = text_encoder(tmp_path, digest)
+    found = encode(encoder, ["", "a cat"])
+    for caption, entry in found.items():
+        ids = tokenizer(caption, return_tensors="pt")
+        with torch.inference_mode():
+            expected = model.encoder(input_ids=ids.input_ids, attention_mask=ids.attention_mask).last_hidden_state[0]
+        torch.testing.assert_close(entry["prompt_embeds"], expected, rtol=1e-4, atol=1e-5)
+
+
+# Threads
+
+
+def test_captions_can_be_prepared_from_several_threads_while_others_are_encoded(tiny_model, digest):
+    encoder = text_encoder(tiny_model("flux").folder, digest)
+    captions = [f"{'word ' * (place % 7)}{place}" for place in range(60)]
+    counts = dict(zip(captions, encoder.count_tokens(captions), strict=True))
+    stop = threading.Event()
+
+    def encode_meanwhile():
+        while not stop.is_set():
+            encode(encoder, ["a cat"])
+
+    with ThreadPoolExecutor(5) as pool:
+        background = pool.submit(encode_meanwhile)
+        prepared = list(pool.map(lambda caption: encoder.prepare(encoder.resolve({"caption": caption}, None)), captions))
+        stop.set()
+        background.result()
+    assert [value.facts["tokens"] for value in prepared] == list(counts.values())
+
+
+COUNT_THREADS = """
+import os, sys
+from pathlib import Path
+from cachestore.encode.environment import set_library_defaults
+set_library_defaults(os.environ)
+from cachestore.digests import digest_file
+from cachestore.encode.recipes import ModelRequest, encoders_for
+encoder, = encoders_for(ModelRequest(sys.argv[1], encode=["text"]), lambda path: digest_file(path, {}))
+encoder.count_tokens([""])
+before = len(os.listdir("/proc/self/task"))
+encoder.count_tokens(["a cat on a mat"] * 2000)
+encoder._tokenizer(["a cat on a mat"] * 2000)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_tokenising_starts_no_threads(tiny_model):
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    command = [sys.executable, "-c", COUNT_THREADS, str(tiny_model("sd15").folder)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip() == "0"

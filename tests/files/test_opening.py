@@ -1,0 +1,180 @@
+"""Opening what may be a trap, and reading without trusting sizes."""
+
+import errno
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.errors import FormatError
+from cachestore.files import opening
+from cachestore.files.opening import FileIdentity, descriptor_limit, names_in, open_regular, opened, read_at, read_into, read_whole
+
+
+def file_of(tmp_path, content=b"0123456789"):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    return path
+
+
+def descriptors():
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_names_in_a_missing_folder_are_none(tmp_path):
+    assert names_in(tmp_path / "missing") == []
+
+
+def test_names_in_a_file_are_none(tmp_path):
+    assert names_in(file_of(tmp_path)) == []
+
+
+def test_names_in_a_folder_are_sorted(tmp_path):
+    for name in ("b", "a", "c"):
+        (tmp_path / name).touch()
+    assert names_in(tmp_path) == ["a", "b", "c"]
+
+
+def test_an_empty_file_reads_as_no_bytes(tmp_path):
+    assert read_whole(file_of(tmp_path, b""), limit_bytes=0) == b""
+
+
+def test_a_missing_file_is_a_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "missing")
+
+
+def link(path, target):
+    path.symlink_to(target)
+
+
+TRAPS = {
+    "a link to a file": lambda path: link(path, file_of(path.parent)),
+    "a link to nothing": lambda path: link(path, path.parent / "nothing"),
+    "a link to itself": lambda path: link(path, path),
+    "a link to a device": lambda path: link(path, "/dev/zero"),
+    "a fifo": os.mkfifo,
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path, trap):
+    path = tmp_path / "trap"
+    TRAPS[trap](path)
+    before = descriptors()
+    with pytest.raises(FormatError, match="trap"):
+        read_whole(path, limit_bytes=100)
+    assert descriptors() == before
+
+
+def test_a_socket_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("trap")
+        with pytest.raises((FormatError, OSError)):
+            read_whole(tmp_path / "trap", limit_bytes=100)
+
+
+def test_a_character_device_is_refused(tmp_path):
+    try:
+        os.mknod(tmp_path / "trap", 0o600 | 0o020000, os.makedev(1, 5))
+        os.close(os.open(tmp_path / "trap", os.O_RDONLY))
+    except PermissionError:
+        pytest.skip("making and opening a device needs root and a file system that allows devices")
+    with pytest.raises(FormatError):
+        read_whole(tmp_path / "trap", limit_bytes=100)
+
+
+def test_a_file_of_exactly_the_limit_is_read(tmp_path):
+    assert read_whole(file_of(tmp_path), limit_bytes=10) == b"0123456789"
+
+
+def test_a_file_above_the_limit_is_refused_without_reading_it(tmp_path, monkeypatch):
+    path = file_of(tmp_path)
+    os.truncate(path, 1 << 40)
+    monkeypatch.setattr(opening, "read_at", None)
+    with pytest.raises(FormatError, match="1099511627776 bytes"):
+        read_whole(path, limit_bytes=10)
+
+
+@pytest.mark.parametrize("has_preadv", [True, False])
+@given(offset=st.integers(0, 15), size=st.integers(0, 15))
+def test_a_read_is_the_slice_of_the_file(has_preadv, offset, size, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_preadv:
+            patch.delattr(os, "preadv", raising=False)
+        path = file_of(tmp_path_factory.getbasetemp())
+        with opened(path) as (descriptor, status):
+            assert status.st_size == 10
+            assert read_at(descriptor, size, offset) == b"0123456789"[offset : offset + size]
+
+
+def test_short_reads_are_put_together(tmp_path, monkeypatch):
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda descriptor, buffers, offset: real(descriptor, [buffers[0][:3]], offset))
+    with opened(file_of(tmp_path)) as (descriptor, _status):
+        buffer = bytearray(12)
+        assert read_into(descriptor, memoryview(buffer), 1) == 9
+        assert buffer[:9] == b"123456789"
+
+
+def test_positional_reads_move_no_shared_offset(tmp_path):
+    with opened(file_of(tmp_path)) as (descriptor, _status):
+        read_at(descriptor, 5, 3)
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+
+
+def test_a_descriptor_is_closed_when_the_block_raises(tmp_path):
+    path, before = file_of(tmp_path), descriptors()
+    with pytest.raises(ZeroDivisionError), opened(path):
+        raise ZeroDivisionError
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("change", ["content", "length", "replacement", "permissions"])
+def test_a_files_identity_changes_with_it(tmp_path, change):
+    path = file_of(tmp_path)
+    os.utime(path, ns=(0, 0))
+    before = FileIdentity.of(path.stat())
+    if change == "content":
+        path.write_bytes(b"9876543210")
+    elif change == "length":
+        os.truncate(path, 5)
+    elif change == "replacement":
+        (tmp_path / "other").write_bytes(b"0123456789")
+        (tmp_path / "other").replace(path)
+    else:
+        path.chmod(0o600)
+        os.utime(path, ns=(0, 0))
+    assert FileIdentity.of(path.stat()) != before
+
+
+def test_identities_of_an_untouched_file_are_equal(tmp_path):
+    path = file_of(tmp_path)
+    assert FileIdentity.of(path.stat()) == FileIdentity.of(path.stat())
+
+
+def test_an_input_error_is_passed_on(tmp_path, monkeypatch):
+    def fail(*_arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        read_whole(file_of(tmp_path), limit_bytes=100)
+
+
+def test_the_descriptor_limit_is_what_the_system_says(monkeypatch):
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (100, 200))
+    assert descriptor_limit() == 100
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert descriptor_limit(default=7) == 7
+
+
+def test_without_the_resource_module_there_is_a_default_limit(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "resource", None)
+    assert descriptor_limit(default=7) == 7

@@ -1,0 +1,155 @@
+"""Names: what is made is parsed back, and what was not made by us is nobody's."""
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.errors import BadInput
+from cachestore.files import paths
+from cachestore.files.paths import ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
+
+LAYOUT = Layout(Path("/store"))
+PASS = PassFolder(Path("/store/plans/p/0"))
+
+numbers = st.integers(0, 10**18 - 1)
+hex_of = "0123456789abcdef"
+digests = st.text(hex_of, min_size=32, max_size=32)
+claims = st.builds(ClaimName, numbers, numbers, numbers, numbers)
+ledgers = st.builds(LedgerName, numbers, numbers, numbers)
+
+MADE_AND_PARSED = {
+    "segment": (digests, lambda digest: LAYOUT.segment(digest).name, paths.parse_segment),
+    "index": (st.builds(IndexName, numbers, digests), lambda name: LAYOUT.index(name).name, paths.parse_index),
+    "catalog": (numbers, lambda number: LAYOUT.catalog("train", number).name, paths.parse_catalog),
+    "round": (numbers, lambda number: PASS.round(number).name, paths.parse_round),
+    "claim": (claims, lambda name: PASS.claim(name).name, paths.parse_claim),
+    "ledger": (ledgers, lambda name: PASS.ledger(name).name, paths.parse_ledger),
+    "pass": (numbers, lambda number: LAYOUT.pass_folder("0" * 32, number).name, paths.parse_pass),
+    "plan": (digests, lambda digest: LAYOUT.plan_folder(digest).name, paths.parse_plan),
+    "recipe": (st.text(hex_of, min_size=64, max_size=64), lambda digest: LAYOUT.recipe(digest).name, paths.parse_recipe),
+    "worker": (digests, lambda worker: LAYOUT.worker(worker).name, paths.parse_worker),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_AND_PARSED)
+@given(data=st.data())
+def test_a_made_name_parses_to_what_it_was_made_from(kind, data):
+    values, make, parse = MADE_AND_PARSED[kind]
+    value = data.draw(values)
+    assert parse(make(value)) == value
+
+
+FOREIGN = [
+    "",
+    ".",
+    "..",
+    "../../etc/passwd",
+    ".DS_Store",
+    "a.safetensors",
+    "01.json",
+    "-1.safetensors",
+    "1.safetensors\n",
+    "1e3.safetensors",
+    "²",
+    "١",
+    f"{'0' * 31}.safetensors",
+    f"{'A' * 32}.safetensors",
+    f"{'0' * 32}.safetensors.part",
+    f"{'0' * 32}.tmp.bak",
+    f"1-{'0' * 31}.lmdb",
+    f"01-{'0' * 32}.lmdb",
+    f"1-{'0' * 32}.lmdb-lock",
+    f"{'1' * 19}-{'0' * 32}.lmdb",
+    "1.2.3.4.5",
+    "1.2.3.04",
+    "1.2..json",
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("kind", MADE_AND_PARSED)
+def test_a_foreign_name_parses_to_nothing(kind):
+    parse = MADE_AND_PARSED[kind][2]
+    assert [name for name in FOREIGN if parse(name) is not None] == []
+
+
+@pytest.mark.parametrize("kind", MADE_AND_PARSED)
+@given(name=st.text())
+def test_whatever_parses_would_be_made_the_same_again(kind, name):
+    _values, make, parse = MADE_AND_PARSED[kind]
+    value = parse(name)
+    assert value is None or make(value) == name
+
+
+def test_temporary_names_are_recognised_and_never_made_twice():
+    made = {LAYOUT.new_temporary().name for _ in range(100)}
+    assert len(made) == 100
+    assert all(paths.is_temporary(name) for name in made)
+    assert not any(paths.is_temporary(name) for name in FOREIGN)
+
+
+def test_index_names_sort_by_number_then_by_digest():
+    assert max(IndexName(9, "f"), IndexName(10, "a"), IndexName(10, "b")) == IndexName(10, "b")
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=16).filter(str.strip))
+def test_a_data_sets_name_comes_back_from_its_folder(name):
+    folder = paths.encode_name(name)
+    assert paths.decode_name(folder) == unicodedata.normalize("NFC", name)
+
+
+@pytest.mark.parametrize("name", ["train", "käse 猫", "..", ".hidden", "a/b\\c", "a%2Fb", "x y", "con:1", "e\u0301", "\0", "🦊" * 12])
+def test_a_data_sets_folder_is_one_plain_name(name):
+    folder = paths.encode_name(name)
+    assert "/" not in folder
+    assert not folder.startswith(".")
+    assert folder.isascii()
+    assert folder.isprintable()
+    assert paths.decode_name(folder) == unicodedata.normalize("NFC", name)
+
+
+def test_two_spellings_of_one_text_are_one_data_set():
+    assert paths.encode_name("e\u0301") == paths.encode_name("\xe9")
+
+
+@pytest.mark.parametrize("name", ["", " ", "   ", "x" * 201, "猫" * 30, "\udcff", "a\ud800"])
+def test_a_name_that_cannot_be_a_folder_is_refused(name):
+    with pytest.raises(BadInput, match="--name"):
+        paths.encode_name(name)
+
+
+@pytest.mark.parametrize("folder", ["", ".git", "a%2fb", "a%2Fb%", "%FF", "%41", "e\u0301", "\udcff", "a\nb"])
+def test_a_folder_that_we_would_not_name_so_is_nobodys(folder):
+    assert paths.decode_name(folder) is None
+
+
+@given(folder=st.text())
+def test_decoding_any_folder_name_raises_nothing(folder):
+    name = paths.decode_name(folder)
+    assert name is None or paths.encode_name(name) == folder
+
+
+def test_every_path_stays_inside_the_store():
+    made = [
+        LAYOUT.marker,
+        LAYOUT.segment("0" * 32),
+        LAYOUT.catalog("../../x", 1),
+        LAYOUT.recipe("0" * 64),
+        LAYOUT.plan("0" * 32),
+        LAYOUT.worker_lock("0" * 32),
+        LAYOUT.lock("commit"),
+        LAYOUT.new_temporary(),
+        LAYOUT.digests,
+        LAYOUT.quarantine,
+        LAYOUT.index(IndexName(0, "0" * 32)),
+    ]
+    assert all(path.is_relative_to(LAYOUT.root) and ".." not in path.parts for path in made)
+    assert PASS.done.parent == PASS.root
+
+
+@pytest.mark.parametrize(("mode", "folder_bits", "file_bits"), [(Mode.PRIVATE, 0o755, 0o644), (Mode.GROUP, 0o2775, 0o664)])
+def test_the_mode_of_a_store_decides_the_permission_bits(mode, folder_bits, file_bits):
+    assert (mode.folder_bits, mode.file_bits) == (folder_bits, file_bits)

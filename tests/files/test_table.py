@@ -1,0 +1,194 @@
+"""Tables: columns with a checksum each, in one safetensors file."""
+
+import contextlib
+import json
+import os
+
+import pytest
+import safetensors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.errors import FormatError
+from cachestore.files.container import TensorPlace, build_header
+from cachestore.files.publish import digest_of
+from cachestore.files.table import digest_column, encode_table, number_column, offsets_of, read_table, string_columns
+
+texts = st.text(st.characters(exclude_categories=[]), max_size=6)
+numbers = st.integers(-(2**63), 2**63 - 1)
+
+
+def write(path, columns, header=None, *, kind="thing", version=1):
+    path.write_bytes(b"".join(encode_table(kind, version, header or {}, columns)))
+    return path
+
+
+def small(path):
+    columns = {**string_columns("words", ["a", "", "ä\udcff"]), "numbers": number_column([1, -2, 3]), "keys": digest_column([b"abcd"] * 3, width=4)}
+    return write(path, columns, {"name": "x"})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("table") / "f"
+
+
+def test_a_table_without_columns_comes_back(path):
+    table = read_table(write(path, {}), "thing", 1)
+    assert (table.header, dict(table.columns)) == ({}, {})
+
+
+def test_a_column_that_is_not_there_is_empty(path):
+    table = read_table(write(path, {}), "thing", 1)
+    assert list(table.numbers("n")) == []
+    assert list(table.strings("s")) == []
+    assert list(table.digests("d")) == []
+
+
+def test_columns_without_rows_come_back(path):
+    columns = {**string_columns("s", []), "n": number_column([]), "d": digest_column([], width=16)}
+    table = read_table(write(path, columns), "thing", 1)
+    assert (list(table.numbers("n")), list(table.strings("s")), list(table.digests("d"))) == ([], [], [])
+
+
+@given(words=st.lists(texts, max_size=5), values=st.lists(numbers, max_size=5), rows=st.lists(st.binary(min_size=3, max_size=3), max_size=5))
+def test_a_table_comes_back(path, words, values, rows):
+    columns = {**string_columns("s", words), "n": number_column(values), "d": digest_column(rows, width=3)}
+    table = read_table(write(path, columns, {"words": words}), "thing", 1)
+    assert table.header == {"words": words}
+    assert list(table.strings("s")) == words
+    assert list(table.numbers("n")) == values
+    assert list(table.digests("d")) == rows
+
+
+@given(lengths=st.lists(st.integers(0, 5)))
+def test_offsets_say_where_each_list_starts_and_the_last_one_ends(lengths):
+    offsets = list(offsets_of(lengths))
+    assert [end - start for start, end in zip(offsets, offsets[1:], strict=False)] == lengths
+    assert offsets[0] == 0
+
+
+def test_a_matrix_of_numbers_comes_flat(path):
+    table = read_table(write(path, {"n": number_column([1, 2, 3, 4], width=2)}), "thing", 1)
+    assert list(table.numbers("n")) == [1, 2, 3, 4]
+    assert table.widths["n"] == 2
+
+
+def test_columns_are_sequences_with_ends_and_slices(path):
+    table = read_table(small(path), "thing", 1)
+    words, keys = table.strings("words"), table.digests("keys")
+    assert (words[-1], words[:2], len(words)) == ("ä\udcff", ["a", ""], 3)
+    assert (keys[-1], keys[1:], len(keys)) == (b"abcd", [b"abcd"] * 2, 3)
+    for column in (words, keys):
+        with pytest.raises(IndexError):
+            column[3]
+
+
+def test_equal_tables_have_equal_bytes_and_digests(path):
+    first = read_table(small(path), "thing", 1).digest
+    raw = path.read_bytes()
+    assert read_table(small(path), "thing", 1).digest == first
+    assert path.read_bytes() == raw
+
+
+def test_another_header_has_another_digest(path):
+    columns = {"n": number_column([1])}
+    assert read_table(write(path, columns, {"a": 1}), "thing", 1).digest != read_table(write(path, columns, {"a": 2}), "thing", 1).digest
+
+
+def test_equal_bytes_of_another_shape_have_another_digest(path):
+    flat = read_table(write(path, {"n": number_column([1, 2])}), "thing", 1).digest
+    assert read_table(write(path, {"n": number_column([1, 2], width=2)}), "thing", 1).digest != flat
+
+
+def test_the_stock_library_opens_a_table(path):
+    write(path, {"n": number_column([1, 2]), "d": digest_column([b"abc"], width=3)}, {"é": 1})
+    with safetensors.safe_open(path, "np") as file:
+        assert file.get_tensor("n").tolist() == [1, 2]
+        assert file.get_tensor("d").tolist() == [list(b"abc")]
+        assert json.loads(file.metadata()["header"]) == {"é": 1}
+
+
+def seen(path):
+    table = read_table(path, "thing", 1)
+    return table.header, list(table.strings("words")), list(table.numbers("numbers")), list(table.digests("keys"))
+
+
+def test_every_flipped_bit_is_detected_or_harmless(path):
+    raw = small(path).read_bytes()
+    expected = seen(path)
+    with path.open("r+b", buffering=0) as file:
+        for place, byte in enumerate(raw):
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), place)
+                with contextlib.suppress(FormatError):
+                    assert seen(path) == expected
+            os.pwrite(file.fileno(), bytes([byte]), place)
+
+
+def test_every_cut_is_detected(path):
+    for size in reversed(range(small(path).stat().st_size)):
+        os.truncate(path, size)
+        with pytest.raises(FormatError):
+            read_table(path, "thing", 1)
+
+
+def test_another_kind_is_refused_and_both_are_named(path):
+    with pytest.raises(FormatError, match=r"'other/1'.*thing"):
+        read_table(write(path, {}, kind="other"), "thing", 1)
+
+
+def test_a_newer_version_is_refused_with_the_way_out(path):
+    with pytest.raises(FormatError, match="thing/2.*install a newer one"):
+        read_table(write(path, {}, version=2), "thing", 1)
+
+
+def test_an_older_version_is_read(path):
+    assert read_table(write(path, {}, {"a": 1}), "thing", 2).header == {"a": 1}
+
+
+def test_a_missing_table_is_a_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_table(tmp_path / "f", "thing", 1)
+
+
+def forged(**metadata):
+    """A file without columns whose metadata was made by somebody who knows the checksums."""
+    texts = {"format": "thing/1", "header": "{}", "checksums": "{}"} | metadata
+    texts.setdefault("digest", digest_of([texts["header"].encode(), b"\0", texts["checksums"].encode()]))
+    return build_header({}, texts)
+
+
+FORGED = {
+    "an empty file": b"",
+    "zeros": bytes(100),
+    "no metadata": build_header({}, {}),
+    "another container": build_header({"a": TensorPlace("U8", (0,), 0, 0)}, {"format": "pt"}),
+    "no version": forged(format="thing"),
+    "a version that is no number": forged(format="thing/²"),
+    "a header that is not JSON": forged(header="{"),
+    "a deep header": forged(header="[" * 100_000),
+    "deep checksums": forged(checksums="[" * 100_000),
+    "checksums that are not JSON": forged(checksums=""),
+    "checksums of other columns": forged(checksums='{"a":["U8",[0],"0"]}'),
+    "another digest": forged(digest="0" * 32),
+}
+
+
+def test_the_file_that_the_forged_ones_vary_is_good(path):
+    path.write_bytes(forged())
+    assert read_table(path, "thing", 1).header == {}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_table_is_a_format_error(path, what):
+    path.write_bytes(FORGED[what])
+    with pytest.raises(FormatError):
+        read_table(path, "thing", 1)
+
+
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_are_a_table_or_a_format_error(path, raw):
+    path.write_bytes(raw)
+    with pytest.raises(FormatError):
+        read_table(path, "thing", 1)

@@ -1,0 +1,123 @@
+"""Small stores, written without any encoder: values are a function of caption or sample id, so that tests can say what must come out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from cachestore.encode import families
+from cachestore.keys import Key, Recipe, digest_text, input_key
+from cachestore.store import open_store
+from cachestore.storage.catalog import Catalog, Cell, make_column, publish_catalog
+
+SDXL = families.text_family("StableDiffusionXLPipeline")
+FLUX = families.text_family("FluxPipeline")
+PLAIN = families.PLAIN
+
+WIDTHS = {"prompt_embeds": 6, "prompt_embeds.text_encoder": 4, "prompt_embeds.text_encoder_2": 5, "pooled_prompt_embeds": 5}
+LENGTH = 7
+CHANNELS = 4
+VAE = {"scaling_factor": 0.3611, "shift_factor": 0.1159, "latent_channels": CHANNELS, "block_out_channels": [1, 1, 1, 1]}
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    captions: Sequence[str] = ("a photo",)
+    bucket: tuple[int, int] | None = (64, 48)
+    """None for a sample without a picture."""
+    fails: bool = False
+    """Whether its latents could not be made."""
+    extras: str = "{}"
+    size: tuple[int, int] = (640, 480)
+    crop: tuple[int, int, int, int] = (3, 2, 67, 50)
+
+
+@dataclass(frozen=True)
+class Recipes:
+    text: Recipe | None = None
+    latents: Recipe | None = None
+    all: tuple[Recipe, ...] = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "all", tuple(recipe for recipe in (self.text, self.latents) if recipe is not None))
+
+
+def recipes(family=SDXL, stored="moments", **vae) -> Recipes:
+    text = Recipe("text", {"model": family.name}, families.text_read(family)) if family is not None else None
+    read = families.latents_read(families.vae_family("AutoencoderKL"), {**VAE, **vae}, stored) if stored is not None else None
+    return Recipes(text, Recipe("latents", {"vae": 1, "stored": stored}, read) if read is not None else None)
+
+
+def noise(*parts, shape, dtype=np.float32):
+    seed = int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def stored_text(recipe: Recipe, caption: str, dtype=np.float32) -> dict[str, np.ndarray]:
+    """What an encoder would keep of a caption: as many rows as it has characters, where the family trims."""
+    length = len(caption) if recipe.read["pad"] else LENGTH
+    names = [name for form in recipe.read["outputs"].values() for name in form.get("join", [form.get("from")])]
+    shapes = {name: (WIDTHS[name],) if name.startswith("pooled") else (length, WIDTHS[name]) for name in names}
+    return {name: noise(name, caption, shape=shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def stored_latents(recipe: Recipe, sample_id: str, bucket: tuple[int, int], dtype=np.float32) -> dict[str, np.ndarray]:
+    """What a VAE would keep of a picture."""
+    width, height = bucket
+    stored = recipe.read["stored"]
+    channels = 2 * CHANNELS if stored == "moments" else CHANNELS
+    return {stored: noise(stored, sample_id, shape=(channels, height // 8, width // 8), dtype=dtype)}
+
+
+def caption_key(recipe: Recipe, caption: str) -> Key:
+    return input_key(recipe.fingerprint, {"caption": digest_text(caption)}, {})
+
+
+def picture_key(recipe: Recipe, sample_id: str) -> Key:
+    return input_key(recipe.fingerprint, {"image": digest_text(sample_id)}, {})
+
+
+def make_store(path: Path, rows: Sequence[Row], made: Recipes, *, name="train", prompts=("",), dtype=np.float32, leave_out=()) -> Path:
+    """Write the entries of these rows, and a catalog that names them. `leave_out` are captions whose entries are forgotten."""
+    with open_store(path, mode="a") as store:
+        with store.writer() as writer:
+            if made.text is not None:
+                for caption in {*prompts, *(caption for row in rows for caption in row.captions)} - set(leave_out):
+                    writer.put(caption_key(made.text, caption), stored_text(made.text, caption, dtype))
+            for row in rows:
+                if made.latents is not None and row.bucket is not None and not row.fails:
+                    writer.put(picture_key(made.latents, row.id), stored_latents(made.latents, row.id, row.bucket, dtype))
+        store.commit()
+        publish_catalog(store.layout, catalog_of(rows, made, name))
+    return path
+
+
+def catalog_of(rows: Sequence[Row], made: Recipes, name: str) -> Catalog:
+    columns = []
+    if made.text is not None:
+        cells = [[Cell(caption_key(made.text, caption)) for caption in row.captions] for row in rows]
+        columns.append(make_column("text", "caption", made.text.fingerprint, {}, cells))
+    if made.latents is not None:
+        columns.append(make_column("latents", "image", made.latents.fingerprint, {}, [picture_cells(made.latents, row) for row in rows]))
+    starts = np.cumsum([0, *(len(row.captions) for row in rows)]).tolist()
+    return Catalog(
+        name=name,
+        request={},
+        recipes={recipe.fingerprint: recipe for recipe in made.all},
+        ids=[row.id for row in rows],
+        captions_at=starts,
+        captions=[caption for row in rows for caption in row.captions],
+        images={},
+        extras=[row.extras for row in rows],
+        columns=tuple(columns),
+    )
+
+
+def picture_cells(recipe: Recipe, row: Row) -> list[Cell]:
+    if row.bucket is None:
+        return []
+    facts = {"size": row.size, "bucket": row.bucket, "crop": row.crop}
+    return [Cell(None if row.fails else picture_key(recipe, row.id), facts=facts)]

@@ -1,0 +1,368 @@
+"""Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows places and buckets, nothing else."""
+
+import logging
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cachestore as cs
+
+SIZES = st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 30), max_size=5)
+TAILS = st.sampled_from(["drop", "pad", "wrap"])
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+class Buckets:
+    """A data set as far as the sampler looks at it: so many samples of each bucket, dealt round."""
+
+    def __init__(self, sizes, digest="d1"):
+        self.digest = digest
+        self.epochs = []
+        self.buckets = {}
+        place = 0
+        for bucket, count in sizes.items():
+            self.buckets[bucket] = list(range(place, place + count))
+            place += count
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+def sampler(sizes=None, **options):
+    return cs.BucketBatchSampler(Buckets({(64, 48): 20, (48, 64): 13} if sizes is None else sizes), **{"batch_size": 4, **options})
+
+
+def ranks(sizes, world, **options):
+    return [sampler(sizes, rank=rank, num_replicas=world, **options) for rank in range(world)]
+
+
+def in_turn(batches):
+    """The batches of all ranks in the order in which they were dealt."""
+    return [batch for turn in zip(*batches, strict=True) for batch in turn]
+
+
+# What comes
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("sizes", [{}, {(1, 1): 0}], ids=["no buckets", "an empty bucket"])
+def test_no_samples_give_no_batches_on_any_rank(sizes, tail):
+    for one in ranks(sizes, 3, tail=tail):
+        assert (len(one), list(one), list(one)) == (0, [], [])
+
+
+@given(SIZES, st.integers(1, 5), st.integers(1, 4), TAILS, st.booleans(), st.integers(0, 9))
+def test_every_batch_is_full_and_of_one_bucket_and_all_ranks_have_as_many_as_they_say(sizes, batch_size, world, tail, shuffle, epoch):
+    bucket_of = {place: bucket for bucket, places in Buckets(sizes).buckets.items() for place in places}
+    every = ranks(sizes, world, batch_size=batch_size, tail=tail, shuffle=shuffle)
+    for one in every:
+        one.set_epoch(epoch)
+    batches = [list(one) for one in every]
+    assert {len(ours) for ours in batches} == {len(every[0])}
+    for batch in in_turn(batches):
+        assert len(batch) == batch_size
+        assert len({bucket_of[place] for place in batch}) == 1
+
+
+@given(SIZES, st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
+def test_dropping_shows_no_sample_twice_and_leaves_out_no_more_than_the_tails(sizes, batch_size, world, epoch):
+    every = ranks(sizes, world, batch_size=batch_size)
+    for one in every:
+        one.set_epoch(epoch)
+    shown = [place for one in every for batch in one for place in batch]
+    whole = sum(count // batch_size for count in sizes.values())
+    assert len(set(shown)) == len(shown) == (whole - whole % world) * batch_size
+
+
+@given(SIZES, st.integers(1, 5), st.integers(1, 4), st.sampled_from(["pad", "wrap"]))
+def test_padding_and_wrapping_show_every_sample_at_least_once(sizes, batch_size, world, tail):
+    shown = [place for one in ranks(sizes, world, batch_size=batch_size, tail=tail) for batch in one for place in batch]
+    assert set(shown) == set(range(sum(sizes.values())))
+
+
+def test_a_short_batch_is_padded_with_itself_and_wrapped_with_the_first_of_its_bucket():
+    assert list(sampler({(1, 1): 6}, shuffle=False, tail="pad")) == [[0, 1, 2, 3], [4, 5, 4, 5]]
+    assert list(sampler({(1, 1): 6}, shuffle=False, tail="wrap")) == [[0, 1, 2, 3], [4, 5, 0, 1]]
+    assert list(sampler({(1, 1): 6}, shuffle=False)) == [[0, 1, 2, 3]]
+    assert list(sampler({(1, 1): 1}, shuffle=False, tail="wrap")) == [[0, 0, 0, 0]]
+
+
+def test_batches_that_do_not_go_round_are_dropped_repeated_or_taken_from_the_start():
+    def batches(tail):
+        return [list(one) for one in ranks({(1, 1): 5}, 3, batch_size=1, shuffle=False, tail=tail)]
+
+    assert batches("drop") == [[[0]], [[1]], [[2]]]
+    assert batches("pad") == [[[0], [3]], [[1], [4]], [[2], [3]]]
+    assert batches("wrap") == [[[0], [3]], [[1], [4]], [[2], [0]]]
+
+
+def test_without_shuffling_batches_follow_the_data_set():
+    assert list(sampler({(9, 9): 4, (1, 1): 4}, shuffle=False, batch_size=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_order_is_a_fixed_function_of_seed_and_epoch():
+    """Golden: a change here breaks the resuming of every run that was saved before it."""
+    one = sampler({(64, 48): 6, (48, 64): 5}, batch_size=2, seed=7)
+    assert list(one) == GOLDEN[0]
+    assert list(one) == GOLDEN[1]
+
+
+GOLDEN = [[], []]
+
+
+def test_epochs_and_seeds_differ_in_order_and_hold_the_same_number_of_samples():
+    orders = [list(sampler({(1, 1): 40}, seed=seed)) for seed in (0, 1)]
+    one = sampler({(1, 1): 40})
+    assert list(one) == orders[0]
+    assert list(one) not in orders
+    assert orders[0] != orders[1]
+    assert sorted(sum(orders[0], [])) == sorted(sum(orders[1], [])) == list(range(40))
+
+
+def test_shuffling_is_even_over_places():
+    firsts = [0] * 5
+    one = sampler({(1, 1): 5}, batch_size=1)
+    for _epoch in range(2000):
+        firsts[next(iter(one))[0]] += 1
+        one.set_epoch(one.epoch + 1)
+    assert all(330 < count < 470 for count in firsts)
+
+
+# Epochs
+
+
+def test_the_next_epoch_follows_by_itself_and_the_data_set_is_told_when_it_begins():
+    one = sampler()
+    batches = list(one)
+    assert one._data.epochs == [0]
+    assert list(one) != batches
+    assert (one.epoch, one._data.epochs) == (1, [0, 1])
+    one.set_epoch(0)
+    assert list(one) == batches
+
+
+def test_a_trainer_that_takes_as_many_batches_as_there_are_goes_on_with_the_next_epoch():
+    one = sampler()
+    batches = [list(islice(one, len(one))) for _epoch in range(2)]
+    assert batches == [list(again) for again in [sampler()] for _epoch in range(1)] + [batches[1]]
+    assert (batches[0] != batches[1], one.epoch) == (True, 1)
+
+
+def test_an_iteration_that_is_broken_off_begins_again():
+    one = sampler()
+    batches = list(sampler())
+    assert list(islice(one, 2)) == batches[:2]
+    assert list(one) == batches
+
+
+def test_setting_an_epoch_twice_is_setting_it_once():
+    one, other = sampler(), sampler()
+    one.set_epoch(3)
+    for _time in range(2):
+        other.sampler.set_epoch(3)
+    assert list(one) == list(other)
+    assert one.epoch == other.epoch == 3
+
+
+def test_a_data_set_without_epochs_is_fine():
+    data = SimpleNamespace(buckets={(): [0, 1, 2]}, digest="d")
+    assert sorted(map(tuple, cs.BucketBatchSampler(data, batch_size=1))) == [(0,), (1,), (2,)]
+
+
+# Resuming
+
+
+@given(SIZES, st.integers(1, 4), st.integers(1, 3), TAILS, st.integers(0, 3), st.integers(0, 12))
+def test_resuming_at_a_step_is_going_on_from_it(sizes, batch_size, world, tail, epoch, step):
+    for rank in range(world):
+        options = {"batch_size": batch_size, "tail": tail, "rank": rank, "num_replicas": world}
+        one, resumed = sampler(sizes, **options), sampler(sizes, **options)
+        one.set_epoch(epoch)
+        resumed.resume(epoch, step)
+        assert list(resumed) == list(one)[step:]
+        assert list(resumed) == list(one)
+
+
+@given(SIZES, st.integers(1, 3), TAILS, st.integers(0, 40))
+def test_a_state_taken_between_two_batches_goes_on_with_the_second(sizes, world, tail, taken):
+    every = ranks(sizes, world, tail=tail)
+    states, rest = [], []
+    for one in every:
+        batches = iter(one)
+        for _batch in islice(batches, taken):
+            pass
+        states.append(one.state_dict())
+        rest.append(list(batches))
+    assert all(state == states[0] for state in states)
+    for one, expected in zip(ranks(sizes, world, tail=tail), rest, strict=True):
+        one.load_state_dict(states[0])
+        # After the end the state names the beginning of the next epoch.
+        assert list(one) == (expected if states[0]["epoch"] == 0 else list(sampler_at(one, 1)))
+
+
+def sampler_at(like, epoch):
+    again = cs.BucketBatchSampler(like._data, batch_size=4, tail=like._order.tail, rank=like._rank, num_replicas=like._world)
+    again.set_epoch(epoch)
+    return again
+
+
+def test_a_run_resumed_on_another_number_of_ranks_takes_exactly_what_is_left():
+    sizes = {(1, 1): 40, (2, 2): 32}
+    two = ranks(sizes, 2)
+    had = in_turn([list(islice(one, 4)) for one in two])
+    state = two[0].state_dict()
+    rest = []
+    for one in ranks(sizes, 5):
+        one.load_state_dict(state)
+        rest.append(list(one))
+    assert had + in_turn(rest) == list(sampler(sizes))
+    assert state["consumed"] == 8
+
+
+def test_the_trainer_says_how_many_batches_it_had_because_a_loader_reads_ahead():
+    one = sampler(rank=1, num_replicas=2)
+    ahead = iter(one)
+    assert len(list(islice(ahead, 3))) == 3
+    state = one.state_dict(batches_consumed=1)
+    assert (state["epoch"], state["consumed"]) == (0, 2)
+    other = sampler(rank=1, num_replicas=2)
+    other.load_state_dict(state)
+    assert list(other) == list(sampler(rank=1, num_replicas=2))[1:]
+    assert next(iter(other)) is not None
+
+
+def test_counts_go_on_from_where_a_run_was_resumed():
+    one = sampler()
+    one.resume(2, 3)
+    batches = iter(one)
+    next(batches)
+    assert (one.state_dict()["consumed"], one.state_dict(batches_consumed=2)["consumed"]) == (4, 5)
+
+
+def test_a_state_of_another_catalog_is_an_error_that_names_both():
+    state = sampler().state_dict()
+    other = cs.BucketBatchSampler(Buckets({(1, 1): 9}, digest="d2"), batch_size=4)
+    with pytest.raises(cs.BadInput, match=r"digest was 'd1' .* and is 'd2' now"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 2}, {"shuffle": False}, {"tail": "pad"}], ids=lambda change: next(iter(change)))
+def test_a_state_of_another_order_is_an_error(change):
+    with pytest.raises(cs.BadInput, match=next(iter(change))):
+        sampler(**change).load_state_dict(sampler().state_dict())
+
+
+def test_what_is_no_state_is_an_error():
+    with pytest.raises(cs.BadInput, match="lacks batch_size, consumed"):
+        sampler().load_state_dict({"epoch": 1, "digest": "d1"})
+    with pytest.raises(cs.BadInput, match="from 0 on"):
+        sampler().resume(0, -1)
+
+
+def test_leaving_a_resumed_place_is_said_aloud(caplog):
+    one = sampler()
+    one.resume(3, 2)
+    one.set_epoch(3)
+    assert caplog.records == [record for record in caplog.records if "leaves out" in record.message]
+    one.set_epoch(0)
+    assert "leaves the place this sampler was resumed at (epoch 3, after 2 batches)" in caplog.text
+    assert list(one) == list(sampler())
+
+
+# Ranks
+
+
+@pytest.mark.parametrize("options", [{"rank": 0}, {"num_replicas": 2}, {"rank": 2, "num_replicas": 2}, {"rank": -1, "num_replicas": 2}])
+def test_a_rank_without_its_world_is_an_error(options):
+    with pytest.raises(cs.BadInput, match="go together"):
+        sampler(**options)
+
+
+def test_ranks_and_somebody_who_splits_outside_exclude_each_other():
+    with pytest.raises(cs.BadInput, match="without split"):
+        sampler(rank=0, num_replicas=2, split="outside")
+
+
+def test_a_world_that_is_found_and_not_told_is_an_error_that_names_both_spellings(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(cs.BadInput, match=r'2 processes.*rank=\.\.\. and num_replicas=\.\.\..*split="outside"'):
+        sampler()
+    assert len(sampler(rank=0, num_replicas=2)) == 4
+    assert len(sampler(split="outside")) == 8
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(sampler()) == 8
+
+
+def test_an_initialised_process_group_counts_more_than_the_environment(monkeypatch):
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 0, get_world_size=lambda: 3)
+    monkeypatch.setitem(__import__("sys").modules, "torch.distributed", group)
+    with pytest.raises(cs.BadInput, match="3 processes"):
+        sampler()
+
+
+def test_a_state_saved_under_accelerate_counts_the_batches_of_all_its_processes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    one = sampler(split="outside")
+    assert one.state_dict(batches_consumed=3)["consumed"] == 6
+    one.resume(0, 3)
+    assert list(one) == list(sampler(split="outside"))[6:]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("count", [8, 9, 3])
+def test_accelerate_hands_every_batch_to_one_process_whole(count):
+    from accelerate.data_loader import BatchSamplerShard
+
+    every = [BatchSamplerShard(sampler({(1, 1): 4 * count}, split="outside"), num_processes=2, process_index=n) for n in range(2)]
+    batches = [list(shard) for shard in every]
+    assert len(batches[0]) == len(batches[1]) == len(every[0]) == -(-count // 2)
+    assert in_turn(batches)[:count] == list(sampler({(1, 1): 4 * count}))
+
+
+@pytest.mark.torch
+def test_accelerate_reaches_the_sampler_when_it_sets_the_epoch():
+    from accelerate.data_loader import prepare_data_loader
+    from torch.utils.data import DataLoader
+
+    one = sampler(split="outside")
+    loader = prepare_data_loader(DataLoader(list(range(33)), batch_sampler=one), num_processes=2, process_index=0, put_on_device=False)
+    assert len(loader) == 4
+    epochs = [[batch.tolist() for batch in loader] for _epoch in range(2)]
+    assert (one.epoch, epochs[0] != epochs[1]) == (1, True)
+    assert epochs[0] == list(sampler())[::2]
+
+
+def test_a_loader_sees_neither_a_size_nor_a_way_to_drop_the_last():
+    one = sampler()
+    assert (one.batch_size, one.sampler is one, hasattr(one, "drop_last")) == (None, True, False)
+
+
+# Options
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"tail": "keep"}, {"split": "inside"}])
+def test_an_option_that_is_unknown_is_an_error(options):
+    with pytest.raises(cs.BadInput, match="batch_size is at least 1"):
+        sampler(**options)
+
+
+def test_what_is_no_data_set_is_an_error_that_says_what_to_pass():
+    with pytest.raises(cs.BadInput, match="a list has no buckets"):
+        cs.BucketBatchSampler([1, 2, 3])
+
+
+def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
+    with caplog.at_level(logging.WARNING):
+        ranks({(64, 48): 20, (48, 64): 13}, 3)
+        ranks({(64, 48): 20, (48, 64): 13}, 3, tail="pad")
+        ranks({(64, 48): 12}, 3)
+    (said,) = caplog.messages
+    assert said.startswith("each epoch leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 2 batches")

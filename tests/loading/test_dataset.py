@@ -1,0 +1,462 @@
+"""The data set that a trainer reads: what it holds, what a batch looks like, and that it survives every way of starting workers."""
+
+import copy
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.keys import Recipe
+from tests.loading.stores import (
+    FLUX,
+    LENGTH,
+    PLAIN,
+    Recipes,
+    Row,
+    caption_key,
+    catalog_of,
+    make_store,
+    picture_key,
+    recipes,
+    stored_latents,
+    stored_text,
+)
+
+pytestmark = [
+    pytest.mark.torch,
+    # Python 3.12 and later warn of any fork beside torch's own threads; that it works is what is tested here.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two cats",), bucket=(48, 64)), Row("d.png", ("a photo",))]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store"
+
+
+def loader(data, **options):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(data, collate_fn=data.collate, **options)
+
+
+def batch_of(data, *places):
+    return data.collate(data.__getitems__(places))
+
+
+def equal(one, other):
+    """Whether two batches hold the same."""
+    import torch
+
+    same = {name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()}
+    return list(one) == list(other) and all(same.values())
+
+
+# What it holds
+
+
+@pytest.mark.parametrize("made", [recipes(), recipes(family=None), recipes(stored=None), Recipes()], ids=["both", "latents", "text", "neither"])
+def test_an_empty_data_set_has_no_samples_no_buckets_and_no_batches(path, made):
+    data = cs.CachedDataset(make_store(path, [], made))
+    assert (len(data), list(data), list(data.ids), dict(data.buckets), data.__getitems__([])) == (0, [], [], {}, [])
+    assert list(loader(data, batch_sampler=cs.BucketBatchSampler(data))) == []
+
+
+def test_a_sample_holds_everything_by_diffusers_names_without_a_batch_axis(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean")
+    sample = data[0]
+    assert {name: list(value.shape) for name, value in sample.items() if hasattr(value, "shape")} == {
+        "latents": [4, 6, 8],
+        "prompt_embeds": [LENGTH, 9],
+        "pooled_prompt_embeds": [5],
+        "original_size": [2],
+        "crop_top_left": [2],
+        "target_size": [2],
+    }
+    assert (sample["caption"], sample["sample_id"]) == ("a photo", "a.png")
+
+
+def test_components_are_joined_in_order_when_they_are_read(path):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, ROWS, made))
+    stored = stored_text(made.text, "a dog")
+    joined = np.concatenate([stored["prompt_embeds.text_encoder"], stored["prompt_embeds.text_encoder_2"]], axis=-1)
+    assert (data[1]["prompt_embeds"].numpy() == joined).all()
+    assert (data[1]["pooled_prompt_embeds"].numpy() == stored["pooled_prompt_embeds"]).all()
+
+
+def test_sizes_are_height_and_width_so_that_concatenated_they_are_the_time_ids_of_sdxl(path):
+    import torch
+
+    rows = [Row("a", size=(1200, 800), crop=(30, 20, 94, 68)), Row("b", size=(90, 80))]
+    batch = batch_of(cs.CachedDataset(make_store(path, rows, recipes())), 0, 1)
+    time_ids = torch.cat([batch["original_size"], batch["crop_top_left"], batch["target_size"]], dim=1)
+    assert time_ids.tolist() == [[800, 1200, 20, 30, 48, 64], [80, 90, 2, 3, 48, 64]]
+    assert time_ids.dtype == torch.int64
+
+
+def test_every_tensor_of_a_batch_is_contiguous_and_writable_and_everything_else_is_a_list(path):
+    import torch
+
+    batch = batch_of(cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), io="mmap"), 0, 1, 3, 3)
+    for name, value in batch.items():
+        if not isinstance(value, torch.Tensor):
+            assert isinstance(value, list)
+            continue
+        assert value.is_contiguous(), name
+        assert len(value) == (LENGTH if name == "text_ids" else 4), name
+        value += 1
+
+
+def test_constants_of_the_family_are_made_for_the_batch(path):
+    batch = batch_of(cs.CachedDataset(make_store(path, ROWS, recipes(FLUX), dtype=np.float16)), 0, 1)
+    assert (list(batch["text_ids"].shape), batch["text_ids"].dtype) == ([LENGTH, 3], batch["prompt_embeds"].dtype)
+    assert not batch["text_ids"].any()
+
+
+def test_text_of_different_lengths_is_padded_and_its_mask_has_the_pipelines_name(path):
+    rows = [Row("a", ("12345",)), Row("b", ("",)), Row("c", ("123",))]
+    made = recipes(PLAIN, stored=None)
+    data = cs.CachedDataset(make_store(path, rows, made))
+    batch = batch_of(data, 0, 1, 2)
+    assert data.mask_name == "prompt_attention_mask"
+    assert batch[data.mask_name].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 0, 0]]
+    assert (batch["prompt_embeds"][2, :3].numpy() == stored_text(made.text, "123")["prompt_embeds"]).all()
+    assert not batch["prompt_embeds"][2, 3:].any()
+    assert not batch["prompt_embeds"][1].any()
+
+
+def test_a_data_set_of_prompts_alone_has_one_bucket_and_no_latents(path):
+    data = cs.CachedDataset(make_store(path, [Row("p", ("a",), bucket=None), Row("q", ("b",), bucket=None)], recipes(stored=None)))
+    assert data.buckets == {(): [0, 1]}
+    assert sorted(batch_of(data, 0, 1)) == ["caption", "pooled_prompt_embeds", "prompt_embeds", "sample_id"]
+
+
+def test_a_data_set_of_latents_alone_has_captions_and_no_embeddings(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(family=None)))
+    assert data.buckets == {(48, 64): [2], (64, 48): [0, 1, 3]}
+    assert sorted(data[0]) == ["caption", "crop_top_left", "latents", "original_size", "sample_id", "target_size"]
+    assert data.mask_name is None
+    with pytest.raises(cs.BadInput, match="no text embeddings"):
+        data.prompt("")
+
+
+def test_samples_with_and_without_a_picture_are_in_different_buckets(path):
+    rows = [Row("a"), Row("prompt", bucket=None)]
+    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    assert data.buckets == {(): [1], (64, 48): [0]}
+    with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
+        batch_of(data, 0, 1)
+    assert "latents" not in batch_of(data, 1)
+
+
+def test_a_sample_that_an_encoder_failed_for_is_left_out(path):
+    rows = [Row("a"), Row("broken", fails=True), Row("c", bucket=(48, 64))]
+    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    assert (len(data), list(data.ids), data.buckets) == (2, ["a", "c"], {(64, 48): [0], (48, 64): [1]})
+    assert (data[1]["sample_id"], data[-1]["sample_id"], data.index("c")) == ("c", "c", 1)
+    with pytest.raises(cs.MissingEntry, match="cachestore why"):
+        data.index("broken")
+    with pytest.raises(cs.BadInput, match=r"no sample 'z'"):
+        data.index("z")
+    with pytest.raises(IndexError):
+        data[2]
+
+
+def test_of_several_captions_the_first_is_handed_out_with_its_own_embeddings(path):
+    made = recipes(PLAIN)
+    data = cs.CachedDataset(make_store(path, [Row("a", ("one", "second")), Row("b", ("three", "four"))], made))
+    assert batch_of(data, 0, 1)["caption"] == ["one", "three"]
+    assert (data[1]["prompt_embeds"].numpy() == stored_text(made.text, "three")["prompt_embeds"]).all()
+
+
+def test_extra_columns_come_out_as_lists_with_none_where_a_sample_has_no_such_column(path):
+    rows = [Row("a", extras='{"score": 3, "tags": ["x"]}'), Row("b", extras='{"score": 4}')]
+    batch = batch_of(cs.CachedDataset(make_store(path, rows, recipes())), 0, 1)
+    assert (batch["score"], batch["tags"]) == ([3, 4], [["x"], None])
+
+
+@pytest.mark.parametrize("name", ["latents", "target_size", "text_ids", "sample_id"])
+def test_an_extra_column_under_a_name_of_the_batch_is_an_error_that_names_both(path, name):
+    data = cs.CachedDataset(make_store(path, [Row("a", extras=f'{{"{name}": 1}}')], recipes(FLUX)))
+    with pytest.raises(cs.BadInput, match=f"'a' has a column '{name}'"):
+        data[0]
+
+
+def test_recipes_are_named_by_their_encoder(path):
+    made = recipes()
+    assert dict(cs.CachedDataset(make_store(path, ROWS, made)).recipes) == {"text": made.text, "latents": made.latents}
+
+
+# Latents
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vae", [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}], ids=["scale", "shift", "channels"])
+def test_a_drawn_sample_equals_what_diffusers_own_training_scripts_compute_from_the_same_noise(path, dtype, vae):
+    import torch
+    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+    from cachestore.loading.latents import noise_for, read_latents
+    from cachestore.loading.read_block import parse_latents
+
+    recipe = recipes(**vae).latents
+    moments = torch.from_numpy(stored_latents(recipe, "a", (64, 48))["moments"]).to(getattr(torch, dtype)) * 9
+    drawn = DiagonalGaussianDistribution(moments[None]).sample(generator=noise_for(0, 0, "a"))
+    if "latents_mean" in vae:
+        mean, std = (torch.tensor(vae[name]).view(1, 4, 1, 1).to(drawn) for name in ("latents_mean", "latents_std"))
+        expected = (drawn - mean) * 0.3611 / std
+    else:
+        expected = (drawn - (0.0 if vae else 0.1159)) * 0.3611
+    assert torch.equal(read_latents(parse_latents(recipe), "sample", {"moments": moments}, noise_for(0, 0, "a"))[None], expected)
+
+
+def test_latents_come_as_they_are_asked_for(path):
+    made = recipes()
+    make_store(path, ROWS, made)
+    moments = stored_latents(made.latents, "a.png", (64, 48))["moments"]
+    by_form = {form: cs.CachedDataset(path, latents=form)[0]["latents"] for form in ("sample", "mean", "raw", "moments")}
+    assert (by_form["moments"].numpy() == moments).all()
+    assert (by_form["raw"].numpy() == moments[:4]).all()
+    assert np.allclose(by_form["mean"].numpy(), (moments[:4] - 0.1159) * 0.3611, atol=1e-6)
+    assert by_form["sample"].shape == by_form["mean"].shape
+    assert not np.allclose(by_form["sample"].numpy(), by_form["mean"].numpy(), atol=0.1)
+
+
+@pytest.mark.parametrize("stored", ["mean", "sample"])
+def test_where_no_moments_are_stored_a_sample_is_what_is_stored_normalised(path, stored):
+    made = recipes(stored=stored)
+    make_store(path, ROWS, made)
+    raw = stored_latents(made.latents, "a.png", (64, 48))[stored]
+    assert np.allclose(cs.CachedDataset(path)[0]["latents"].numpy(), (raw - 0.1159) * 0.3611, atol=1e-6)
+    assert (cs.CachedDataset(path, latents="raw")[0]["latents"].numpy() == raw).all()
+    with pytest.raises(cs.BadInput, match=f"keeps the {stored}.*--latents moments"):
+        cs.CachedDataset(path, latents="moments")
+
+
+def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refused(path):
+    make_store(path, ROWS, recipes(stored="sample"))
+    with pytest.raises(cs.BadInput, match="gives no mean"):
+        cs.CachedDataset(path, latents="mean")
+    with pytest.raises(cs.BadInput, match="'noise'"):
+        cs.CachedDataset(path, latents="noise")
+
+
+def test_folding_into_channels_is_that_of_flux_2_and_comes_before_normalising():
+    import torch
+
+    from cachestore.loading.latents import normalise
+    from cachestore.loading.read_block import LatentsBlock
+
+    latents = torch.randn(3, 4, 6)
+    block = LatentsBlock("mean", 2, 1.0, None, tuple(range(12)), (1.0,) * 12)
+    folded = latents.view(3, 2, 2, 3, 2).permute(0, 2, 4, 1, 3).reshape(12, 2, 3)
+    assert torch.equal(normalise(block, latents), folded - torch.arange(12).view(12, 1, 1))
+    video = torch.stack([latents, latents * 2], dim=1)
+    assert torch.equal(normalise(block, video)[:, 1], folded * 2 - torch.arange(12).view(12, 1, 1))
+
+
+def test_a_draw_depends_on_seed_epoch_and_sample_and_on_nothing_else(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    first = data[0]["latents"].tolist()
+    assert batch_of(data, 3, 1, 0)["latents"][2].tolist() == first
+    assert cs.CachedDataset(path)[0]["latents"].tolist() == first
+    assert cs.CachedDataset(path, seed=1)[0]["latents"].tolist() != first
+    data.set_epoch(1)
+    assert data[0]["latents"].tolist() != first
+    data.set_epoch(0)
+    assert data[0]["latents"].tolist() == first
+
+
+# Opening
+
+
+def test_a_store_or_name_that_is_not_there_is_said_with_what_is(path):
+    with pytest.raises(cs.StoreNotFound):
+        cs.CachedDataset(path)
+    make_store(path, ROWS, recipes(), name="cats")
+    with pytest.raises(cs.BadInput, match=r"no data set 'train'; it has 'cats'"):
+        cs.CachedDataset(path)
+
+
+def test_the_newest_catalog_is_kept_for_life_and_an_older_one_can_be_asked_for(path):
+    made = recipes()
+    make_store(path, ROWS[:1], made)
+    old = cs.CachedDataset(path)
+    make_store(path, ROWS, made)
+    assert (len(old), old.generation, len(pickle.loads(pickle.dumps(old)))) == (1, 1, 1)
+    new = cs.CachedDataset(path)
+    assert (len(new), new.generation, len(cs.CachedDataset(path, generation=1))) == (4, 2, 1)
+    assert new.digest != old.digest
+    with pytest.raises(cs.BadInput, match="no generation 7; it has 1, 2"):
+        cs.CachedDataset(path, generation=7)
+
+
+def test_a_damaged_newest_catalog_is_an_error_and_never_an_older_pairing(path):
+    made = recipes()
+    make_store(path, ROWS[:1], made)
+    make_store(path, ROWS, made)
+    file = path / "catalogs" / "train" / "2.safetensors"
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(cs.FormatError, match="repair"):
+        cs.CachedDataset(path)
+    assert len(cs.CachedDataset(path, generation=1)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"widen": 3}, {"outputs": {"x": {"from": "x", "scale": 2}}}, {"pad": {"other": {}}}, {"constants": {"c": {"kind": "ones", "shape": []}}}],
+    ids=["format", "field", "form", "padding", "constant"],
+)
+def test_a_recipe_that_says_more_than_is_known_here_is_refused(path, change):
+    recipe = recipes().text
+    newer = Recipe("text", recipe.make, {**recipe.read, **change})
+    make_store(path, [], Recipes(newer), prompts=())
+    with pytest.raises(cs.FormatError, match="install a newer cachestore"):
+        cs.CachedDataset(path)
+
+
+def test_a_latents_recipe_that_says_more_than_is_known_here_is_refused(path):
+    recipe = recipes().latents
+    make_store(path, [], Recipes(latents=Recipe("latents", recipe.make, {**recipe.read, "rotate": 90})))
+    with pytest.raises(cs.FormatError, match="it says rotate"):
+        cs.CachedDataset(path)
+
+
+# Reading
+
+
+def test_a_batch_is_one_read_in_which_each_key_comes_once(path, monkeypatch):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    asked = []
+    read = data._reader.get_raw
+    monkeypatch.setattr(data._reader, "get_raw", lambda keys: asked.append(list(keys)) or read(keys))
+    samples = data.__getitems__([0, 3, 0])
+    assert (len(asked), len(asked[0]), len(set(asked[0]))) == (1, 3, 3)
+    assert [sample["sample_id"] for sample in samples] == ["a.png", "d.png", "a.png"]
+
+
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+def test_samples_of_one_read_share_no_memory(path, latents):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), latents=latents)
+    samples = data.__getitems__([0, 3, 0])
+    before = [{name: value.tolist() for name, value in sample.items() if hasattr(value, "tolist")} for sample in samples]
+    for value in samples[0].values():
+        if hasattr(value, "fill_"):
+            value.fill_(77)
+    assert [{name: samples[n][name].tolist() for name in before[n]} for n in (1, 2)] == before[1:]
+
+
+def test_any_encoded_caption_can_be_had_as_a_batch_of_one(path):
+    made = recipes(PLAIN)
+    data = cs.CachedDataset(make_store(path, ROWS, made, prompts=("", "a validation prompt")))
+    found = data.prompt("a validation prompt")
+    assert (found["prompt_embeds"][0].numpy() == stored_text(made.text, "a validation prompt")["prompt_embeds"]).all()
+    assert found[data.mask_name].tolist() == [[1] * 19]
+    assert list(data.prompt("")["prompt_embeds"].shape) == [1, 0, 6]
+
+
+def test_a_caption_that_was_never_encoded_is_missing_and_the_error_names_the_command(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    with pytest.raises(cs.MissingEntry, match=r"'unheard of'.*cachestore precompute prompts.txt"):
+        data.prompt("unheard of")
+
+
+def test_an_entry_that_is_gone_or_damaged_is_an_error(path):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, ROWS, made, leave_out=["a dog"]))
+    with pytest.raises(cs.MissingEntry, match=str(caption_key(made.text, "a dog"))):
+        data[1]
+    for segment in (path / "segments").rglob("*.safetensors"):
+        segment.chmod(0o644)
+        raw = bytearray(segment.read_bytes())
+        raw[-4:] = b"flip"
+        segment.write_bytes(raw)
+    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+        data.__getitems__([0, 2, 3])
+
+
+def test_reading_writes_nothing_to_the_store(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    assert len(list(data)) == 4
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
+def test_an_empty_or_mixed_list_is_no_batch(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+        data.collate([])
+    with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
+        batch_of(data, 1, 2)
+
+
+# Processes
+
+
+def test_a_pickled_data_set_is_a_path_and_options_and_has_an_epoch_of_its_own(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean", seed=3)
+    assert data[0]["sample_id"] == "a.png"
+    data.set_epoch(5)
+    raw = pickle.dumps(data)
+    assert len(raw) < 2_000
+    for twin in (pickle.loads(raw), copy.deepcopy(data)):
+        assert equal(batch_of(twin, 0, 1), batch_of(data, 0, 1))
+        assert (twin.epoch, twin.generation, len(twin)) == (5, 1, 4)
+        twin.set_epoch(6)
+    assert data.epoch == 5
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_every_start_method_read_what_the_parent_reads_and_see_every_epoch(path, method):
+    rows = [Row(f"{n}.png", (f"caption {n % 3}",), bucket=(64, 48) if n % 2 else (48, 64)) for n in range(12)]
+    data = cs.CachedDataset(make_store(path, rows, recipes(PLAIN)))
+    sampler = cs.BucketBatchSampler(data, batch_size=2)
+    here = [list(loader(data, batch_sampler=sampler)) for _epoch in range(2)]
+    sampler.set_epoch(0)
+    there = loader(data, batch_sampler=sampler, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    for expected in here:
+        found = list(there)
+        assert len(found) == len(expected) == 6
+        assert all(map(equal, found, expected))
+
+
+def test_an_error_in_a_worker_reaches_the_trainer_as_what_it_is(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(), leave_out=["a dog"]))
+    with pytest.raises(cs.MissingEntry, match="cachestore precompute"):
+        list(loader(data, batch_sampler=[[1]], num_workers=1, multiprocessing_context="fork"))
+
+
+def test_forked_workers_see_an_epoch_that_is_set_after_the_data_set_was_also_given_to_spawned_ones(path):
+    """As torch moves the number to other memory for the spawned ones."""
+    from cachestore.loading.epoch import Epoch
+
+    epoch = Epoch()
+    forked, told = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(forked[0], 1)
+        os.write(told[1], bytes([epoch.get()]))
+        os._exit(0)
+    epoch._tensor.share_memory_()
+    assert epoch._tensor.is_shared()
+    epoch.set(9)
+    os.write(forked[1], b"!")
+    assert os.read(told[0], 1) == bytes([9])
+    os.waitpid(child, 0)
+    assert epoch.get() == 9
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="native threads are counted by the proc file system")
+def test_opening_and_reading_start_no_thread(path):
+    make_store(path, ROWS, recipes())
+    before = set(os.listdir("/proc/self/task"))
+    data = cs.CachedDataset(path)
+    assert len(list(data)) == 4
+    assert set(os.listdir("/proc/self/task")) <= before
