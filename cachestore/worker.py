@@ -192,7 +192,7 @@ class Worker:
         """How many partitions to take at once: fewer towards the end, so that nobody is left without work."""
         units = max(1, len(opened.units[recipe]) // max(1, opened.partition_count(recipe)))
         limit = max(POOL_PARTITIONS, POOL_UNITS // units)
-        return max(1, min(limit, free // (2 * self.task.world_size)))
+        return max(1, min(limit, free // (2 * self.task.world_size) if self.task.world_size > 1 else free))
 
     def _look_again(self) -> None:
         """See what the dead have acknowledged before doing their work over."""

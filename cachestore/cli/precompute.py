@@ -78,11 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
             bar = Bar(Path(request.store), is_shown=not arguments.quiet)
             report = precompute_here(request, say=say, cancel=stop, on_progress=bar.look)
             bar.end()
+    if not _speaks(request):
+        return OK if report.complete else FAILURES
     if arguments.json:
         print_json(report.as_json())
     else:
         _print_report(report)
     return OK if report.complete else FAILURES
+
+
+def _speaks(request: "PrecomputeRequest") -> bool:
+    """Whether this process prints the result: under a foreign launcher only rank 0, so that stdout holds one object."""
+    from cachestore.run import find_placement
+
+    placement = find_placement(request.rank, request.world_size)
+    return placement.rank in (0, None) or placement.found_in in {"arguments", "cachestore"}
 
 
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":

@@ -28,6 +28,15 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "J
 """What is opened. EPS and its like are left out on purpose: Pillow would run Ghostscript on them."""
 
 _ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _LATE_PNG_MARKS = (b"eXIf", b"Raw profile type", b"com.adobe.xmp")
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLOUR_SPACES = {"RGB": "RGB", "RGBA": "RGB", "L": "GRAY", "CMYK": "CMYK"}
@@ -37,7 +46,11 @@ _SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 def measure(data: bytes) -> Size:
     """The upright (width, height) of an encoded picture, from its header alone. Raises EncodeFailed with the reason."""
     with _opened(data) as image:
-        return _upright(Size(*image.size), _orientation(image, data))
+        size = _upright(Size(*image.size), _orientation(image, data))
+    if min(size) < 1:
+        message = f"the picture has no pixels: its header says {size.width} x {size.height}"
+        raise EncodeFailed(message)
+    return size
 
 
 def decode(data: bytes) -> Image.Image:
@@ -62,17 +75,6 @@ def fit(image: Image.Image, bucket: Size) -> "tuple[np.ndarray[Any, np.dtype[np.
     box = (left * across, top * down, min(right * across, size.width), min(bottom * down, size.height))
     pixels = np.asarray(image.resize(bucket, Image.Resampling.LANCZOS, box=box))
     return np.ascontiguousarray(pixels), place
-
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 @contextmanager

@@ -88,9 +88,6 @@ def _shown(payload: Payload) -> str:
     return f"caption {payload[:60]!r}" if isinstance(payload, str) else f"{len(payload)} tokens"
 
 
-# Through a pipeline
-
-
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     """`encode_prompt` of a pipeline, with its results under the family's names."""
 
@@ -130,9 +127,6 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Tensor]:
         message = f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
         raise BadInput(message)
     return {name: tensor for name, tensor in zip(family.returns, returned, strict=True) if name is not None}
-
-
-# A transformers model alone
 
 
 def _model_call(parts: Mapping[str, Foreign], limit: int, device: torch.device) -> Call:

@@ -7,8 +7,9 @@ the arguments, the lengths, the dtype, and the name of the transform from bytes 
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import MAX_LENGTH_ARG, PLAIN, TextFamily
@@ -19,6 +20,7 @@ from cachestore.encode.text import TextEncoder, TextSetup
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Recipe
 
+T = TypeVar("T")
 Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
 
@@ -85,9 +87,6 @@ def _check(request: ModelRequest) -> None:
     if request.batch_size != "auto" and request.batch_size < 1:
         message = f"a batch size is at least 1, not {request.batch_size}"
         raise BadInput(message)
-    if "text" not in request.encode and (request.encode_args or request.text_encoder):
-        message = "--encode-arg and --text-encoder are for text, which is not among what is encoded; add text to --encode or leave them out"
-        raise BadInput(message)
 
 
 def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
@@ -104,11 +103,12 @@ def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: 
         raise BadInput(message)
 
 
-# Text
-
-
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
-    family, components = _text_parts(model, request)
+    if request.text_encoder is None:
+        family, components = _text_parts(model, None, request)
+    else:
+        read = partial(_text_parts, model, request=request)
+        family, components = _with_override(request.text_encoder, read, "text", request)
     dtype = _dtype(request.text_dtype, family.text_dtype, "text")
     args = _encode_args(family, request.encode_args)
     limit = _max_tokens(family, components, args)
@@ -131,9 +131,16 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     return TextEncoder(recipe, setup, device=request.device, batch_size=request.batch_size)
 
 
-def _text_parts(model: Model, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
+def _with_override(name: str, read: Callable[[Model], T], encode: str, request: ModelRequest) -> T:
+    """What `read` makes of the model behind `--vae` or `--text-encoder`."""
+    try:
+        return with_folder(name, lambda folder: read(models.read_model(folder)), encode=[encode], revision=None, variant=request.variant)
+    except models.MissingFile as error:
+        raise BadInput(str(error)) from error  # Plain, lest it be looked for in a download of the model itself.
+
+
+def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
     """The family of the text encoder, and its components, with `--text-encoder` in place of what it replaces."""
-    override = _override(request.text_encoder, "text", request)
     if model.kind == "pipeline":
         family = families.text_family(model.class_name)
         replaced = _replaced(model, family, override) if override else None
@@ -149,13 +156,6 @@ def _text_parts(model: Model, request: ModelRequest) -> tuple[TextFamily, dict[s
         "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
     }
-
-
-def _override(name: str | None, encode: str, request: ModelRequest) -> Model | None:
-    """The model behind `--vae` or `--text-encoder`."""
-    if name is None:
-        return None
-    return with_folder(name, models.read_model, encode=[encode], revision=None, variant=request.variant)
 
 
 def _replaced(model: Model, family: TextFamily, override: Model) -> str:
@@ -200,12 +200,9 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
     return asked
 
 
-# Latents
-
-
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
-    family = families.TEXT_FAMILIES.get(model.class_name)
-    vae = _vae(_override(request.vae, "latents", request) or model, request)
+    read_vae = partial(_vae, model, request=request)
+    family, vae = read_vae(model) if request.vae is None else _with_override(request.vae, read_vae, "latents", request)
     dtype = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae")
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
@@ -231,17 +228,15 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
     return LatentsEncoder(Recipe("latents", make, read), setup, device=request.device, batch_size=request.batch_size)
 
 
-def _vae(model: Model, request: ModelRequest) -> Component:
-    """The VAE of a pipeline folder, or the VAE folder itself."""
-    if model.kind == "pipeline":
-        return models.pipeline_component(model, "vae", request.variant)
-    if model.kind == "vae":
-        return models.module("vae", model.folder, "diffusers", model.class_name, request.variant)
-    message = f"{model.folder} is a text encoder ({model.class_name}) and has no VAE; pass --vae PATH, or --encode text"
+def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily | None, Component]:
+    """The VAE of a pipeline folder, or the VAE folder itself, and the family that decides its dtype: its own, else the model's."""
+    family = families.TEXT_FAMILIES.get(source.class_name) or families.TEXT_FAMILIES.get(model.class_name)
+    if source.kind == "pipeline":
+        return family, models.pipeline_component(source, "vae", request.variant)
+    if source.kind == "vae":
+        return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant)
+    message = f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text"
     raise BadInput(message)
-
-
-# Both
 
 
 def _dtype(asked: str, auto: str, option: str) -> str:

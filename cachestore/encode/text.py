@@ -100,6 +100,22 @@ class TextEncoder:
         with self._lock:
             return [len(self._token_ids(caption)) for caption in captions]
 
+    def entry_bytes(self, tokens: int) -> int:
+        """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
+        family = self.setup.family
+        rows = min(tokens, self.max_tokens) if family.mask else self.max_tokens
+        widths = {
+            name: int(component.config.get("hidden_size") or component.config.get("d_model") or 0)
+            for name, component in self.setup.components.items()
+        }
+        # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
+        main = family.tokenizer.replace("tokenizer", "text_encoder")
+        numbers = 0
+        for name, form in family.outputs.items():
+            parts = [part.rpartition(".")[2] for part in form.get("join", [])] or [main]
+            numbers += sum(widths[part] for part in parts) * (rows if name == "prompt_embeds" else 1)
+        return numbers * (4 if self.setup.dtype == "float32" else 2)
+
     def close(self) -> None:
         """Give back the modules' memory."""
         with self._lock:

@@ -67,10 +67,11 @@ def make_folder(layout: Layout, folder: Path) -> None:
         folder = folder.parent
     for path in reversed(unsure):
         try:
-            path.mkdir()
-            path.chmod(layout.mode.folder_bits)
-        except OSError as error:
             if not path.is_dir():
+                path.mkdir()
+                path.chmod(layout.mode.folder_bits)
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and path.is_dir()):
                 _refuse(path, error)
         sync_folder(path.parent)
         _durable.add(path)

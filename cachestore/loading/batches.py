@@ -239,24 +239,19 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
-    rests = [(len(places) % order.size, bucket) for bucket, places in sorted(data.buckets.items())]
-    left = [f"{rest} of {_in_words(bucket)}" for rest, bucket in rests if rest]
+    rests = {bucket: len(places) % order.size for bucket, places in sorted(data.buckets.items()) if len(places) % order.size}
     batches = count_batches(data.buckets, order) % world
-    if not left and not batches:
-        return
-    named = ", ".join(left[:_NAMED_BUCKETS]) + (f" and of {len(left) - _NAMED_BUCKETS} more buckets" if len(left) > _NAMED_BUCKETS else "")
-    _log.warning(
-        "each epoch leaves out %d of %d samples: %d that do not fill a batch of %d (%s), and %d batches that do not go round %d ranks;"
-        ' tail="pad" or "wrap" keeps them',
-        sum(rest for rest, _bucket in rests) + batches * order.size,
-        total,
-        sum(rest for rest, _bucket in rests),
-        order.size,
-        named or "none",
-        batches,
-        world,
-    )
+    reasons: list[str] = []
+    if rests:
+        named = [f"{rest} of {_in_words(bucket)}" for bucket, rest in rests.items()]
+        listed = ", ".join([*named[:_NAMED_BUCKETS], *(["…"] if len(named) > _NAMED_BUCKETS else [])])
+        reasons.append(f"{sum(rests.values())} that do not fill a batch of {order.size} ({listed})")
+    if batches:
+        reasons.append(f"{batches * order.size} in batches that do not go round {world} ranks")
+    if reasons:
+        left = sum(rests.values()) + batches * order.size
+        _log.warning('each epoch leaves out %d of %d samples: %s; tail="pad" or "wrap" keeps them', left, total, ", and ".join(reasons))
 
 
 def _in_words(bucket: Sequence[int]) -> str:
-    return "x".join(map(str, bucket)) or "no bucket"
+    return "x".join(map(str, bucket)) or "those without a picture"

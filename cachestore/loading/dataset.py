@@ -42,6 +42,10 @@ Bucket = tuple[int, ...]
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
 """Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
 
+_BUCKET_BITS: Final = 21
+_BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
+"""Width, height and frames in one number that sorts as they do."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -226,19 +230,22 @@ class CachedDataset(Dataset[SampleDict]):
         )
         raise BadInput(message)
 
-    @cached_property
-    def buckets(self) -> Mapping[Bucket, list[int]]:
+    @property
+    def buckets(self) -> Mapping[Bucket, Sequence[int]]:
         """The places of the samples of each bucket, in order: pictures as (width, height), all samples without one as ()."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> Mapping[Bucket, Sequence[int]]:
         if len(self._rows) == 0:
             return {}
         if self._latents is None:
             return {(): list(range(len(self._rows)))}
-        sizes = _row_buckets(self._latents.column)[self._rows]
-        found, which = np.unique(sizes, axis=0, return_inverse=True)
-        which = which.reshape(-1)
-        order = np.argsort(which, kind="stable")
-        groups = np.split(order, np.searchsorted(which[order], np.arange(1, len(found))))
-        return {_bucket(size): group.tolist() for size, group in zip(found.tolist(), groups, strict=True)}
+        packed = _packed_buckets(self._latents.column)[self._rows]
+        order = np.argsort(packed, kind="stable")
+        found, starts = np.unique(packed[order], return_index=True)
+        groups = np.split(order, starts[1:])
+        return {_unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -320,19 +327,21 @@ def _complete_rows(catalog: Catalog) -> NDArray[np.int64]:
     return np.flatnonzero(complete)
 
 
-def _row_buckets(column: KeyColumn) -> NDArray[np.int64]:
-    """(width, height, frames) of each row's first cell, -1 where unknown or where the row has none."""
+def _packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
+    """The bucket of each row's first cell as one number; 0 where it is unknown or the row has no cell."""
     at = np.asarray(column.at, dtype=np.int64)
-    sizes = np.full((len(at) - 1, 3), -1, dtype=np.int64)
+    packed = np.zeros(len(at) - 1, dtype=np.int64)
     known = np.asarray(column.facts.get("bucket", ()), dtype=np.int64).reshape(-1, 3)
-    has_cell = at[1:] > at[:-1]
     if len(known):
-        sizes[has_cell] = known[at[:-1][has_cell]]
-    return sizes
+        has_cell = at[1:] > at[:-1]
+        # One more than each number, as -1 stands for unknown.
+        packed[has_cell] = ((known + 1) << _BUCKET_SHIFTS).sum(axis=1)[at[:-1][has_cell]]
+    return packed
 
 
-def _bucket(size: Sequence[int]) -> Bucket:
-    return tuple(number for number in size if number >= 0)
+def _unpacked(packed: int) -> Bucket:
+    numbers = ((packed >> shift) % (1 << _BUCKET_BITS) - 1 for shift in _BUCKET_SHIFTS.tolist())
+    return tuple(number for number in numbers if number >= 0)
 
 
 def _sizes(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:

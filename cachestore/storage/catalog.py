@@ -79,12 +79,12 @@ class KeyColumn:
     def cell(self, place: int) -> Cell:
         """The cell at a place of the column."""
         raw = self.keys[place]
-        facts = {name: tuple(values[place * FACTS[name] : (place + 1) * FACTS[name]]) for name, values in self.facts.items() if values}
+        facts = {name: tuple(n for n in values[place * FACTS[name] : (place + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()}
         return Cell(
             Key(raw) if raw != NO_KEY else None,
             self.inputs[place],
             (self.stats[2 * place], self.stats[2 * place + 1]),
-            {name: values for name, values in facts.items() if values[0] >= 0},
+            {name: values for name, values in facts.items() if values},
         )
 
     def row_cells(self, row: int) -> list[Cell]:

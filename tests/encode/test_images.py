@@ -59,6 +59,13 @@ def test_a_file_that_is_no_picture_is_refused_with_a_reason(data):
             function(data)
 
 
+@pytest.mark.parametrize("width", [0, 3])
+def test_a_picture_without_pixels_is_refused_with_a_reason(width):
+    data = b"GIF89a" + width.to_bytes(2, "little") + bytes(5) + b"," + bytes(9) + b"\x02\x02\x4c\x01\x00;"
+    with pytest.raises(EncodeFailed, match=r"no pixels|damaged|not a picture"):
+        measure(data)
+
+
 def test_an_eps_file_is_refused_as_pillow_would_run_ghostscript_on_it():
     with pytest.raises(EncodeFailed, match="not a picture"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cachestore.encode.models import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.errors import BadInput
 from tests.encode import tiny
@@ -109,6 +110,33 @@ def test_another_vae_replaces_the_models_own(tmp_path, digest):
     assert not [path for path in digest.seen if path.is_relative_to(folder)]
 
 
+def test_a_vaes_dtype_follows_the_pipeline_it_comes_from_then_the_model(tmp_path, digest):
+    flux, other = tiny.look_alike(tmp_path / "flux", "FluxPipeline"), tiny.look_alike_vae(tmp_path / "vae")
+    text = tiny.look_alike_text(tmp_path / "text")
+    dtypes = [
+        build(digest, model, vae=str(vae), encode=["latents"])[0].recipe.make["dtype"]
+        for model, vae in ((text, flux), (flux, other), (text, other))
+    ]
+    assert dtypes == ["bfloat16", "bfloat16", "float32"]
+
+
+def test_what_an_option_lacks_is_not_looked_for_in_a_download_of_the_model(tmp_path, digest):
+    folder, broken = tiny.look_alike(tmp_path / "model"), tiny.look_alike_vae(tmp_path / "vae")
+    (broken / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(BadInput, match="has no weights") as caught:
+        build(digest, folder, vae=str(broken), encode=["latents"])
+    assert not isinstance(caught.value, MissingFile)
+    with pytest.raises(BadInput, match="single .safetensors files"):
+        build(digest, folder, text_encoder="clip_l.safetensors")
+
+
+def test_options_for_what_is_not_encoded_are_passed_over(tmp_path, digest):
+    folder = tiny.look_alike(tmp_path)
+    expected = fingerprints(digest, folder, encode=["latents"])
+    assert fingerprints(digest, folder, encode=["latents"], text_encoder="/no/such/folder", encode_args={"clip_skip": 1}) == expected
+    assert list(fingerprints(digest, folder, encode=["text"], vae="/no/such/folder")) == ["text"]
+
+
 def test_another_text_encoder_replaces_the_one_of_its_class(tmp_path, digest):
     folder = tiny.look_alike(tmp_path / "model")
     other = tmp_path / "tuned"
@@ -143,7 +171,6 @@ def test_a_text_encoder_replaces_a_plain_one_whole(tmp_path, digest):
         ({"encode_args": {"max_length": 5}}, "unknown --encode-arg max_length.*clip_skip"),
         ({"variant": "fp16"}, "no weights of variant 'fp16'"),
         ({"vae": "/no/such/vae"}, "/no/such/vae does not exist"),
-        ({"encode": ["latents"], "encode_args": {"clip_skip": 1}}, "add text to --encode"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_helps(tmp_path, digest, options, message):
@@ -215,6 +242,7 @@ def test_an_impossible_length_is_refused(tmp_path, digest, asked):
 PLANNING = """
 import json, sys
 from cachestore.digests import digest_file
+from cachestore.encode.models import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 text, latents = encoders_for(ModelRequest(sys.argv[1]), lambda path: digest_file(path, {}))
 picture = open(sys.argv[2], "rb").read()

@@ -130,6 +130,8 @@ def test_flux_keeps_its_constant_ids_out_of_the_store(tiny_model, digest):
 
 @pytest.mark.parametrize(("name", "dtype"), [("sd15", "float32"), ("sdxl", "float32"), ("flux", "bfloat16")])
 def test_tensors_own_their_memory_and_have_the_recipes_dtype(tiny_model, digest, name, dtype):
+    import torch
+
     encoder = text_encoder(tiny_model(name).folder, digest)
     assert encoder.recipe.make["dtype"] == dtype
     for entry in encode(encoder, CAPTIONS[:3]).values():
@@ -192,6 +194,13 @@ def test_tokens_are_counted_before_the_caption_is_cut(tiny_model, digest, name, 
     assert counts[2] > limit
     facts = [encoder.prepare(encoder.resolve({"caption": caption}, None)).facts for caption in ("", "ab " * 400)]
     assert facts == [{"tokens": empty, "truncated": False}, {"tokens": counts[2], "truncated": True}]
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
+def test_the_size_of_an_entry_is_estimated_before(tiny_model, digest, name):
+    encoder = text_encoder(tiny_model(name).folder, digest)
+    tensors = encode(encoder, ["a cat"])["a cat"].values()
+    assert encoder.entry_bytes(7) == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
 
 
 def test_a_caption_that_is_no_unicode_text_is_refused_with_a_reason(tiny_model, digest):
@@ -333,6 +342,8 @@ def test_a_plain_caption_is_padded_alike_in_every_batch_so_its_value_does_not_de
 
 def test_plain_captions_are_grouped_by_length_rounded_up(plain_model, digest):
     encoder = text_encoder(plain_model[0], digest)
+    assert encoder.entry_bytes(5) == 5 * 32 * 4
+    assert encoder.entry_bytes(500) == 64 * 32 * 4
     groups = [
         encoder.prepare(encoder.resolve({"caption": caption}, None)).group
         for caption in ("", "abcdefghijklmn", "abcdefghijklmno", "x " * 99)

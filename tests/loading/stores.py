@@ -1,16 +1,17 @@
 """Small stores, written without any encoder: values are a function of caption or sample id, so that tests can say what must come out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cachestore.encode import families
 from cachestore.keys import Key, Recipe, digest_text, input_key
-from cachestore.store import open_store
 from cachestore.storage.catalog import Catalog, Cell, make_column, publish_catalog
+from cachestore.store import open_store
 
 SDXL = families.text_family("StableDiffusionXLPipeline")
 FLUX = families.text_family("FluxPipeline")
@@ -37,26 +38,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Recipes:
-    text: Recipe | None = None
-    latents: Recipe | None = None
-    all: tuple[Recipe, ...] = field(init=False)
+    """Recipes, or None for what the data set does not have."""
 
-    def __post_init__(self):
-        object.__setattr__(self, "all", tuple(recipe for recipe in (self.text, self.latents) if recipe is not None))
+    text: Any = None
+    latents: Any = None
 
 
-def recipes(family=SDXL, stored="moments", **vae) -> Recipes:
+def recipes(family: Any = SDXL, stored: Any = "moments", **vae) -> Recipes:
     text = Recipe("text", {"model": family.name}, families.text_read(family)) if family is not None else None
     read = families.latents_read(families.vae_family("AutoencoderKL"), {**VAE, **vae}, stored) if stored is not None else None
     return Recipes(text, Recipe("latents", {"vae": 1, "stored": stored}, read) if read is not None else None)
 
 
-def noise(*parts, shape, dtype=np.float32):
+def noise(*parts, shape, dtype: Any = np.float32):
     seed = int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def stored_text(recipe: Recipe, caption: str, dtype=np.float32) -> dict[str, np.ndarray]:
+def stored_text(recipe: Recipe, caption: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
     """What an encoder would keep of a caption: as many rows as it has characters, where the family trims."""
     length = len(caption) if recipe.read["pad"] else LENGTH
     names = [name for form in recipe.read["outputs"].values() for name in form.get("join", [form.get("from")])]
@@ -64,7 +63,7 @@ def stored_text(recipe: Recipe, caption: str, dtype=np.float32) -> dict[str, np.
     return {name: noise(name, caption, shape=shape, dtype=dtype) for name, shape in shapes.items()}
 
 
-def stored_latents(recipe: Recipe, sample_id: str, bucket: tuple[int, int], dtype=np.float32) -> dict[str, np.ndarray]:
+def stored_latents(recipe: Recipe, sample_id: str, bucket: tuple[int, int], dtype: Any = np.float32) -> dict[str, np.ndarray]:
     """What a VAE would keep of a picture."""
     width, height = bucket
     stored = recipe.read["stored"]
@@ -80,7 +79,9 @@ def picture_key(recipe: Recipe, sample_id: str) -> Key:
     return input_key(recipe.fingerprint, {"image": digest_text(sample_id)}, {})
 
 
-def make_store(path: Path, rows: Sequence[Row], made: Recipes, *, name="train", prompts=("",), dtype=np.float32, leave_out=()) -> Path:
+def make_store(
+    path: Path, rows: Sequence[Row], made: Recipes, *, name="train", prompts=("",), dtype: Any = np.float32, leave_out=()
+) -> Path:
     """Write the entries of these rows, and a catalog that names them. `leave_out` are captions whose entries are forgotten."""
     with open_store(path, mode="a") as store:
         with store.writer() as writer:
@@ -106,7 +107,7 @@ def catalog_of(rows: Sequence[Row], made: Recipes, name: str) -> Catalog:
     return Catalog(
         name=name,
         request={},
-        recipes={recipe.fingerprint: recipe for recipe in made.all},
+        recipes={recipe.fingerprint: recipe for recipe in (made.text, made.latents) if recipe is not None},
         ids=[row.id for row in rows],
         captions_at=starts,
         captions=[caption for row in rows for caption in row.captions],

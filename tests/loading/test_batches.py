@@ -1,8 +1,9 @@
 """Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows places and buckets, nothing else."""
 
 import logging
-from itertools import islice
+from itertools import chain, islice
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -115,7 +116,10 @@ def test_the_order_is_a_fixed_function_of_seed_and_epoch():
     assert list(one) == GOLDEN[1]
 
 
-GOLDEN = [[], []]
+GOLDEN = [
+    [[0, 4], [10, 7], [3, 5], [9, 6], [2, 1]],
+    [[4, 1], [2, 5], [9, 10], [8, 7], [3, 0]],
+]
 
 
 def test_epochs_and_seeds_differ_in_order_and_hold_the_same_number_of_samples():
@@ -124,7 +128,8 @@ def test_epochs_and_seeds_differ_in_order_and_hold_the_same_number_of_samples():
     assert list(one) == orders[0]
     assert list(one) not in orders
     assert orders[0] != orders[1]
-    assert sorted(sum(orders[0], [])) == sorted(sum(orders[1], [])) == list(range(40))
+    for order in orders:
+        assert sorted(chain.from_iterable(order)) == list(range(40))
 
 
 def test_shuffling_is_even_over_places():
@@ -151,9 +156,9 @@ def test_the_next_epoch_follows_by_itself_and_the_data_set_is_told_when_it_begin
 
 def test_a_trainer_that_takes_as_many_batches_as_there_are_goes_on_with_the_next_epoch():
     one = sampler()
-    batches = [list(islice(one, len(one))) for _epoch in range(2)]
-    assert batches == [list(again) for again in [sampler()] for _epoch in range(1)] + [batches[1]]
-    assert (batches[0] != batches[1], one.epoch) == (True, 1)
+    other = sampler()
+    for _epoch in range(3):
+        assert list(islice(one, len(one))) == list(other)
 
 
 def test_an_iteration_that_is_broken_off_begins_again():
@@ -254,7 +259,9 @@ def test_a_state_of_another_catalog_is_an_error_that_names_both():
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 2}, {"shuffle": False}, {"tail": "pad"}], ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"batch_size": 2}, {"shuffle": False}, {"tail": "pad"}], ids=lambda change: next(iter(change))
+)
 def test_a_state_of_another_order_is_an_error(change):
     with pytest.raises(cs.BadInput, match=next(iter(change))):
         sampler(**change).load_state_dict(sampler().state_dict())
@@ -355,8 +362,9 @@ def test_an_option_that_is_unknown_is_an_error(options):
 
 
 def test_what_is_no_data_set_is_an_error_that_says_what_to_pass():
+    part: Any = [1, 2, 3]
     with pytest.raises(cs.BadInput, match="a list has no buckets"):
-        cs.BucketBatchSampler([1, 2, 3])
+        cs.BucketBatchSampler(part)
 
 
 def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
@@ -365,4 +373,6 @@ def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
         ranks({(64, 48): 20, (48, 64): 13}, 3, tail="pad")
         ranks({(64, 48): 12}, 3)
     (said,) = caplog.messages
-    assert said.startswith("each epoch leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 2 batches")
+    assert "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that do not go round 3 ranks" in said
+        "each epoch leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that do not go round 3 ranks;"
+    )

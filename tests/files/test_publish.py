@@ -1,0 +1,482 @@
+"""How files become visible: complete, durable, with the store's bits, or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.errors import FormatError, WriteFailed
+from cachestore.files import publish as publishing
+from cachestore.files.locks import LifeLock
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, Mode
+from cachestore.files.publish import digest_file, digest_of, make_folder, move, note, overwrite, publish, publish_file, sync_folder
+
+CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
+WHOLE = b"one two three"
+SYNCED_FILE = "fsync of the temporary file"
+NO_LINKS = [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL]
+
+
+@pytest.fixture
+def layout(tmp_path):
+    """A folder that looks like a store: `tmp/` and a folder to publish in."""
+    layout = Layout(tmp_path / "store")
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.recipes)
+    return layout
+
+
+@pytest.fixture
+def final(layout):
+    return layout.recipe("0" * 64)
+
+
+def raiser(code):
+    def fail(*_arguments, **_named):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def nothing_is_left(layout):
+    return names_in(layout.temporary) == [] and names_in(layout.recipes) == []
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls that matter for durability, in order, with what they were made on."""
+    seen = []
+
+    def watch(name, describe):
+        real = getattr(os, name)
+
+        def watched(*arguments, **named):
+            seen.append((name, describe(*arguments)))
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(os, name, watched)
+
+    def of(path):
+        return Path(path).parent.name if str(path).endswith(".tmp") else Path(path).name
+
+    watch("write", lambda descriptor, _data: of(os.readlink(f"/proc/self/fd/{descriptor}")))
+    watch("fsync", lambda descriptor: of(os.readlink(f"/proc/self/fd/{descriptor}")))
+    watch("link", lambda _source, target, **_named: of(target))
+    watch("unlink", of)
+    watch("chmod", lambda path, _bits: of(path))
+    watch("mkdir", lambda path, _bits=None: of(path))
+    return seen
+
+
+def test_no_chunks_make_an_empty_file(layout, final):
+    assert publish(layout, final, []) is True
+    assert final.read_bytes() == b""
+
+
+def test_what_is_placed_is_what_was_given(layout, final):
+    assert publish(layout, final, (chunk for chunk in CONTENT)) is True
+    assert final.read_bytes() == WHOLE
+    assert names_in(layout.temporary) == []
+
+
+@given(chunks=st.lists(st.binary(max_size=50), max_size=5))
+def test_any_chunks_are_placed_as_given(chunks, tmp_path_factory):
+    layout = Layout(tmp_path_factory.mktemp("store"))
+    layout.temporary.mkdir()
+    final = layout.root / "file"
+    assert publish(layout, final, chunks) is True
+    assert final.read_bytes() == b"".join(chunks)
+    assert digest_file(final) == digest_of(chunks)
+
+
+def test_a_taken_name_is_left_as_it_is(layout, final):
+    publish(layout, final, [b"first"])
+    assert publish(layout, final, [b"second"]) is False
+    assert final.read_bytes() == b"first"
+    assert names_in(layout.temporary) == []
+
+
+def test_a_name_taken_by_a_link_is_left_as_it_is(layout, final):
+    final.symlink_to("nothing")
+    assert publish(layout, final, CONTENT) is False
+    assert final.is_symlink()
+    assert not (final.parent / "nothing").exists()
+
+
+def test_a_link_that_was_made_although_the_answer_was_that_it_exists_counts_as_made(layout, final, monkeypatch):
+    real = os.link
+
+    def retransmitted(*arguments, **named):
+        real(*arguments, **named)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", retransmitted)
+    assert publish(layout, final, CONTENT) is True
+
+
+def test_the_order_of_calls_is_the_one_that_survives_a_power_cut(layout, final, calls):
+    publish(layout, final, [WHOLE])
+    assert calls == [
+        ("write", "tmp"),
+        ("chmod", "tmp"),
+        ("fsync", "tmp"),
+        ("link", final.name),
+        ("unlink", "tmp"),
+        ("fsync", "recipes"),
+        ("unlink", "tmp"),
+    ]
+
+
+def test_a_taken_name_is_made_durable_too(layout, final, calls):
+    publish(layout, final, CONTENT)
+    calls.clear()
+    publish(layout, final, CONTENT)
+    assert ("fsync", "recipes") in calls
+
+
+def test_short_writes_are_put_together(layout, final, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:2]))
+    publish(layout, final, CONTENT)
+    assert final.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("call", ["write", "fsync", "link", "open", "chmod"])
+def test_a_refused_call_is_a_write_failed_that_leaves_nothing(layout, final, monkeypatch, call, code):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, raiser(code))
+        with pytest.raises(WriteFailed) as caught:
+            publish(layout, final, CONTENT)
+    if (call, code) != ("link", errno.EPERM):
+        assert caught.value.errno == code
+    assert str(final) in str(caught.value)
+    assert os.strerror(code) in str(caught.value)
+    assert nothing_is_left(layout)
+    assert publish(layout, final, CONTENT) is True
+
+
+def test_a_missing_folder_is_a_write_failed(layout):
+    with pytest.raises(WriteFailed, match="missing"):
+        publish(layout, layout.root / "missing" / "file", CONTENT)
+    assert names_in(layout.temporary) == []
+
+
+def test_a_failed_sync_is_not_tried_again_on_the_same_file(layout, final, monkeypatch):
+    synced = []
+
+    def fail(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for _attempt in range(2):
+        with pytest.raises(WriteFailed):
+            publish(layout, final, CONTENT)
+    assert len(synced) == len(set(synced)) == 2
+
+
+def test_a_failed_sync_of_the_folder_is_not_acknowledged(layout, final, monkeypatch):
+    real = os.fsync
+
+    def fail(descriptor):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(WriteFailed, match="recipes"):
+        publish(layout, final, CONTENT)
+    assert names_in(layout.temporary) == []
+
+
+def test_an_interrupt_leaves_no_temporary_file(layout, final, monkeypatch):
+    def interrupt(_descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publish(layout, final, CONTENT)
+    assert nothing_is_left(layout)
+
+
+@pytest.mark.parametrize("damage", [lambda data: bytes(reversed(data)), lambda data: bytes(data[:-1]) + b"?"], ids=["order", "last byte"])
+def test_bytes_that_read_back_differently_are_not_published(layout, final, monkeypatch, damage):
+    real = os.write
+
+    def bad_memory(descriptor, data):
+        real(descriptor, damage(data))
+        return len(data)
+
+    monkeypatch.setattr(os, "write", bad_memory)
+    with pytest.raises(WriteFailed, match="reads back differently"):
+        publish(layout, final, CONTENT)
+    assert nothing_is_left(layout)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def bits(path):
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_permission_bits_come_from_the_store_and_not_from_the_umask(tmp_path, mode, umask):
+    layout = Layout(tmp_path / "a" / "store", mode)
+    folder = layout.plans / "p" / "0"
+    make_folder(layout, layout.temporary)
+    make_folder(layout, folder)
+    publish(layout, folder / "small", CONTENT)
+    publish(layout, folder / "segment", CONTENT, read_only=True)
+    note(layout, folder / "note", b"x")
+    overwrite(layout, folder / "beat", b"x")
+    built = layout.new_temporary()
+    built.write_bytes(b"x")
+    publish_file(layout, built, folder / "index")
+    assert {bits(path) for path in (layout.root, layout.plans, folder.parent, folder)} == {mode.folder_bits}
+    assert {bits(folder / name) for name in ("small", "note", "beat")} == {mode.file_bits}
+    assert {bits(folder / name) for name in ("segment", "index")} == {0o444}
+
+
+def test_a_file_above_the_read_back_buffer_is_digested_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "_READ_BACK_BYTES", 4)
+    (tmp_path / "f").write_bytes(WHOLE)
+    assert digest_file(tmp_path / "f") == xxhash.xxh3_128(WHOLE).hexdigest() == digest_of(CONTENT)
+
+
+def test_nothing_has_a_digest_of_its_own(tmp_path):
+    (tmp_path / "f").touch()
+    assert digest_file(tmp_path / "f") == digest_of([]) == digest_of([b"", b""])
+
+
+def test_a_link_has_no_digest(tmp_path):
+    (tmp_path / "f").symlink_to("/etc/hostname")
+    with pytest.raises(FormatError):
+        digest_file(tmp_path / "f")
+
+
+class TestWithoutLinks:
+    """File systems that know no hard links: check, then rename, under a lock."""
+
+    @pytest.fixture(params=["no os.link", *NO_LINKS], autouse=True)
+    def no_links(self, request, monkeypatch):
+        if isinstance(request.param, str):
+            monkeypatch.delattr(os, "link")
+        else:
+            monkeypatch.setattr(os, "link", raiser(request.param))
+
+    def test_what_is_placed_is_what_was_given(self, layout, final):
+        assert publish(layout, final, CONTENT) is True
+        assert final.read_bytes() == WHOLE
+        assert names_in(layout.temporary) == []
+
+    def test_a_taken_name_is_left_as_it_is(self, layout, final):
+        publish(layout, final, [b"first"])
+        assert publish(layout, final, [b"second"]) is False
+        assert final.read_bytes() == b"first"
+        assert names_in(layout.temporary) == []
+
+    def test_a_lock_that_is_not_free_is_passed_over(self, layout, final, monkeypatch):
+        monkeypatch.setattr(publishing, "_RENAME_LOCK_SECONDS", 0.01)
+        layout.lock("rename").parent.mkdir()
+        with LifeLock(layout.lock("rename")):
+            assert publish(layout, final, CONTENT) is True
+
+    def test_a_file_moves(self, layout, final):
+        publish(layout, final, CONTENT)
+        move(layout, final, layout.root / "moved")
+        assert (layout.root / "moved").read_bytes() == WHOLE
+        assert names_in(layout.recipes) == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_folders_is_fine(layout, final, monkeypatch, code):
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: raiser(code)() if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() else real(descriptor))
+    assert publish(layout, final, CONTENT) is True
+
+
+def test_a_system_that_opens_no_folders_is_fine(layout, final, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    assert publish(layout, final, CONTENT) is True
+    make_folder(layout, layout.workers)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "open", raiser(errno.EACCES))
+    sync_folder(tmp_path)
+
+
+class TestFolders:
+    def test_one_that_exists_is_fine(self, layout):
+        make_folder(layout, layout.recipes)
+        make_folder(layout, layout.recipes)
+        assert layout.recipes.is_dir()
+
+    def test_each_new_one_is_synced_in_its_parent_before_the_next_is_made(self, layout, calls):
+        make_folder(layout, layout.plans / "p")
+        assert calls == [("mkdir", "plans"), ("chmod", "plans"), ("fsync", "store"), ("mkdir", "p"), ("chmod", "p"), ("fsync", "plans")]
+
+    def test_one_made_by_a_process_that_died_before_syncing_it_is_synced(self, layout, calls):
+        (layout.plans / "p").mkdir(parents=True)
+        calls.clear()
+        make_folder(layout, layout.plans / "p")
+        assert calls == [("fsync", "store"), ("fsync", "plans")]
+        calls.clear()
+        make_folder(layout, layout.plans / "p")
+        assert calls == []
+
+    def test_one_that_somebody_makes_at_the_same_time_is_fine(self, layout, monkeypatch):
+        real = Path.mkdir
+
+        def slower(path, *arguments, **named):
+            real(path)
+            return real(path, *arguments, **named)
+
+        monkeypatch.setattr(Path, "mkdir", slower)
+        make_folder(layout, layout.plans / "p")
+        assert (layout.plans / "p").is_dir()
+
+    def test_a_file_in_its_place_is_a_write_failed(self, layout):
+        layout.plans.write_bytes(b"")
+        with pytest.raises(WriteFailed, match="plans"):
+            make_folder(layout, layout.plans)
+
+    @pytest.mark.parametrize("call", ["mkdir", "chmod", "fsync"])
+    def test_a_refused_call_is_a_write_failed_that_names_the_folder(self, layout, monkeypatch, call):
+        monkeypatch.setattr(os, call, raiser(errno.ENOSPC))
+        with pytest.raises(WriteFailed, match=r"store.*make room") as caught:
+            make_folder(layout, layout.plans)
+        assert caught.value.errno == errno.ENOSPC
+
+
+class TestBuiltFiles:
+    def build(self, layout):
+        built = layout.new_temporary()
+        built.write_bytes(WHOLE)
+        return built
+
+    def test_it_is_placed_and_its_temporary_name_is_gone(self, layout, final):
+        assert publish_file(layout, self.build(layout), final) is True
+        assert final.read_bytes() == WHOLE
+        assert names_in(layout.temporary) == []
+
+    def test_a_taken_name_is_left_as_it_is(self, layout, final):
+        publish(layout, final, [b"first"])
+        assert publish_file(layout, self.build(layout), final) is False
+        assert final.read_bytes() == b"first"
+        assert names_in(layout.temporary) == []
+
+    def test_it_is_synced_before_it_is_placed(self, layout, final, calls):
+        built = self.build(layout)
+        calls.clear()
+        publish_file(layout, built, final)
+        assert calls[:3] == [("chmod", "tmp"), ("fsync", "tmp"), ("link", final.name)]
+
+    @pytest.mark.parametrize("call", ["fsync", "link", "chmod", "open"])
+    def test_a_refused_call_is_a_write_failed_that_leaves_nothing(self, layout, final, monkeypatch, call):
+        built = self.build(layout)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, raiser(errno.EIO))
+            with pytest.raises(WriteFailed, match=str(final)):
+                publish_file(layout, built, final)
+        assert nothing_is_left(layout)
+
+
+class TestNotes:
+    def test_one_is_made_once(self, layout, final):
+        assert note(layout, final, b"first") is True
+        assert note(layout, final, b"second") is False
+        assert final.read_bytes() == b"first"
+        assert names_in(layout.temporary) == []
+
+    def test_one_costs_no_sync(self, layout, final, calls):
+        note(layout, final, b"x")
+        assert "fsync" not in [name for name, _path in calls]
+
+    @pytest.mark.parametrize("call", ["write", "link", "chmod", "open"])
+    def test_a_refused_call_is_a_write_failed_that_leaves_nothing(self, layout, final, monkeypatch, call):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, raiser(errno.ENOSPC))
+            with pytest.raises(WriteFailed, match=str(final)):
+                note(layout, final, b"x")
+        assert nothing_is_left(layout)
+
+
+class TestBeats:
+    def test_a_newer_one_replaces_an_older_one(self, layout, final):
+        overwrite(layout, final, b"first")
+        overwrite(layout, final, b"second")
+        assert final.read_bytes() == b"second"
+        assert names_in(layout.temporary) == []
+
+    def test_a_link_is_replaced_and_not_written_through(self, layout, final, tmp_path):
+        target = tmp_path / "target"
+        target.write_bytes(b"precious")
+        final.symlink_to(target)
+        overwrite(layout, final, b"x")
+        assert target.read_bytes() == b"precious"
+        assert final.read_bytes() == b"x"
+
+    @pytest.mark.parametrize("call", ["write", "replace", "chmod", "open"])
+    def test_a_refused_call_is_a_write_failed_that_keeps_the_older_one(self, layout, final, monkeypatch, call):
+        overwrite(layout, final, b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, raiser(errno.ENOSPC))
+            with pytest.raises(WriteFailed, match=str(final)):
+                overwrite(layout, final, b"second")
+        assert final.read_bytes() == b"first"
+        assert names_in(layout.temporary) == []
+
+
+class TestMoving:
+    def test_a_file_gets_its_new_name_and_loses_the_old_one(self, layout, final):
+        publish(layout, final, CONTENT)
+        move(layout, final, layout.root / "moved")
+        assert (layout.root / "moved").read_bytes() == WHOLE
+        assert not final.exists()
+
+    def test_the_new_name_is_durable_before_the_old_one_goes(self, layout, final, calls):
+        publish(layout, final, CONTENT)
+        calls.clear()
+        move(layout, final, layout.workers.parent / "moved")
+        assert calls == [("link", "moved"), ("fsync", "store"), ("unlink", final.name), ("fsync", "recipes")]
+
+    def test_a_taken_name_is_left_and_nothing_is_lost(self, layout, final):
+        publish(layout, final, CONTENT)
+        (layout.root / "moved").write_bytes(b"first")
+        move(layout, final, layout.root / "moved")
+        assert (layout.root / "moved").read_bytes() == b"first"
+        assert final.read_bytes() == WHOLE
+
+    def test_a_link_moves_as_a_link(self, layout, final, tmp_path):
+        (tmp_path / "target").write_bytes(b"precious")
+        final.symlink_to(tmp_path / "target")
+        move(layout, final, layout.root / "moved")
+        assert (layout.root / "moved").is_symlink()
+        assert not final.is_symlink()
+
+    def test_a_folder_moves(self, layout, final):
+        final.mkdir()
+        move(layout, final, layout.root / "moved")
+        assert (layout.root / "moved").is_dir()
+        assert not final.exists()
+
+    @pytest.mark.parametrize("call", ["link", "unlink", "fsync"])
+    def test_a_refused_call_is_a_write_failed_that_keeps_the_file(self, layout, final, monkeypatch, call):
+        publish(layout, final, CONTENT)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, raiser(errno.EIO))
+            with pytest.raises(WriteFailed, match="cannot write"):
+                move(layout, final, layout.root / "moved")
+        assert final.read_bytes() == WHOLE
