@@ -121,7 +121,9 @@ def _count(encoder: Encoder | None, captions: Sequence[str]) -> list[int]:
     return count(captions) if count is not None and captions else []
 
 
-def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: Sequence[int], tokens: Sequence[int], captions: Sequence[str]) -> int:
+def _bytes_of(
+    encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: Sequence[int], tokens: Sequence[int], captions: Sequence[str]
+) -> int:
     """Bytes of the entries to be made: those looked at, scaled up to all."""
     from cachestore.encode.buckets import Size
 
@@ -137,14 +139,19 @@ def _seconds(layout: Layout, units: int) -> float | None:
     """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
     if units == 0:
         return 0.0
-    rates = [beat["encoded"] / (beat["updated"] - beat["started"]) for beat in read_beats(layout) if beat["updated"] > beat["started"] and beat["encoded"]]
+    rates = [
+        beat["encoded"] / (beat["updated"] - beat["started"])
+        for beat in read_beats(layout)
+        if beat["updated"] > beat["started"] and beat["encoded"]
+    ]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
 def in_words(forecast: Forecast, root: Path, batch_size: int = 1) -> list[str]:
     """The forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
-    lines = [f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"]
+    units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
+    lines = [f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
     if forecast.buckets:
         small = [name for name, count in forecast.buckets.items() if count < batch_size]
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))

@@ -41,7 +41,8 @@ def run_children(arguments: Sequence[str], count: int, *, is_launch: bool = True
     """Run `count` workers with the same arguments and wait for all of them.
 
     With `is_launch` each gets its rank and the launch they share; without, they are one for this process's own rank and find it in
-    the environment they inherit. Returns as they ended, in the order of ranks. Interrupting the caller stops them all: each publishes what it has encoded.
+    the environment they inherit. Returns as they ended, in the order of ranks. Interrupting the caller stops them all: each
+    publishes what it has encoded.
     """
     launch = f"procs:{secrets.token_hex(8)}"
     with ExitStack() as stack:
@@ -51,7 +52,9 @@ def run_children(arguments: Sequence[str], count: int, *, is_launch: bool = True
             own = _as_rank(rank, count, launch) if is_launch else {}
             quiet = [] if rank == 0 else ["--quiet"]
             command = [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet]
-            started.append((subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=None if rank == 0 else err, text=True, env={**os.environ, **own}), out, err))
+            heard = None if rank == 0 else err
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=heard, text=True, env={**os.environ, **own})
+            started.append((process, out, err))
         try:
             for process, _out, _err in started:
                 process.wait()
@@ -62,7 +65,11 @@ def run_children(arguments: Sequence[str], count: int, *, is_launch: bool = True
 
 
 def _as_rank(rank: int, count: int, launch: str) -> dict[str, str]:
-    return {"CACHESTORE_LAUNCH": launch, "CACHESTORE_RANK": str(rank), "CACHESTORE_WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    own = {"CACHESTORE_LAUNCH": launch, "CACHESTORE_RANK": str(rank), "CACHESTORE_WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Otherwise each rank starts as many threads as there are processors, and they push each other aside: 3 times slower on 2 cores.
+        own["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // count))
+    return own
 
 
 def _stop(processes: Sequence["subprocess.Popen[str]"]) -> None:

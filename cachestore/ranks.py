@@ -36,7 +36,9 @@ class Placement:
     """What contradicts itself, in words, to be said once."""
 
 
-def discover(environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None, distributed: tuple[int, int] | None = None) -> Placement:
+def discover(
+    environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None, distributed: tuple[int, int] | None = None
+) -> Placement:
     """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
 
     Args:
@@ -108,7 +110,11 @@ def _slurm(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]
     is_step = environment.get("SLURM_STEP_ID", "").isdecimal() and not names & {"bash", "interactive"}
     if not is_step:
         return "SLURM", None, None
-    return "SLURM", _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
+    return (
+        "SLURM",
+        _number(environment, "SLURM_PROCID"),
+        _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS"),
+    )
 
 
 def _array(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:

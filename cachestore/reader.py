@@ -99,7 +99,8 @@ class Reader:
         missing = [key for key, places in zip(keys, found, strict=True) if not places]
         if missing:
             named = ", ".join(map(str, missing[:3]))
-            message = f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; run `cachestore precompute` again, or `cachestore repair`"
+            help_text = "run `cachestore precompute` again, or `cachestore repair`"
+            message = f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}"
             raise MissingEntry(message)
         return found
 

@@ -64,13 +64,15 @@ def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:
 def _refill(layout: Layout, catalog: Catalog, moved: dict[str, str]) -> int:
     """Run the requests behind a catalog again, each once; only what is missing is encoded."""
     requests = {canonical(hints): hints for hints in catalog.request.values()}
-    return sum(_run_again(layout, catalog, replace(PrecomputeRequest.from_hints(hints, store=str(layout.root)), **moved)) for hints in requests.values())
+    asked = [replace(PrecomputeRequest.from_hints(hints, store=str(layout.root)), **moved) for hints in requests.values()]
+    return sum(_run_again(layout, catalog, request) for request in asked)
 
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
     made_with = {column.fingerprint for column in catalog.columns}
     for encoder in look_at_request(layout, request).encoders:
         if encoder.recipe.fingerprint not in made_with:
-            message = f"{request.model} is not the model that {encoder.recipe.encoder} of {catalog.name!r} was made with; pass --model with the right one"
+            made = f"{encoder.recipe.encoder} of {catalog.name!r}"
+            message = f"{request.model} is not the model that {made} was made with; pass --model with the right one"
             raise RecipeMismatch(message)
     return precompute_here(request).encoded_here

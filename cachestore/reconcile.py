@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
@@ -22,9 +22,9 @@ from cachestore.storage.catalog import (
     KeyColumn,
     make_column,
     newest_catalog,
-    publish_catalog,
     read_catalog,
 )
+from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.ledgers import NO_STAT, Outcome, read_ledgers
@@ -48,6 +48,17 @@ class Source(Protocol):
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
         """Bytes and (size, mtime_ns). Raises OSError."""
         ...
+
+
+@dataclass(slots=True)
+class _History:
+    """What the rounds and ledgers of a pass say so far."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
+    earlier: set[int] = field(default_factory=set[int])
+    """Units whose outcome another launch recorded: their files may have changed since, and failures may have passed."""
+    tries: dict[int, int] = field(default_factory=dict[int, int])
+    """In how many rounds a unit was."""
 
 
 @dataclass(slots=True)
@@ -102,28 +113,38 @@ class Reconciler:
 
         Every partition of the round must have a ledger.
         """
-        outcomes = self.outcomes()
-        missing = self._missing(outcomes, snapshot)
-        if reopened := self._reopen(missing, outcomes, opened):
+        history = self._history()
+        outcomes = history.outcomes
+        missing = self._missing(history, snapshot)
+        if reopened := self._reopen(missing, history):
             listed = tuple([place for place in self.plan.units_of(recipe) if place in reopened] for recipe in range(len(self.plan.recipes)))
             publish_round(self.layout, self.ref, self.plan, Round(opened.number + 1, listed, self.launch, time.time(), opened.generation))
             return None
         failed = {place: outcomes[place].reason if place in outcomes else "no worker could finish it" for place in missing}
-        return self._finish(opened, outcomes, failed, snapshot)
+        return self._finish(outcomes, failed, snapshot)
 
     def outcomes(self) -> dict[int, Outcome]:
-        """What is known of each unit: from the catalog that round 0 left units to, and from all ledgers, later ones last."""
+        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last."""
+        return self._history().outcomes
+
+    def _history(self) -> "_History":
+        """Read the rounds and ledgers of the pass, once."""
         folder = self.ref.folder(self.layout)
-        rounds = [read_round(self.layout, self.ref, self.plan, number) for number in list_rounds(folder)]
-        known: dict[int, Outcome] = {}
-        if rounds and rounds[0].unit_count < self.plan.unit_count:
-            worked = {place for units in rounds[0].units for place in units}
-            earlier = self._known_before(self._catalog(rounds[0].generation))
-            known = {place: outcome for place, outcome in earlier.items() if place not in worked}
-        for one in rounds:
-            for ledger in read_ledgers(folder, one.number):
-                known.update({outcome.unit: outcome for outcome in ledger.outcomes})
-        return known
+        history = _History()
+        for number in list_rounds(folder):
+            opened = read_round(self.layout, self.ref, self.plan, number)
+            worked = {place for units in opened.units for place in units}
+            if number == 0 and len(worked) < self.plan.unit_count:
+                before = self._known_before(self._catalog(opened.generation))
+                history.outcomes = {place: outcome for place, outcome in before.items() if place not in worked}
+                history.earlier = set(history.outcomes) if opened.launch != self.launch else set()
+            for place in worked:
+                history.tries[place] = history.tries.get(place, 0) + 1
+            for ledger in read_ledgers(folder, number):
+                places = {outcome.unit for outcome in ledger.outcomes}
+                history.outcomes.update({outcome.unit: outcome for outcome in ledger.outcomes})
+                history.earlier = history.earlier | places if ledger.launch != self.launch else history.earlier - places
+        return history
 
     def _catalog(self, generation: int | None) -> Catalog | None:
         """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
@@ -147,7 +168,11 @@ class Reconciler:
                 if sample not in rows:
                     continue
                 cells = self._same_inputs(catalog, earlier, rows[sample], row, column.role)
-                known |= {units[place]: _as_outcome(units[place], cell) for place, cell in zip(range(at[row], at[row + 1]), cells, strict=False) if cell}
+                known |= {
+                    units[place]: _as_outcome(units[place], cell)
+                    for place, cell in zip(range(at[row], at[row + 1]), cells, strict=False)
+                    if cell
+                }
         return known
 
     def _same_inputs(self, catalog: Catalog, column: KeyColumn, earlier: int, row: int, role: str) -> list[Cell | None]:
@@ -157,7 +182,10 @@ class Reconciler:
             now = [bytes.fromhex(digest_text(caption)) for caption in self._captions(row)]
             same = [cell.input == digest for cell, digest in zip(cells, now, strict=False)]
         else:
-            same = [one == other for one, other in zip(_references(catalog.images, role, earlier), _references(self.plan.images, role, row), strict=False)]
+            same = [
+                one == other
+                for one, other in zip(_references(catalog.images, role, earlier), _references(self.plan.images, role, row), strict=False)
+            ]
         return [cell if is_same and cell.key is not None else None for cell, is_same in zip(cells, same, strict=False)]
 
     def _captions(self, row: int) -> list[str]:
@@ -174,30 +202,16 @@ class Reconciler:
         wanted = list(set(keys))
         return {key for key, places in zip(wanted, snapshot.find(wanted), strict=True) if places}
 
-    def _missing(self, outcomes: dict[int, Outcome], snapshot: Snapshot) -> set[int]:
+    def _missing(self, history: "_History", snapshot: Snapshot) -> set[int]:
         """Units without a present entry. Those recorded before this launch whose file has another time are digested again."""
+        outcomes = history.outcomes
         present = self._present([outcome.key for outcome in outcomes.values() if outcome.key is not None], snapshot)
         missing = {place for place in range(self.plan.unit_count) if place not in outcomes or outcomes[place].key not in present}
         missing |= {place for place, outcome in outcomes.items() if outcome.result == "failed"}
-        earlier = self._recorded_earlier()
-        for place in sorted(earlier - missing):
+        for place in sorted(history.earlier - missing):
             if not self._is_unchanged(place, outcomes[place]) and self._has_other_bytes(place, outcomes):
                 missing.add(place)
         return missing
-
-    def _recorded_earlier(self) -> set[int]:
-        """Units whose outcome another launch recorded: their files may have changed since."""
-        folder = self.ref.folder(self.layout)
-        earlier: set[int] = set()
-        for number in list_rounds(folder):
-            opened = read_round(self.layout, self.ref, self.plan, number)
-            if number == 0 and opened.launch != self.launch:
-                worked = {place for units in opened.units for place in units}
-                earlier |= set(range(self.plan.unit_count)) - worked
-            for ledger in read_ledgers(folder, number):
-                places = {outcome.unit for outcome in ledger.outcomes}
-                earlier = earlier | places if ledger.launch != self.launch else earlier - places
-        return earlier
 
     def _has_other_bytes(self, place: int, outcomes: dict[int, Outcome]) -> bool:
         """Whether the file behind a unit holds other bytes now. If only its time changed, the new time is kept."""
@@ -212,25 +226,17 @@ class Reconciler:
         outcomes[place] = Outcome(place, outcome.result, outcome.key, outcome.input, stat, outcome.facts)
         return False
 
-    def _reopen(self, missing: set[int], outcomes: Mapping[int, Outcome], opened: Round) -> set[int]:
-        """Which missing units deserve another round: not those that failed for good, nor those that had three rounds."""
-        folder = self.ref.folder(self.layout)
-        tries: dict[int, int] = {}
-        for number in list_rounds(folder):
-            one = read_round(self.layout, self.ref, self.plan, number)
-            for units in one.units:
-                for place in units:
-                    tries[place] = tries.get(place, 0) + 1
-        earlier = self._recorded_earlier()
+    def _reopen(self, missing: set[int], history: "_History") -> set[int]:
+        """Which missing units deserve another round: not those that failed for good now, nor those that had three rounds."""
         reopened: set[int] = set()
         for place in missing:
-            outcome = outcomes.get(place)
-            is_final = outcome is not None and outcome.result == "failed" and not outcome.is_transient and place not in earlier
-            if not is_final and (tries.get(place, 0) < ROUND_LIMIT or place in earlier):
+            outcome = history.outcomes.get(place)
+            is_final = outcome is not None and outcome.result == "failed" and not outcome.is_transient
+            if place in history.earlier or (not is_final and history.tries.get(place, 0) < ROUND_LIMIT):
                 reopened.add(place)
         return reopened
 
-    def _finish(self, opened: Round, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], snapshot: Snapshot) -> Done:
+    def _finish(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], snapshot: Snapshot) -> Done:
         failpoint("reconcile.before_commit")
         with closing(commit(self.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
@@ -250,7 +256,7 @@ class Reconciler:
         recipes |= _recipes_of(previous, kept)
         catalog = Catalog(
             name=self.plan.catalog,
-            request=self.request,
+            request={**_requests_of(previous, kept), **{column.encoder: dict(self.request) for column in columns}},
             recipes={column.fingerprint: recipes[column.fingerprint] for column in everything},
             ids=self.plan.ids,
             captions_at=self.plan.captions_at,
@@ -281,7 +287,9 @@ class Reconciler:
         cells = self._same_inputs(previous, column, earlier, row, column.role)
         if column.role != CAPTION:
             references = _references(self.plan.images, column.role, row)
-            cells = [cell if cell and self._is_same_file(cell, reference) else None for cell, reference in zip(cells, references, strict=False)]
+            cells = [
+                cell if cell and self._is_same_file(cell, reference) else None for cell, reference in zip(cells, references, strict=False)
+            ]
         filled = [cell or Cell() for cell in cells]
         return [*filled, *[Cell()] * (count - len(filled))]
 
@@ -294,7 +302,9 @@ class Reconciler:
             return False
         return digest_bytes(data) == cell.input.hex()
 
-    def _report(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
+    def _report(
+        self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot
+    ) -> dict[str, Json]:
         made = self._made(outcomes, failed, snapshot)
         opened = read_round(self.layout, self.ref, self.plan, 0)
         return {
@@ -318,7 +328,13 @@ class Reconciler:
 
     def _made(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], snapshot: Snapshot) -> dict[Key, int]:
         """Keys that this pass made, each once, with the bytes of their entries."""
-        keys = sorted({outcome.key for place, outcome in outcomes.items() if outcome.result == "made" and place not in failed and outcome.key is not None})
+        keys = sorted(
+            {
+                outcome.key
+                for place, outcome in outcomes.items()
+                if outcome.result == "made" and place not in failed and outcome.key is not None
+            }
+        )
         return {key: places[0].size_bytes for key, places in zip(keys, snapshot.find(keys), strict=True) if places}
 
     def _failures(self, failed: Mapping[int, str]) -> list[Json]:
@@ -332,7 +348,10 @@ class Reconciler:
                     if units[place] in failed:
                         named.add(units[place])
                         rows.append({"sample": sample, "encoder": column.encoder, "reason": failed[units[place]]})
-        rows += [{"sample": "", "encoder": self.plan.recipes[self.plan.recipe_of(place)].encoder, "reason": failed[place]} for place in sorted(set(failed) - named)]
+        rows += [
+            {"sample": "", "encoder": self.plan.recipes[self.plan.recipe_of(place)].encoder, "reason": failed[place]}
+            for place in sorted(set(failed) - named)
+        ]
         return rows[:_NAMED_FAILURES]
 
 
@@ -357,15 +376,15 @@ def _references(images: Mapping[str, tuple[Sequence[int], Sequence[str]]], role:
 
 
 def _as_outcome(unit: int, cell: Cell) -> Outcome:
-    facts: dict[str, Json] = {name: list(values) if len(values) > 1 else values[0] for name, values in cell.facts.items()}
+    facts: dict[str, Json] = {name: list(values) for name, values in cell.facts.items()}
     return Outcome(unit, "found", cell.key, cell.input.hex() if cell.input != NO_INPUT else "", cell.stat, facts)
 
 
 def _as_cell(outcome: Outcome, *, is_failed: bool) -> Cell:
-    facts: dict[str, tuple[int, ...]] = {}
-    for name, value in outcome.facts.items():
-        if name in FACTS:
-            facts[name] = tuple(value) if isinstance(value, list | tuple) else (int(value),)
+    facts = {name: _numbers(value) for name, value in outcome.facts.items() if name in FACTS}
     digest = bytes.fromhex(outcome.input) if outcome.input else NO_INPUT
     return Cell(None if is_failed else outcome.key, digest, outcome.stat, facts)
 
+
+def _numbers(value: Json) -> tuple[int, ...]:
+    return tuple(map(int, cast("Sequence[int]", value))) if isinstance(value, Sequence) else (int(value),)

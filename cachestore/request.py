@@ -6,7 +6,7 @@ Everything here is the same on every rank; nothing here encodes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from cachestore.digests import digest_file
 from cachestore.encode.unit import Encoder
@@ -69,26 +69,28 @@ class PrecomputeRequest:
             elif isinstance(value, bool):
                 arguments.append(option)
             else:
-                arguments += [option, ",".join(value) if isinstance(value, tuple) else str(value)]
+                arguments += [option, ",".join(self.encode) if one.name == "encode" else str(value)]
         return arguments
 
     def hints(self) -> dict[str, Json]:
         """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
-        body: dict[str, Json] = {one.name: getattr(self, one.name) for one in fields(self)}
+        body: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in _PLACES:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in body.items() if name not in _NOT_HINTS}
+        body["encode"] = list(self.encode)
+        return {name: value for name, value in body.items() if name not in _NOT_HINTS}
 
     @classmethod
     def from_hints(cls, hints: Mapping[str, Json], *, store: str) -> "PrecomputeRequest":
         """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
         known = {one.name for one in fields(cls)}
-        body = {name: value for name, value in hints.items() if name in known}
+        body: dict[str, Any] = {name: value for name, value in hints.items() if name in known}
         if "data" not in body or "model" not in body:
             message = "this catalog does not say how it was made; run `cachestore precompute` with its source and model again"
             raise BadInput(message)
-        return cls(**{**body, "encode": tuple(body.get("encode", ())), "store": store})
+        body |= {"encode": tuple(body.get("encode", ())), "store": store}
+        return cls(**body)
 
 
 BUCKET_STEP = 64
@@ -196,7 +198,7 @@ def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest]
 
 
 def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
-    """Hold a plan against the newest catalog of its name. Returns what changes, in words; raises RecipeMismatch where it must be asked for."""
+    """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for."""
     if previous is None:
         return ()
     ids, before = set(plan.ids), set(previous.ids)
@@ -230,7 +232,7 @@ def _compare_column(plan: Plan, column: PlanColumn, previous: Catalog, *, replac
         raise RecipeMismatch(message)
     if dict(earlier.options) != dict(column.options):
         message = (
-            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now {dict(column.options)} is asked for: "
+            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
             "pass --replace to make it anew, or another --name"
         )
         raise RecipeMismatch(message)
@@ -242,7 +244,7 @@ def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: st
     for name in sorted({*before, *now}):
         one, other = before.get(name), now.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += _differences(one, other, f"{prefix}{name}.")
+            found += _differences(cast("Mapping[str, Json]", one), cast("Mapping[str, Json]", other), f"{prefix}{name}.")
         elif one != other:
             found.append(f"{prefix}{name}")
     return found

@@ -23,7 +23,6 @@ from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler, Source
 from cachestore.request import PrecomputeRequest, Wanted, look_at_request
-from cachestore.samples import Sample
 from cachestore.storage.commit import create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
@@ -178,7 +177,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
 # precompute
 
 
-def precompute(  # noqa: D417 - the options are those of the command, and are described there
+def precompute(
     data: str | Path,
     *,
     model: str | Path,
@@ -189,7 +188,7 @@ def precompute(  # noqa: D417 - the options are those of the command, and are de
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
     inline: bool = False,
-    **options: Any,
+    **options: object,
 ) -> Report:
     """Encode a data set into a store, on any number of ranks; what is there already is not made again.
 
@@ -222,9 +221,9 @@ def precompute(  # noqa: D417 - the options are those of the command, and are de
     if unknown := sorted(set(options) - known):
         message = f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
         raise BadInput(message)
-    request = PrecomputeRequest(
-        str(data), str(model), str(store), encode=tuple(encode), encode_arg=dict(encode_args or {}), max_failures=str(max_failures), **options
-    )
+    fixed = {"data": str(data), "model": str(model), "store": str(store), "encode": tuple(encode), "encode_arg": dict(encode_args or {})}
+    values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
+    request = PrecomputeRequest(**values)
     if inline:
         return precompute_here(request, on_progress=on_progress, cancel=cancel)
     if on_progress or cancel:
@@ -234,7 +233,9 @@ def precompute(  # noqa: D417 - the options are those of the command, and are de
     return _held_to(Report.from_json(joined_report(children)), request)
 
 
-def precompute_here(request: PrecomputeRequest, *, say: Say = _log.info, on_progress: OnProgress | None = None, cancel: Cancel | None = None) -> Report:
+def precompute_here(
+    request: PrecomputeRequest, *, say: Say = _log.info, on_progress: OnProgress | None = None, cancel: Cancel | None = None
+) -> Report:
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person."""
     from cachestore.encode.environment import set_library_defaults
 
@@ -267,8 +268,8 @@ def precompute_here(request: PrecomputeRequest, *, say: Say = _log.info, on_prog
 
 def look_ahead(request: PrecomputeRequest) -> "Forecast":
     """What `precompute` would do, looking at all captions and headers; opens no pass. Raises as `precompute`."""
-    from cachestore.forecast import make_forecast
     from cachestore.encode.environment import set_library_defaults
+    from cachestore.forecast import make_forecast
 
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
@@ -297,7 +298,8 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
     for line in in_words(looked, layout.root):
         say(line)
     if looked.estimated_bytes > looked.free_bytes:
-        message = f"{layout.root} has {looked.free_bytes} bytes free, about {looked.estimated_bytes} are needed; make room, then run the same command again"
+        need = f"about {looked.estimated_bytes} bytes are needed, {looked.free_bytes} are free"
+        message = f"{need} at {layout.root}; make room, then run the same command again"
         raise WriteFailed(message)
 
 
@@ -305,8 +307,8 @@ def _held_to(report: Report, request: PrecomputeRequest) -> Report:
     """Apply `max_failures` and `strict` to a report."""
     allowed = allowed_failures(request.max_failures, report.wanted)
     if report.failed > allowed and request.strict:
-        first = report.failures[0] if report.failures else {}
-        message = f"{report.failed} of {report.wanted} units could not be encoded, first {first.get('sample')!r} ({first.get('encoder')}): {first.get('reason')}"
+        named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
+        message = f"{report.failed} of {report.wanted} units could not be encoded: {named}"
         raise EncodeFailed(message)
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 
@@ -470,9 +472,8 @@ def _plan_of_keys(layout: Layout, recipe: Recipe, items: Mapping[Key, Any]) -> P
     keys = sorted(items)
     requests = {canonical({"key": str(key)}): bytes(key) for key in keys}
     request, content = digest_parts("cachestore-fill").hex(), digest_parts("cachestore-keys", *keys).hex()
-    samples: list[Sample] = []
     extra = [(0, {"key": str(key)}) for key in keys]
-    plan = build_plan(catalog="", request=request, content=content, recipes=[recipe], samples=samples, columns=[], extra=extra, ids=requests)
+    plan = build_plan(catalog="", request=request, content=content, recipes=[recipe], samples=(), columns=(), extra=extra, ids=requests)
     if not is_published(layout, plan_name(request, content)):
         publish_plan(layout, plan)
     return plan

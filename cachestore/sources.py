@@ -88,7 +88,9 @@ class _Remarks:
         if self.missing:
             words.append(f"{len(self.missing)} without a caption ({_some(self.missing)}): they get the empty one")
         if self.multi_line:
-            words.append(f"{len(self.multi_line)} captions of several lines ({_some(self.multi_line)}), each taken whole (--caption-lines each|first)")
+            words.append(
+                f"{len(self.multi_line)} captions of several lines ({_some(self.multi_line)}), each taken whole (see --caption-lines)"
+            )
         if self.collapsed:
             words.append(f"{self.collapsed} duplicate prompt lines collapsed")
         return tuple(words)
@@ -216,7 +218,9 @@ def _from_metadata(path: Path, remarks: _Remarks) -> Iterator[Sample]:
         if not isinstance(name, str) or not name:
             message = f"{path}, line {line}: a row needs `file_name`"
             raise BadInput(message)
-        renamed = {("caption" if column == "text" else "image" if column == "file_name" else column): value for column, value in row.items()}
+        renamed = {
+            ("caption" if column == "text" else "image" if column == "file_name" else column): value for column, value in row.items()
+        }
         yield _from_row({"id": name, **renamed}, f"{path}, line {line}", remarks)
 
 
@@ -261,15 +265,15 @@ def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
     return Sample(sample, images, captions, extras=extras)
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
+def _texts(value: object, where: str) -> tuple[str, ...]:
     """One text or a list of them; none where the column is missing or null."""
     if value is None:
         return ()
-    values: list[Any] = value if isinstance(value, list) else [value]
+    values: list[object] = [*value] if isinstance(value, list) else [value]
     if not all(isinstance(one, str) for one in values):
         message = f"{where} is a text or a list of texts, not {value!r}"
         raise BadInput(message)
-    return tuple(values)
+    return tuple(map(str, values))
 
 
 def _from_prompts(path: Path, remarks: _Remarks) -> Iterator[Sample]:
@@ -284,4 +288,3 @@ def _from_prompts(path: Path, remarks: _Remarks) -> Iterator[Sample]:
         else:
             seen.add(prompt)
             yield Sample(digest_text(prompt), {}, (prompt,))
-

@@ -51,7 +51,9 @@ class Writer:
 class Store(Reader):
     """A store opened with `mode="a"`."""
 
-    def __init__(self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE) -> None:
+    def __init__(
+        self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE
+    ) -> None:
         """Open a store; with `mode="a"` one is made where there is none. Raises StoreNotFound, BadInput, FormatError."""
         if mode not in {"r", "a"}:
             message = f'a store is opened with mode "r" or "a", not {mode!r}'

@@ -70,7 +70,7 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
         message = f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored"
         raise BadInput(message)
     flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
-    buffer = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype, tuple(value.shape), buffer
 
 
@@ -82,7 +82,7 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
         message = f"array {name!r} is {value.dtype}; it cannot be stored"
         raise BadInput(message)
     little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
-    buffer = memoryview(little.reshape(-1).view(np.uint8)) if little.size else memoryview(b"")
+    buffer = little.reshape(-1).view(np.uint8).data if little.size else memoryview(b"")
     return dtype, tuple(value.shape), buffer
 
 

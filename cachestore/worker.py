@@ -98,7 +98,9 @@ class _Pool:
 class Worker:
     """Does a worker's share of rounds. One process, one thread of its own beside the short-lived ones that read."""
 
-    def __init__(self, task: Task, beat: Beat, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, task: Task, beat: Beat, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         """Looks at the store; starts nothing."""
         self.task = task
         self.beat = beat
@@ -371,7 +373,9 @@ class _Patience:
         if state != self._last:
             self._last, self._since = state, self.clock()
         if min(self.clock() - self._since, still_seconds) > STUCK_SECONDS:
-            message = f"{who()}; nothing moved for {STUCK_SECONDS / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
+            message = (
+                f"{who()}; nothing moved for {STUCK_SECONDS / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
+            )
             raise Incomplete(message)
 
 

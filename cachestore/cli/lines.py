@@ -32,7 +32,9 @@ def _stored(path: Path, name: str) -> list[str]:
         catalog = newest_catalog(reader.layout, name)
         found: list[str] = []
         for column in catalog.columns if catalog else ():
-            key = next((key for row in range(len(column.at) - 1) for key in column.row_keys(row) if key is not None and key in reader), None)
+            key = next(
+                (key for row in range(len(column.at) - 1) for key in column.row_keys(row) if key is not None and key in reader), None
+            )
             if key is not None:
                 tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
                 found.append(f"{column.encoder} from {', '.join(tensors)}")

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from cachestore.cli import FAILURES, OK, human_bytes, print_json, printable
 from cachestore.errors import BadInput, Incomplete
 
 if TYPE_CHECKING:
+    from cachestore.forecast import Forecast
     from cachestore.request import PrecomputeRequest
-    from cachestore.run import Report
+    from cachestore.run import Report, Say
 
 HELP = "encode captions and images into a store"
 
@@ -25,25 +26,35 @@ HELP = "encode captions and images into a store"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments; their names are those of PrecomputeRequest."""
     parser.add_argument("data", metavar="DATA", help="a folder of images, a manifest .jsonl, or a list of prompts .txt")
-    parser.add_argument("--model", required=True, help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read")
+    parser.add_argument(
+        "--model", required=True, help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read"
+    )
     parser.add_argument("--store", required=True, help="the store's folder; made if it does not exist")
     what = parser.add_argument_group("what")
     what.add_argument("--encode", default="text,latents", metavar="LIST", help="text, latents or both (default: text,latents)")
     what.add_argument("--resolution", type=int, default=1024, metavar="R", help="area R*R in aspect buckets (default: 1024)")
     what.add_argument("--name", default="train", help="the data set's name (default: train)")
     what.add_argument("--captions", choices=("first", "all"), default="first", help="of a sample with several captions (default: first)")
-    what.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="how a caption file is read (default: whole)")
+    what.add_argument(
+        "--caption-lines", choices=("whole", "each", "first"), default="whole", help="how a caption file is read (default: whole)"
+    )
     what.add_argument("--caption", metavar="TEXT", help="for samples without one (default: the empty caption, with a warning)")
-    what.add_argument("--replace", action="store_true", help="let this source, model or resolution take the place of the name's earlier one")
+    what.add_argument(
+        "--replace", action="store_true", help="let this source, model or resolution take the place of the name's earlier one"
+    )
     model = parser.add_argument_group("model")
     model.add_argument("--vae", metavar="PATH", help="take the VAE from here")
     model.add_argument("--text-encoder", metavar="PATH", help="take the text encoder from here")
     model.add_argument("--revision", metavar="R", help="of a hub model")
     model.add_argument("--variant", metavar="V", help="of the weights, such as fp16")
-    model.add_argument("--encode-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument for encode_prompt; VALUE is JSON or text")
+    model.add_argument(
+        "--encode-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument for encode_prompt; VALUE is JSON or text"
+    )
     model.add_argument("--text-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
     model.add_argument("--vae-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
-    model.add_argument("--latents", choices=("moments", "mean", "sample"), default="moments", help="what is kept of the posterior (default: moments)")
+    model.add_argument(
+        "--latents", choices=("moments", "mean", "sample"), default="moments", help="what is kept of the posterior (default: moments)"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--procs", type=int, metavar="N", help="start N local ranks (default: one for each GPU, else 1)")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
@@ -169,7 +180,7 @@ class _Stop:
 
 
 @contextmanager
-def _stopping(say: Any, request: "PrecomputeRequest") -> Iterator[_Stop]:
+def _stopping(say: "Say", request: "PrecomputeRequest") -> Generator[_Stop]:
     """Turn the first SIGINT or SIGTERM into a request to stop, and leave with 130 or 143 and the command that goes on from there."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -189,7 +200,9 @@ def _stopping(say: Any, request: "PrecomputeRequest") -> Iterator[_Stop]:
     except (KeyboardInterrupt, Incomplete):
         if stop.signal is None and request.procs in (None, 1):
             raise
-        command = shlex.join([Path(sys.argv[0]).name if sys.argv[0].endswith("cachestore") else "python -m cachestore", *request.arguments()])
+        command = shlex.join(
+            [Path(sys.argv[0]).name if sys.argv[0].endswith("cachestore") else "python -m cachestore", *request.arguments()]
+        )
         print(f"cachestore: stopped; what is encoded is published. Go on with: {command}", file=sys.stderr)
         raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
     finally:
@@ -205,7 +218,7 @@ def _silence(line: str) -> None:
     del line
 
 
-def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest", forecast: Any) -> None:
+def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest", forecast: "Forecast") -> None:
     from cachestore.forecast import in_words
 
     if arguments.json:

@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(report.as_json())
     else:
         would = "would be " if report.dry_run else ""
-        print(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined, {report.refilled} entries encoded again")
+        print(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined")
+        print(f"{report.refilled} entries encoded again, {report.missing} still missing")
         for name in report.rebuilt:
             print(f"{name} {would}built again")
         for finding in report.findings:

@@ -1,10 +1,13 @@
 """`cachestore show`: one entry, or everything that belongs to a sample."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import OK, add_store, human_bytes, print_json, printable
 from cachestore.errors import BadInput
+
+if TYPE_CHECKING:
+    from cachestore.reader import Reader
 
 HELP = "show an entry by its key, or a sample by its id"
 
@@ -39,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _samples(reader: Any, sample: str) -> list[dict[str, Any]]:
+def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     """The sample in every data set that lists it. Raises BadInput where none does."""
     from cachestore.storage.catalog import list_names, newest_catalog
 
@@ -50,7 +53,9 @@ def _samples(reader: Any, sample: str) -> list[dict[str, Any]]:
             continue
         row = list(catalog.ids).index(sample)
         entries = {
-            f"{column.encoder}/{column.role}": [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
+            f"{column.encoder}/{column.role}": [
+                reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)
+            ]
             for column in catalog.columns
         }
         found.append({"name": name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})

@@ -20,8 +20,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found.as_json())
         return OK
-    print(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}; index {found.generation}; {len(found.recipes)} recipes")
+    print(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}")
+    print(f"index {found.generation}, {len(found.recipes)} recipes")
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
-        print(printable(f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"))
+        print(
+            printable(
+                f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"
+            )
+        )
     return OK

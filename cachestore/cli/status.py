@@ -33,5 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         for rank in status.ranks:
             life = {True: "alive", False: "gone", None: "unknown"}[rank.alive]
             place = "-" if rank.rank is None else rank.rank
-            print(f"  rank {place} on {rank.host} (pid {rank.pid}): {rank.phase}, {rank.done} done, {rank.rate}/s, {life}, last beat {rank.beat_age_seconds} s ago")
+            pace = f"{rank.done} done, {rank.rate}/s, {life}, last beat {rank.beat_age_seconds} s ago"
+            print(printable(f"  rank {place} on {rank.host} (pid {rank.pid}): {rank.phase}, {pace}"))
     return OK

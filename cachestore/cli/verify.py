@@ -29,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
             about = f" (sample {finding.sample!r})" if finding.sample else ""
             print(printable(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"))
         rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
-        print(f"{'ok' if report.ok else 'DAMAGED'}: {report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})")
+        counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
+        print(f"{'ok' if report.ok else 'DAMAGED'}: {counts}")
     return OK if report.ok else DAMAGE
 
 

@@ -1,10 +1,14 @@
 """`cachestore why`: why a sample is, or is not, ready to train on; field by field."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
 from cachestore.errors import BadInput
+
+if TYPE_CHECKING:
+    from cachestore.reader import Reader
+    from cachestore.storage.catalog import Catalog
 
 HELP = "why a sample is or is not ready: keys, recipes, inputs, reasons of failures"
 
@@ -37,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if all(answer["ready"] for answer in answers) else DAMAGE
 
 
-def _answer(reader: Any, catalog: Any, row: int) -> dict[str, Any]:
+def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
     """What is known of a sample in one data set."""
     cells: list[dict[str, Any]] = []
     for column in catalog.columns:
@@ -57,14 +61,19 @@ def _answer(reader: Any, catalog: Any, row: int) -> dict[str, Any]:
                     "reason": "" if present else _reason(reader, catalog, column.encoder, row, has_key=cell.key is not None),
                 }
             )
-    return {"name": catalog.name, "generation": catalog.generation, "ready": all(cell["state"] == "present" for cell in cells), "cells": cells}
+    return {
+        "name": catalog.name,
+        "generation": catalog.generation,
+        "ready": all(cell["state"] == "present" for cell in cells),
+        "cells": cells,
+    }
 
 
-def _reason(reader: Any, catalog: Any, encoder: str, row: int, *, has_key: bool) -> str:
+def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has_key: bool) -> str:
     if has_key:
         return f"its entry has no valid copy: run `cachestore repair --refill {reader.layout.root}`"
-    from cachestore.files.paths import parse_plan
     from cachestore.files.opening import names_in
+    from cachestore.files.paths import parse_plan
     from cachestore.work.passes import PassRef, list_passes, read_done
 
     for plan in filter(None, map(parse_plan, names_in(reader.layout.plans))):

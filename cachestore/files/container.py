@@ -76,6 +76,11 @@ def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return DTYPE_BYTES[dtype] * prod(shape)
 
 
+def is_shape(shape: tuple[int, ...]) -> bool:
+    """Whether a container holds tensors of this shape: at most 16 dimensions, each from 0 to below 2^50."""
+    return len(shape) <= _RANK_LIMIT and _are_sizes(list(shape))
+
+
 def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]) -> bytes:
     """The length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the caps."""
     fields: dict[str, Any] = {_METADATA: dict(metadata)}
@@ -84,7 +89,8 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
     if len(text) > HEADER_LIMIT_BYTES or len(tensors) > TENSOR_LIMIT:
-        message = f"a container of {len(tensors)} tensors needs a header of {len(text)} bytes; the caps are {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}"
+        size = f"{len(tensors)} tensors with a header of {len(text)} bytes"
+        message = f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}"
         raise FormatError(message)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
@@ -129,7 +135,7 @@ def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         message = f"the header is not JSON ({type(error).__name__}: {error})"
         raise _Malformed(message) from error
-    if not isinstance(fields, dict) or len(fields) > TENSOR_LIMIT + 1:
+    if not isinstance(fields, dict) or len(fields) > TENSOR_LIMIT + 1:  # pyright: ignore[reportUnknownArgumentType] - JSON
         message = f"the header is not an object of at most {TENSOR_LIMIT} tensors"
         raise _Malformed(message)
     return fields  # pyright: ignore[reportUnknownVariableType] - every value is checked below
@@ -143,7 +149,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> None:
     message = f"{name} is not JSON"
     raise _Malformed(message)
 
@@ -170,7 +176,9 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
         raise _Malformed(message)
     place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
     if place.end - place.start != DTYPE_BYTES[dtype] * prod(place.shape):
-        message = f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
+        message = (
+            f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
+        )
         raise _Malformed(message)
     if place.start % DTYPE_BYTES[dtype]:
         message = f"{name[:80]!r} does not start at a multiple of its element's size"
@@ -179,7 +187,7 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
 
 
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int) -> None:

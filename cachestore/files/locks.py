@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from cachestore.errors import LockTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from filelock import BaseFileLock
 
@@ -24,7 +24,7 @@ def _make(path: Path, bits: int) -> "BaseFileLock":
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Iterator[None]":
+def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Generator[None]":
     """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
     from filelock import Timeout
 

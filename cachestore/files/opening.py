@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from cachestore.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 _OPEN_FLAGS: Final = (
     os.O_RDONLY
@@ -61,7 +61,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
 
 
 @contextmanager
-def opened(path: Path) -> "Iterator[tuple[int, os.stat_result]]":
+def opened(path: Path) -> "Generator[tuple[int, os.stat_result]]":
     """`open_regular` as a context that closes the descriptor."""
     descriptor, status = open_regular(path)
     try:
@@ -71,7 +71,7 @@ def opened(path: Path) -> "Iterator[tuple[int, os.stat_result]]":
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` on; returns the bytes read, fewer only at the end of the file. Moves no shared offset where the system can."""
+    """Fill `buffer` from `offset` on; returns the bytes read, fewer only at the end of the file. Moves no offset where it can be helped."""
     total = 0
     while total < len(buffer):
         count = _read_some(descriptor, buffer[total:], offset + total)

@@ -14,45 +14,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
-import xxhash
-
 from cachestore.errors import LockTimeout, WriteFailed
+from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
-from cachestore.files.opening import opened, read_into
+from cachestore.files.opening import opened
 from cachestore.files.paths import Layout
-
-Buffer = bytes | bytearray | memoryview
 
 _CREATE_FLAGS: Final = (
     os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
-_READ_BACK_BYTES: Final = 4 * 1024 * 1024
 _RENAME_LOCK_SECONDS: Final = 2.0
 _READ_ONLY_BITS: Final = 0o444
-
-
-def digest_of(chunks: Iterable[Buffer]) -> str:
-    """xxh3_128 over the chunks in order, 32 hex digits. Guards against accidents, not against tampering."""
-    state = xxhash.xxh3_128()
-    for chunk in chunks:
-        state.update(chunk)
-    return state.hexdigest()
-
-
-def digest_file(path: Path) -> str:
-    """xxh3_128 of a regular file's content. Raises FormatError for anything but a regular file, OSError as it comes."""
-    state = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_READ_BACK_BYTES))
-    with opened(path) as (descriptor, _status):
-        offset = 0
-        while count := read_into(descriptor, buffer, offset):
-            state.update(buffer[:count])
-            offset += count
-    return state.hexdigest()
-
 
 _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""

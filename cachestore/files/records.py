@@ -1,6 +1,6 @@
 """Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, beats, `done.json`, `cachestore.json`.
 
-    {"body": {...}, "checksum": "<xxh3_128 of the canonical body>", "format": "cachestore-ledger/1"}
+{"body": {...}, "checksum": "<xxh3_128 of the canonical body>", "format": "cachestore-ledger/1"}
 """
 
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
-from cachestore.files.publish import digest_of
 from cachestore.keys import Json, canonical
 
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, overload
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
 from cachestore.files.opening import read_whole
-from cachestore.files.publish import Buffer, digest_of
 from cachestore.keys import Json, canonical
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024

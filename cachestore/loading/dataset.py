@@ -123,8 +123,7 @@ class CachedDataset(Dataset[SampleDict]):
         self._catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
         self._texts = _text_columns(self._catalog)
         self._latents = _latents_column(self._catalog)
-        if self._latents is not None:
-            check_form(self._latents.block, options.latents)
+        check_form(None if self._latents is None else self._latents.block, options.latents)
         self._rows = _complete_rows(self._catalog)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,13 +21,14 @@ _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 """Where diffusers' DiagonalGaussianDistribution clamps."""
 
 
-def check_form(block: LatentsBlock, wanted: LatentsAs) -> None:
-    """Raise BadInput where what is stored cannot give what is wanted."""
+def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
+    """Raise BadInput for an unknown form, and where what is stored cannot give it. Without latents any known form is fine."""
     if wanted not in {"sample", "mean", "moments", "raw"}:
         message = f'latents are handed out as "sample", "mean", "moments" or "raw", not {wanted!r}'
         raise BadInput(message)
-    impossible = (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample")
-    if impossible:
+    if block is None:
+        return
+    if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
         message = (
             f"the store keeps the {block.stored} of these latents, which gives no {wanted}; run `cachestore precompute --latents moments`"
         )

@@ -68,7 +68,9 @@ class Appender:
         if key in self._entries:
             return []
         entry = make_entry(key, tensors, meta)
-        header_bytes = sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(meta))) + _TENSOR_HEADER_BYTES
+        header_bytes = (
+            sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(meta))) + _TENSOR_HEADER_BYTES
+        )
         closed: list[Acknowledged] = []
         if self._entries and (
             self._size_bytes + entry.size_bytes > self.limits.size_bytes or self._header_bytes + header_bytes > self.limits.header_bytes

@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.errors import FormatError
-from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, parse_catalog
-from cachestore.files.publish import Buffer, digest_of, make_folder, publish
-from cachestore.files.table import Column, Digests, Table, digest_column, encode_table, number_column, offsets_of, read_table, string_columns
-from cachestore.keys import KEY_BYTES, Json, Key, Recipe, canonical
+from cachestore.files.table import Digests, Table, offsets_of, read_table
+from cachestore.keys import KEY_BYTES, Json, Key, Recipe
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
@@ -79,7 +77,9 @@ class KeyColumn:
     def cell(self, place: int) -> Cell:
         """The cell at a place of the column."""
         raw = self.keys[place]
-        facts = {name: tuple(n for n in values[place * FACTS[name] : (place + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()}
+        facts = {
+            name: tuple(n for n in values[place * FACTS[name] : (place + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
+        }
         return Cell(
             Key(raw) if raw != NO_KEY else None,
             self.inputs[place],
@@ -149,48 +149,6 @@ class Catalog:
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
         return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))
-
-
-def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
-    """(digest, chunks) of a catalog's file. Pure."""
-    columns: dict[str, Column] = {
-        **string_columns("ids", catalog.ids),
-        "captions/at": number_column(catalog.captions_at),
-        **string_columns("captions", catalog.captions),
-        **string_columns("extras", catalog.extras),
-    }
-    for role, (at, references) in catalog.images.items():
-        columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
-    for number, column in enumerate(catalog.columns):
-        columns |= _encode_column(f"key/{number}", column)
-    header = {
-        "name": catalog.name,
-        "request": dict(catalog.request),
-        "recipes": [recipe.as_json() for _fingerprint, recipe in sorted(catalog.recipes.items())],
-        "roles": list(catalog.images),
-        "columns": [
-            {"encoder": column.encoder, "role": column.role, "fingerprint": column.fingerprint, "options": dict(column.options), "facts": list(column.facts)}
-            for column in catalog.columns
-        ],
-    }
-    header["digest"] = _digest(header, columns)
-    return header["digest"], encode_table(FORMAT, VERSION, header, columns)
-
-
-def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
-    return {
-        f"{prefix}/at": number_column(column.at),
-        f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
-        f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
-        f"{prefix}/stat": number_column(column.stats, width=2),
-        **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
-    }
-
-
-def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
-    described = {name: header[name] for name in ("name", "recipes", "roles", "columns")}
-    rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
-    return digest_of([canonical(described), canonical(rows)])
 
 
 def read_catalog(path: Path, *, generation: int) -> Catalog:
@@ -268,26 +226,3 @@ def newest_catalog(layout: Layout, name: str) -> Catalog | None:
         except (FormatError, OSError):
             continue
     return None
-
-
-def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
-    """Publish as the next generation of its name; returns (generation, digest). One equal to the newest is not published again.
-
-    Put-if-absent: who loses a race looks again and takes the next number.
-    """
-    digest, chunks = encode_catalog(catalog)
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.catalog_folder(catalog.name))
-    while True:
-        newest = newest_catalog(layout, catalog.name)
-        if newest is not None and newest.digest == digest and _same_stats(newest, catalog):
-            return newest.generation, digest
-        generation = max(list_generations(layout, catalog.name), default=0) + 1
-        failpoint("catalog.before_publish")
-        if publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True):
-            failpoint("catalog.after_publish")
-            return generation, digest
-
-
-def _same_stats(one: Catalog, other: Catalog) -> bool:
-    return [list(column.stats) for column in one.columns] == [list(column.stats) for column in other.columns]

@@ -10,10 +10,10 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import make_folder, publish, publish_file
 from cachestore.files.records import encode_record
 from cachestore.keys import Recipe
-from cachestore.storage.index import NewEntry, build
+from cachestore.storage.index import NewEntry, build, check
 from cachestore.storage.segment import SegmentContents
 from cachestore.storage.snapshot import FORMAT, VERSION, Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
@@ -29,7 +29,11 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     layout = Layout(root.absolute(), mode)
     if layout.marker.exists():
         return open_layout(layout)
-    foreign = [name for name in names_in(root) if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}]
+    foreign = [
+        name
+        for name in names_in(root)
+        if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}
+    ]
     if foreign or (root.exists() and not root.is_dir()):
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
         raise BadInput(message)
@@ -52,7 +56,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     make_folder(layout, layout.indexes)
     number = max((name.number for name in list_indexes(layout)), default=0) + 1
     failpoint("commit.before_index")
-    verdict = build(
+    temporary, name = build(
         layout,
         number,
         base=before.index,
@@ -60,6 +64,8 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
         segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
         entries=_new_entries(before.uncovered),
     )
+    publish_file(layout, temporary, layout.index(name))
+    verdict = check(layout, name)
     failpoint("commit.after_index")
     before.close()
     return load_snapshot(layout, verdict=verdict)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from cachestore.errors import BadInput
-from cachestore.files.container import DTYPE_BYTES, size_bytes
+from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 from cachestore.keys import Json, Key, canonical
 
 CHECKSUM_BYTES: Final = 16
@@ -67,7 +67,7 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
         _check_name(name, key)
         spec = TensorSpec(name, dtype, tuple(shape))
         view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
-        if dtype not in DTYPE_BYTES or spec.size_bytes != len(view):
+        if dtype not in DTYPE_BYTES or not is_shape(spec.shape) or spec.size_bytes != len(view):
             message = f"tensor {name!r} of entry {key}: {len(view)} bytes do not make {dtype} {list(shape)}"
             raise BadInput(message)
         specs.append(spec)

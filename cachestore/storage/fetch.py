@@ -99,7 +99,8 @@ class Fetcher:
         descriptor, status = open_regular(self._layout.segment(digest))
         if status.st_size != place.segment.size_bytes:
             os.close(descriptor)
-            message = f"{self._layout.segment(digest)} has {status.st_size} bytes, {place.segment.size_bytes} were published; run `cachestore repair`"
+            sizes = f"{status.st_size} bytes, {place.segment.size_bytes} were published"
+            message = f"{self._layout.segment(digest)} has {sizes}; run `cachestore repair {self._layout.root}`"
             raise CorruptEntry(message)
         mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
         self._open[digest] = (descriptor, mapping)

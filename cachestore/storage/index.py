@@ -19,9 +19,9 @@ from typing import Any, Final
 import lmdb
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_file
 from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
-from cachestore.files.publish import digest_file, publish_file
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_places
@@ -29,7 +29,7 @@ from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_plac
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
 _MAP_LIMIT_BYTES: Final = 1 << 40
-_OLD_ENGINE: Final = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+_OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
 
 NewEntry = tuple[Key, str, int, int, Specs, bytes]
@@ -116,7 +116,7 @@ class Index:
             found = [transaction.get(key, db=entries) for key in keys]
             return [self._places(bytes(value), transaction, tables) if value is not None else [] for value in found]
 
-    def keys(self) -> Iterator[tuple[Key, list[Place]]]:
+    def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
         transaction, tables = self._begin()
         with transaction, transaction.cursor(db=tables[b"entries"]) as cursor:
@@ -167,10 +167,10 @@ def build(
     dropped: frozenset[int],
     segments: Iterable[SegmentRef],
     entries: Iterable[NewEntry],
-) -> Verdict:
-    """Write and publish an index: the entries of `base` without those in `dropped` segments, and the new ones.
+) -> tuple[Path, IndexName]:
+    """Write an index: the entries of `base` without those in `dropped` segments, and the new ones.
 
-    Built on a private path in one transaction, in the order of keys, then published under its digest.
+    Built on a private path in one transaction, in the order of keys. Returns that path, and the name to publish it under.
     """
     temporary = layout.new_temporary()
     kept = {n: ref for n, ref in base.segments.items() if n not in dropped} if base else {}
@@ -180,19 +180,21 @@ def build(
     names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}
     layouts = base.raw_layouts() if base else {}
     fresh = _pack_new(entries, names, layouts)
-    everything = {n: ref for n, ref in {**kept, **added}.items()}
-    environment = lmdb.open(str(temporary), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE)
+    everything = {**kept, **added}
+    environment = lmdb.open(
+        str(temporary), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE
+    )
     try:
         tables = {name: environment.open_db(name) for name in (b"entries", b"segments", b"layouts")}
         with environment.begin(write=True) as transaction:
             _put_all(transaction, tables[b"segments"], ((_NUMBER.pack(n), _encode_ref(ref)) for n, ref in sorted(everything.items())))
-            _put_all(transaction, tables[b"layouts"], ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])))
+            _put_all(
+                transaction, tables[b"layouts"], ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1]))
+            )
             _put_all(transaction, tables[b"entries"], _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}))
     finally:
         environment.close()
-    name = IndexName(number, digest_file(temporary))
-    publish_file(layout, temporary, layout.index(name))
-    return check(layout, name)
+    return temporary, IndexName(number, digest_file(temporary))
 
 
 def _put_all(transaction: lmdb.Transaction, table: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -212,7 +214,9 @@ def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: 
     return packed
 
 
-def _merged(base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]) -> Iterator[tuple[bytes, bytes]]:
+def _merged(
+    base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]
+) -> Iterator[tuple[bytes, bytes]]:
     """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
     waiting = iter(sorted(fresh))
     following = next(waiting, None)
@@ -255,7 +259,9 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
     file = (identity.device, identity.inode)
     held = _environments.get(file)
     if held is None:
-        environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE)
+        environment = lmdb.open(
+            str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
+        )
         held = _environments[file] = _Opened(environment, pid, 0)
     held.users += 1
     return held.environment

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
-from cachestore.files.publish import digest_of, make_folder, publish
+from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record, read_record
 
 FORMAT = "cachestore-digests"

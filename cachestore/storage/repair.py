@@ -22,7 +22,7 @@ from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
-from cachestore.storage.entry import Entry
+from cachestore.storage.entry import Buffer, Entry
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
@@ -105,7 +105,7 @@ def _entries_in_index(snapshot: Snapshot, digest: str) -> Iterable[StoredEntry]:
     """What the index knows of a segment whose own header is damaged. The JSON values are lost with the header."""
     if snapshot.index is None:
         return
-    for key, places in snapshot.index.keys():
+    for key, places in snapshot.index.items():
         for place in places:
             if place.segment.digest == digest:
                 yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, {"salvaged_from": digest})
@@ -126,7 +126,8 @@ def _salvage(layout: Layout, damaged: _Damaged) -> None:
 
 def _split(entry: Entry) -> Entry:
     """The entry with one buffer for each tensor instead of one run."""
-    view, buffers, position = memoryview(entry.buffers[0]), [], 0
+    view, position = memoryview(entry.buffers[0]), 0
+    buffers: list[Buffer] = []
     for spec in entry.specs:
         buffers.append(view[position : position + spec.size_bytes])
         position += spec.size_bytes
@@ -147,5 +148,9 @@ def _quarantine(layout: Layout, path: Path) -> None:
 def _broken_files(layout: Layout) -> list[str]:
     """Index files, catalogs and recipes that do not match their checksums; newer formats are not ours to judge."""
     kinds = {"bad-index", "bad-catalog", "bad-recipe"}
-    found = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and "install a newer one" not in finding.message}
+    found = {
+        finding.path
+        for finding in verify(layout.root, "quick").findings
+        if finding.kind in kinds and "install a newer one" not in finding.message
+    }
     return sorted(path for path in found if not (path.startswith("recipes/") and parse_recipe(Path(path).name) is None))

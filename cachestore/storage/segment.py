@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
-from cachestore.files.publish import digest_of
 from cachestore.keys import Json, Key, canonical
-from cachestore.storage.entry import Buffer, Entry, Specs, TensorSpec
+from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
@@ -71,10 +71,23 @@ def build_segment(entries: Iterable[Entry], *, origin: str = "") -> tuple[str, l
             tensors[f"{entry.key}/{spec.name}"] = TensorPlace(spec.dtype, spec.shape, position, position + len(buffer))
             data.append(buffer)
             position += len(buffer)
-    text = canonical(table).decode("utf-8", "surrogatepass")
-    metadata = {"format": f"{FORMAT}/{VERSION}", "origin": origin, "entries": text, "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")])}
+    text = _table_text(table)
+    metadata = {
+        "format": f"{FORMAT}/{VERSION}",
+        "origin": origin,
+        "entries": text,
+        "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")]),
+    }
     chunks: list[Buffer] = [build_header(tensors, metadata), *data]
     return digest_of(chunks), chunks
+
+
+def _table_text(table: Mapping[str, Any]) -> str:
+    """The entry table as JSON. Half a surrogate pair (a file name that is not UTF-8) is escaped: the stock library refuses it raw."""
+    try:
+        return canonical(table).decode("utf-8")
+    except UnicodeDecodeError:
+        return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
 
 def read_contents(path: Path) -> SegmentContents:
@@ -93,13 +106,13 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
         raise FormatError(message)
     grouped = _group(header)
     try:
-        table: dict[str, Any] = json.loads(text)
+        table = {name: _parse_row(row) for name, row in json.loads(text).items()}
         starts = _starts(table, grouped, header)
         entries = tuple(
-            StoredEntry(Key.parse(name), ordinal, start, _specs(grouped.get(name, [])), bytes.fromhex(table[name][0]), table[name][1])
+            StoredEntry(Key.parse(name), ordinal, start, _specs(grouped.get(name, [])), *table[name])
             for ordinal, (start, name) in enumerate(starts)
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         message = f"the entry table of {where} does not fit its tensors; run `cachestore repair`"
         raise FormatError(message) from error
     if not set(grouped) <= {*table, _FILLER}:
@@ -110,12 +123,21 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
 
 def _check_format(found: str, where: Path) -> None:
     kind, _, version = found.partition("/")
-    if kind != FORMAT or not version.isdigit():
+    if kind != FORMAT or not version.isdecimal():
         message = f"{where} is a safetensors file, but not a segment of cachestore; run `cachestore verify`"
         raise FormatError(message)
     if int(version) > VERSION:
         message = f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one"
         raise FormatError(message)
+
+
+def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:
+    checksum, meta = row
+    raw = bytes.fromhex(checksum)
+    if len(raw) != CHECKSUM_BYTES or not isinstance(meta, dict):
+        message = "a row of the entry table is a checksum and an object"
+        raise ValueError(message)
+    return raw, meta  # pyright: ignore[reportUnknownVariableType] - any JSON object
 
 
 def _group(header: Header) -> dict[str, list[tuple[str, TensorPlace]]]:

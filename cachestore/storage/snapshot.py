@@ -40,7 +40,7 @@ class Snapshot:
 
     def find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """Places of each key, the smallest segment name first; an empty list for a key that is not there."""
-        found = self.index.find(keys) if self.index else [[] for _key in keys]
+        found: list[list[Place]] = self.index.find(keys) if self.index else [[] for _key in keys]
         if self.vanished and self.index:
             gone = {self.index.segments[number].digest for number in self.vanished}
             found = [[place for place in places if place.segment.digest not in gone] for places in found]
@@ -66,7 +66,7 @@ class Snapshot:
     def _index_keys(self) -> Iterator[Key]:
         assert self.index is not None
         gone = {self.index.segments[number].digest for number in self.vanished}
-        for key, places in self.index.keys():
+        for key, places in self.index.items():
             if not gone or any(place.segment.digest not in gone for place in places):
                 yield key
 
@@ -139,7 +139,7 @@ def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: V
     index = _open_newest(layout, earlier, verdict)
     covered = {ref.digest for ref in index.segments.values()} if index else frozenset[str]()
     vanished = frozenset(number for number, ref in index.segments.items() if ref.digest not in listed) if index else frozenset[int]()
-    known = earlier.uncovered if earlier else {}
+    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier else {}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
     for digest in sorted(listed - covered):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, open_regular, opened, read_at, read_into
 from cachestore.files.paths import (
     MARKER,
@@ -27,7 +28,6 @@ from cachestore.files.paths import (
     parse_segment,
     parse_worker,
 )
-from cachestore.files.publish import digest_of
 from cachestore.files.records import read_record
 from cachestore.keys import Json, Key, Recipe
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
@@ -208,13 +208,18 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     except FormatError as error:
         return _Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
-        return _Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {error.strerror or error}; nothing was moved")], is_unreadable=True)
+        return _Looked(
+            digest, 0, 0, [Finding("unreadable", where, f"{where}: {error.strerror or error}; nothing was moved")], is_unreadable=True
+        )
     if bad is None:
         return _Looked(digest, size, len(keys), [], keys)
     findings = [
-        Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key)) for entry in bad
+        Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
+        for entry in bad
     ]
-    findings = findings or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")]
+    findings = findings or [
+        Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")
+    ]
     return _Looked(digest, size, len(keys), findings, keys - {entry.key for entry in bad})
 
 
@@ -266,12 +271,13 @@ def _disagreements(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
     """Where the index and the headers of the segments it covers differ; damaged segments are reported elsewhere."""
     assert snapshot.index is not None
     counted: dict[str, int] = {}
-    for _key, places in snapshot.index.keys():
+    for _key, places in snapshot.index.items():  # noqa: PERF102 - not a dict
         for place in places:
             counted[place.segment.digest] = counted.get(place.segment.digest, 0) + 1
     for number, ref in snapshot.index.segments.items():
         if number not in snapshot.vanished and counted.get(ref.digest, 0) != ref.entries:
-            yield f"the index holds {counted.get(ref.digest, 0)} of {ref.entries} entries of segment {ref.digest}; run `cachestore repair {layout.root}`"
+            held = f"{counted.get(ref.digest, 0)} of {ref.entries} entries of segment {ref.digest}"
+            yield f"the index holds {held}; run `cachestore repair {layout.root}`"
 
 
 def _look_at_recipes(layout: Layout) -> Iterator[Finding]:
@@ -348,7 +354,9 @@ def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
     try:
         for name, key in lost_keys(layout):
             if key not in good:
-                message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+                message = (
+                    f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+                )
                 yield Finding("missing-entry", f"quarantine/{name}", message, str(key))
     except (FormatError, OSError) as error:
         yield Finding("unreadable", "quarantine", str(error))
@@ -357,23 +365,24 @@ def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
 def _strangers(layout: Layout) -> Iterator[Finding]:
     """Files that are not ours, and temporary files that nobody will finish. Nothing is ever removed here."""
     known = {MARKER, *_OUR_NAMES, *_FREE_FOLDERS}
-    for name in names_in(layout.root):
-        if name not in known:
-            yield _foreign(name)
+    yield from (_foreign(name) for name in names_in(layout.root) if name not in known)
     for folder, parse in _OUR_NAMES.items():
-        for name in names_in(layout.root / folder):
-            if parse(name) is None:
-                yield _foreign(f"{folder}/{name}")
+        yield from (_foreign(f"{folder}/{name}") for name in names_in(layout.root / folder) if parse(name) is None)
     for name in list_names(layout):
         folder = layout.catalog_folder(name)
         yield from (_foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is None)
-    for folder in names_in(layout.segments):
-        inside = names_in(layout.segments / folder)
-        if not inside and not (layout.segments / folder).is_dir():
-            yield _foreign(f"segments/{folder}")
-        yield from (_foreign(f"segments/{folder}/{name}") for name in inside if (parse_segment(name) or "")[:2] != folder)
+    yield from _strange_segments(layout)
     yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))
     yield from _stale_temporaries(layout)
+
+
+def _strange_segments(layout: Layout) -> Iterator[Finding]:
+    for folder in names_in(layout.segments):
+        if not (layout.segments / folder).is_dir():
+            yield _foreign(f"segments/{folder}")
+        for name in names_in(layout.segments / folder):
+            if (parse_segment(name) or "")[:2] != folder:
+                yield _foreign(f"segments/{folder}/{name}")
 
 
 def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
@@ -392,4 +401,3 @@ def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
 
 def _foreign(where: str) -> Finding:
     return Finding("foreign-file", where, f"{where!a} was not made by cachestore; it is left alone")
-

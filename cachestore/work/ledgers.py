@@ -60,7 +60,8 @@ def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
     cut tears fails its checksum, and its units come back in the next round, where they are found.
     """
     rows = [
-        [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient] for o in ledger.outcomes
+        [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient]
+        for o in ledger.outcomes
     ]
     body: dict[str, Json] = {"worker": ledger.worker, "launch": ledger.launch, "rows": rows}
     return note(layout, folder.ledger(ledger.name), encode_record(FORMAT, VERSION, body))

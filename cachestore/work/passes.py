@@ -140,7 +140,9 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
     path = ref.folder(layout).round(number)
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     units = tuple(plan.units_of(recipe) if listed is None else tuple(listed) for recipe, listed in enumerate(body["units"]))
-    if len(units) != len(plan.recipes) or any(place not in plan.units_of(recipe) for recipe, listed in enumerate(units) for place in listed):
+    if len(units) != len(plan.recipes) or any(
+        place not in plan.units_of(recipe) for recipe, listed in enumerate(units) for place in listed
+    ):
         message = f"{path} names units that its plan does not have; run `cachestore repair`"
         raise FormatError(message)
     return Round(number, units, body["launch"], body["started"], body["generation"])

@@ -154,7 +154,8 @@ def build_plan(
         images={role: _references(samples, role) for role in roles},
         extras=[canonical(dict(sample.extras)).decode("utf-8", "surrogatepass") for sample in samples],
         cells=tuple(
-            (list(offsets_of(map(len, rows))), [places[one.column.recipe][uid] for row in rows for uid in row]) for one, rows in zip(columns, asked, strict=True)
+            (list(offsets_of(map(len, rows))), [places[one.column.recipe][uid] for row in rows for uid in row])
+            for one, rows in zip(columns, asked, strict=True)
         ),
         units_at=starts,
         unit_ids=[uid for uids in ordered for uid in uids],
@@ -165,7 +166,6 @@ def build_plan(
 def _references(samples: Sequence[Sample], role: str) -> tuple[Sequence[int], Sequence[str]]:
     listed = [sample.images.get(role, ()) for sample in samples]
     return list(offsets_of(map(len, listed))), [reference for row in listed for reference in row]
-
 
 
 def publish_plan(layout: Layout, plan: Plan) -> None:

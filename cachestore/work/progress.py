@@ -90,7 +90,11 @@ def pass_status(layout: Layout, ref: PassRef) -> PassStatus:
     opened = read_round(layout, ref, plan, rounds[-1]) if rounds else Round(0, tuple(() for _recipe in plan.recipes), "", 0.0)
     partitions = sum(opened.partition_count(recipe) for recipe in range(len(plan.recipes)))
     finished = list_ledgers(folder, opened.number)
-    claims = [name for name in map(parse_claim, names_in(folder.claims)) if name and name.round == opened.number and name.recipe < len(plan.recipes)]
+    claims = [
+        name
+        for name in map(parse_claim, names_in(folder.claims))
+        if name and name.round == opened.number and name.recipe < len(plan.recipes)
+    ]
     done = read_done(layout, ref)
     ranks = tuple(_rank_status(layout, beat) for beat in read_beats(layout, plan=ref.plan) if beat["pass"] == ref.number)
     kept = plan.unit_count - read_round(layout, ref, plan, 0).unit_count if rounds else 0

@@ -21,7 +21,8 @@ from cachestore.storage.verify import HARMLESS, verify
 WRITE = """
 from cachestore.keys import Recipe, key
 from cachestore.storage.append import Appender
-from cachestore.storage.catalog import Catalog, Cell, make_column, publish_catalog
+from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 
 def value(n):
@@ -73,11 +74,12 @@ for count in range(1, 100):
         work(root, lambda n: os.write(saying, b"%d " % n))
         os._exit(0)
     os.close(saying)
-    words = os.read(said, 1000).split() if os.waitpid(child, 0)[1] == signal.SIGKILL else None
-    os.close(said)
-    if words is None:
+    status = os.waitpid(child, 0)[1]
+    assert status in {0, signal.SIGKILL}
+    if status == 0:
         break
-    lives.append([str(root), [int(word) for word in words]])
+    lives.append([str(root), [int(word) for word in os.read(said, 1000).split()]])
+    os.close(said)
 print(json.dumps(lives))
 """
 """Runs `work` in a child that is killed at the n-th passing of a place, for every n there is; prints each store and what was said."""

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files import publish as publishing
+from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import digest_file, digest_of, make_folder, move, note, overwrite, publish, publish_file, sync_folder
+from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file, sync_folder
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
 WHOLE = b"one two three"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_of
 from cachestore.files.container import TensorPlace, build_header
-from cachestore.files.publish import digest_of
 from cachestore.files.table import digest_column, encode_table, number_column, offsets_of, read_table, string_columns
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)

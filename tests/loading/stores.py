@@ -10,7 +10,8 @@ import numpy as np
 
 from cachestore.encode import families
 from cachestore.keys import Key, Recipe, digest_text, input_key
-from cachestore.storage.catalog import Catalog, Cell, make_column, publish_catalog
+from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
 
 SDXL = families.text_family("StableDiffusionXLPipeline")
@@ -34,6 +35,8 @@ class Row:
     extras: str = "{}"
     size: tuple[int, int] = (640, 480)
     crop: tuple[int, int, int, int] = (3, 2, 67, 50)
+    is_measured: bool = True
+    """Whether the catalog knows the sizes of its picture."""
 
 
 @dataclass(frozen=True)
@@ -120,5 +123,5 @@ def catalog_of(rows: Sequence[Row], made: Recipes, name: str) -> Catalog:
 def picture_cells(recipe: Recipe, row: Row) -> list[Cell]:
     if row.bucket is None:
         return []
-    facts = {"size": row.size, "bucket": row.bucket, "crop": row.crop}
+    facts = {"size": row.size, "bucket": row.bucket, "crop": row.crop} if row.is_measured else {}
     return [Cell(None if row.fails else picture_key(recipe, row.id), facts=facts)]

@@ -1,0 +1,76 @@
+"""Joining, padding and masking of stored embeddings, on tensors alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from cachestore.errors import FormatError
+from cachestore.loading.read_block import Constant, Form, LatentsBlock, Padding, TextBlock
+
+pytestmark = pytest.mark.torch
+
+RIGHT = Padding(dim=-2, side="right", length=None, multiple=1, value=0, mask="mask")
+
+
+def rows(*lengths, start=1):
+    import torch
+
+    return [torch.arange(start, start + 2 * length, dtype=torch.float32).view(length, 2) for length in lengths]
+
+
+def pad(lengths, padding):
+    from cachestore.loading.texts import pad_rows
+
+    batch, mask = pad_rows(rows(*lengths), padding)
+    return batch.tolist(), mask.tolist()
+
+
+def test_rows_of_no_length_make_a_batch_of_no_length():
+    assert pad([0, 0], RIGHT) == ([[], []], [[], []])
+
+
+def test_rows_are_padded_on_the_side_the_model_wants():
+    assert pad([1, 2], RIGHT) == ([[[1, 2], [0, 0]], [[1, 2], [3, 4]]], [[1, 0], [1, 1]])
+    assert pad([1, 2], replace(RIGHT, side="left", value=-1)) == ([[[-1, -1], [1, 2]], [[1, 2], [3, 4]]], [[0, 1], [1, 1]])
+
+
+def test_rows_are_padded_to_a_fixed_length_or_to_a_multiple():
+    assert pad([1], replace(RIGHT, length=3))[1] == [[1, 0, 0]]
+    assert pad([3, 1], replace(RIGHT, multiple=4))[1] == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert pad([4], replace(RIGHT, multiple=4))[1] == [[1, 1, 1, 1]]
+
+
+def test_an_entry_longer_than_its_recipe_allows_is_an_error():
+    with pytest.raises(FormatError, match="has length 4 where its recipe allows 3"):
+        pad([1, 4], replace(RIGHT, length=3))
+
+
+def test_parts_are_joined_inside_out():
+    from cachestore.loading.texts import read_outputs
+
+    one, two, three = rows(1, 1, 2)
+    block = TextBlock({"x": Form((Form(("a", "b"), -2), "c"), -1), "y": Form(("a",), None)}, {}, {}, None)
+    found = read_outputs(block, {"a": one, "b": two, "c": three})
+    assert {name: value.tolist() for name, value in found.items()} == {"x": [[1, 2, 1, 2], [1, 2, 3, 4]], "y": [[1, 2]]}
+
+
+def test_constants_take_length_and_batch_size_from_their_output():
+    import torch
+
+    from cachestore.loading.texts import make_constant
+
+    like = torch.ones(3, 5, 2, dtype=torch.bfloat16)
+    made = make_constant(Constant(("B", "S", 4), "x"), like)
+    assert (list(made.shape), made.dtype, made.any().item()) == ([3, 5, 4], torch.bfloat16, False)
+
+
+def test_an_entry_without_a_tensor_that_its_recipe_names_is_an_error():
+    import torch
+
+    from cachestore.loading.latents import read_latents
+    from cachestore.loading.texts import read_outputs
+
+    with pytest.raises(FormatError, match="holds b where its recipe names a"):
+        read_outputs(TextBlock({"x": Form(("a",), None)}, {}, {}, None), {"b": torch.ones(1)})
+    with pytest.raises(FormatError, match="holds nothing where its recipe names moments"):
+        read_latents(LatentsBlock("moments", 1, 1.0, None, None, None), "mean", {}, torch.Generator())

@@ -1,0 +1,51 @@
+"""Small stores to test with. An entry is a number: its key, its tensors and its JSON value follow from it."""
+
+import os
+from contextlib import closing
+
+from cachestore.keys import key
+from cachestore.storage.append import publish_segment
+from cachestore.storage.entry import make_entry, split
+from cachestore.storage.fetch import Checked, Fetcher
+from cachestore.storage.snapshot import load_snapshot
+
+
+def key_of(n):
+    return key("entry", str(n))
+
+
+def tensors_of(n, variant=0):
+    """Three tensors: four-byte elements, single bytes that fill no multiple of anything, and nothing."""
+    byte = bytes([n % 251, variant])
+    return {"wide": ("F32", (2, 1), byte * 4), "narrow": ("U8", (3,), byte + b"!"), "none": ("F16", (0, 4), b"")}
+
+
+def entry_of(n, variant=0):
+    return make_entry(key_of(n), tensors_of(n, variant), {"n": n})
+
+
+def put(layout, *numbers, origin="", variant=0):
+    """One more segment with these entries; returns its digest. Equal keys of another variant hold other bytes."""
+    return publish_segment(layout, [entry_of(n, variant) for n in numbers], origin=origin).digest
+
+
+def plain(tensors):
+    return {name: (dtype, shape, bytes(raw)) for name, (dtype, shape, raw) in tensors.items()}
+
+
+def read(layout, n, **options):
+    """The tensors of an entry through a fresh snapshot: the first copy."""
+    with closing(load_snapshot(layout)) as snapshot, closing(Fetcher(layout, Checked([]), **options)) as fetcher:
+        place = snapshot.find([key_of(n)])[0][0]
+        return plain(split(place.specs, fetcher.fetch(key_of(n), place)))
+
+
+def flip(path, offset, mask=0xFF):
+    """Change one byte of a published file in place, as a failing disk would."""
+    path.chmod(0o644)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        [byte] = os.pread(descriptor, 1, offset)
+        os.pwrite(descriptor, bytes([byte ^ mask]), offset)
+    finally:
+        os.close(descriptor)
