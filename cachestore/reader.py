@@ -58,7 +58,7 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Path, options and the verdict on the index: no descriptor, no lock, no bytes."""
-        verdict = self.snapshot.index.verdict if self.snapshot.index else None
+        verdict = self.snapshot.index.verdict if self.snapshot.index is not None else None
         return {"path": str(self.layout.root), "verify": self._verify, "io": self._io, "verdict": verdict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key, Recipe, digest_bytes, digest_text
+from cachestore.samples import CAPTION
 from cachestore.storage.catalog import (
     FACTS,
     NO_INPUT,
@@ -31,9 +32,6 @@ from cachestore.work.ledgers import NO_STAT, Outcome, read_ledgers
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Plan
 from cachestore.work.workers import read_beats
-
-CAPTION: Final = "caption"
-"""The role of captions; every other role is one of images."""
 
 _NAMED_FAILURES: Final = 10_000
 

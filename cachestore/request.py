@@ -13,8 +13,7 @@ from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, canonical, digest_parts
-from cachestore.reconcile import CAPTION
-from cachestore.samples import IMAGE, Sample
+from cachestore.samples import CAPTION, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, list_source
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests

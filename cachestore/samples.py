@@ -8,6 +8,9 @@ from cachestore.keys import Json
 IMAGE = "image"
 """The role of the picture that is trained on. Other roles are `control`, `mask` and `video`."""
 
+CAPTION = "caption"
+"""The role of captions; every other role is one of images."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

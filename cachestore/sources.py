@@ -31,6 +31,7 @@ IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".g
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 _METADATA: Final = ("metadata.jsonl", "metadata.csv")
 _REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": "control", "mask": "mask"}
+_BATCH_NAMES: Final = frozenset({"latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"})
 _NOT_YET: Final = frozenset({"video", "crop"})
 
 
@@ -259,6 +260,10 @@ def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
         raise BadInput(message)
     default = images[IMAGE][0] if IMAGE in images else digest_text("\n".join(captions))
     extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
+    taken = sorted(_BATCH_NAMES & extras.keys())
+    if taken:
+        message = f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name"
+        raise BadInput(message)
     sample = _normal(str(given)) if given is not None else _normal(default)
     if any("\n" in caption.strip() for caption in captions):
         remarks.multi_line.append(sample)

@@ -87,7 +87,7 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 
 
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
-    """Bytes as torch tensors on the CPU. Shares memory with the buffers: they are writable and the caller's own, or `clone` first."""
+    """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
@@ -96,7 +96,8 @@ def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
         if len(buffer) == 0:
             tensors[name] = torch.empty(shape, dtype=torch_dtype)
         else:
-            tensors[name] = torch.frombuffer(buffer, dtype=torch_dtype).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
+            own = bytearray(buffer) if memoryview(buffer).readonly else buffer
+            tensors[name] = torch.frombuffer(own, dtype=torch_dtype).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
     return tensors
 
 

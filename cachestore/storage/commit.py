@@ -50,7 +50,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks.
     """
     before = load_snapshot(layout, earlier=snapshot)
-    if not before.uncovered and not before.vanished and (before.index or not before.listed):
+    if not before.uncovered and not before.vanished and (before.index is not None or not before.listed):
         return before
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.indexes)

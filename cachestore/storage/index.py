@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import lmdb
 
-from cachestore.errors import FormatError
+from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
@@ -75,12 +75,16 @@ class Index:
         self._path = layout.index(verdict.name)
         self._pid = -1
         self._environment: lmdb.Environment | None = None
-        self._attach()
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
-        self.segments: Mapping[int, SegmentRef] = dict(self._read_segments())
+        try:
+            self.segments: Mapping[int, SegmentRef] = dict(self._read_segments())
+        except (lmdb.Error, ValueError, TypeError, struct.error) as error:
+            self.close()
+            message = f"{self._path} is not an index that this LMDB can read ({error}); it is derived: `cachestore repair` builds it again"
+            raise FormatError(message) from error
 
-    def _attach(self) -> None:
+    def _attach(self) -> lmdb.Environment:
         with opened(self._path) as (_descriptor, status):
             if FileIdentity.of(status) != self.verdict.identity:
                 message = f"{self._path} changed since it was checked; open the store again"
@@ -88,15 +92,13 @@ class Index:
         self._environment = _open(self._path, self.verdict.identity)
         self._pid = os.getpid()
         self._tables = {}
+        return self._environment
 
     def _begin(self) -> tuple[lmdb.Transaction, Mapping[bytes, Any]]:
         """A read transaction in this process. After a fork the inherited environment is replaced first."""
-        if self._pid != os.getpid() or self._environment is None:
-            self._attach()
-        environment = self._environment
+        environment = self._environment if self._pid == os.getpid() else None
         if environment is None:
-            message = f"{self._path} is closed"
-            raise FormatError(message)
+            environment = self._attach()
         if not self._tables:
             self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
         return environment.begin(), self._tables
@@ -153,10 +155,10 @@ class Index:
         return places
 
     def close(self) -> None:
-        """Give the file back. Calling it twice is fine."""
-        if self._environment is not None:
+        """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""
+        if self._environment is not None and self._pid == os.getpid():
             _release(self.verdict.identity)
-            self._environment = None
+        self._environment = None
 
 
 def build(
@@ -171,30 +173,42 @@ def build(
     """Write an index: the entries of `base` without those in `dropped` segments, and the new ones.
 
     Built on a private path in one transaction, in the order of keys. Returns that path, and the name to publish it under.
+    Raises WriteFailed, and leaves no file then.
     """
     temporary = layout.new_temporary()
-    kept = {n: ref for n, ref in base.segments.items() if n not in dropped} if base else {}
-    # Numbers go on after the highest ever used in `base`, dropped ones included: a number never changes its meaning.
-    first = max(base.segments, default=-1) + 1 if base else 0
-    added = dict(enumerate(segments, first))
+    before = base.segments if base is not None else {}
+    kept = {n: ref for n, ref in before.items() if n not in dropped}
+    added = dict(enumerate(segments, max(before, default=-1) + 1))
     names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}
-    layouts = base.raw_layouts() if base else {}
+    layouts = base.raw_layouts() if base is not None else {}
     fresh = _pack_new(entries, names, layouts)
     everything = {**kept, **added}
+    tables = {
+        b"segments": ((_NUMBER.pack(n), _encode_ref(ref)) for n, ref in sorted(everything.items())),
+        b"layouts": ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])),
+        b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
+    }
+    try:
+        _write(temporary, tables)
+    except lmdb.Error as error:
+        temporary.unlink(missing_ok=True)
+        message = f"cannot write the index {temporary}: {error}; nothing was acknowledged, the same command goes on from here"
+        raise WriteFailed(message) from error
+    return temporary, IndexName(number, digest_file(temporary))
+
+
+def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]]) -> None:
+    """Make an LMDB file with these tables, each in the order of its keys."""
     environment = lmdb.open(
-        str(temporary), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE
+        str(path), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE
     )
     try:
-        tables = {name: environment.open_db(name) for name in (b"entries", b"segments", b"layouts")}
+        handles = {name: environment.open_db(name) for name in tables}
         with environment.begin(write=True) as transaction:
-            _put_all(transaction, tables[b"segments"], ((_NUMBER.pack(n), _encode_ref(ref)) for n, ref in sorted(everything.items())))
-            _put_all(
-                transaction, tables[b"layouts"], ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1]))
-            )
-            _put_all(transaction, tables[b"entries"], _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}))
+            for name, items in tables.items():
+                _put_all(transaction, handles[name], items)
     finally:
         environment.close()
-    return temporary, IndexName(number, digest_file(temporary))
 
 
 def _put_all(transaction: lmdb.Transaction, table: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -220,7 +234,7 @@ def _merged(
     """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
     waiting = iter(sorted(fresh))
     following = next(waiting, None)
-    for key, value in base.raw_entries() if base else ():
+    for key, value in base.raw_entries() if base is not None else ():
         while following is not None and following < key:
             yield following, _sorted_copies(fresh[following], dropped, digests)
             following = next(waiting, None)

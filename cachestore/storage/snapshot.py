@@ -3,8 +3,8 @@
 So any good index is correct, and ties between index writers are harmless. A snapshot never changes; `load_snapshot` makes a newer one.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,8 +40,8 @@ class Snapshot:
 
     def find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """Places of each key, the smallest segment name first; an empty list for a key that is not there."""
-        found: list[list[Place]] = self.index.find(keys) if self.index else [[] for _key in keys]
-        if self.vanished and self.index:
+        found: list[list[Place]] = self.index.find(keys) if self.index is not None else [[] for _key in keys]
+        if self.vanished and self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
             found = [[place for place in places if place.segment.digest not in gone] for places in found]
         if not self.tail:
@@ -54,7 +54,7 @@ class Snapshot:
 
     def keys(self) -> Iterator[Key]:
         """All keys, each once; sorted within the index, then those of the tail."""
-        seen_in_index = self._index_keys() if self.index else iter(())
+        seen_in_index = self._index_keys() if self.index is not None else iter(())
         if not self.tail:
             yield from seen_in_index
             return
@@ -81,16 +81,16 @@ class Snapshot:
     @property
     def generation(self) -> int:
         """The number of the index, or -1 without one."""
-        return self.index.verdict.name.number if self.index else -1
+        return self.index.verdict.name.number if self.index is not None else -1
 
     def segments(self) -> list[SegmentRef]:
         """All segments that are there and readable, by digest."""
-        covered = [ref for number, ref in self.index.segments.items() if number not in self.vanished] if self.index else []
+        covered = [ref for number, ref in self.index.segments.items() if number not in self.vanished] if self.index is not None else []
         return sorted([*covered, *(ref_of(digest, contents) for digest, contents in self.uncovered.items())], key=lambda ref: ref.digest)
 
     def close(self) -> None:
         """Close the index. Calling it twice is fine."""
-        if self.index:
+        if self.index is not None:
             self.index.close()
 
 
@@ -135,11 +135,13 @@ def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: V
 
     A damaged index is passed over for an older one: with none left, the headers of all segments are read.
     """
-    listed = list_segments(layout)
     index = _open_newest(layout, earlier, verdict)
-    covered = {ref.digest for ref in index.segments.values()} if index else frozenset[str]()
-    vanished = frozenset(number for number, ref in index.segments.items() if ref.digest not in listed) if index else frozenset[int]()
-    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier else {}
+    # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
+    listed = list_segments(layout)
+    refs = index.segments if index is not None else {}
+    covered = {ref.digest for ref in refs.values()}
+    vanished = frozenset(number for number, ref in refs.items() if ref.digest not in listed)
+    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
     for digest in sorted(listed - covered):
@@ -160,15 +162,13 @@ def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:
 
 
 def _open_newest(layout: Layout, earlier: Snapshot | None, verdict: Verdict | None) -> Index | None:
+    held = earlier.index.verdict if earlier is not None and earlier.index is not None else verdict
     for name in list_indexes(layout):
-        try:
-            if earlier and earlier.index and earlier.index.verdict.name == name:
-                return Index(layout, earlier.index.verdict)
-            if verdict and verdict.name == name:
-                return Index(layout, verdict)
+        if held is not None and held.name == name:
+            with suppress(FormatError, OSError):
+                return Index(layout, held)
+        with suppress(FormatError, OSError):
             return Index(layout, check(layout, name))
-        except (FormatError, OSError, json.JSONDecodeError):
-            continue
     return None
 
 
