@@ -5,7 +5,7 @@ every file is create-only, and what is present is read from the segments, not fr
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
@@ -30,7 +30,7 @@ from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.ledgers import NO_STAT, Outcome, read_ledgers
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
-from cachestore.work.plan import Plan
+from cachestore.work.plan import Plan, Unit
 from cachestore.work.workers import read_beats
 
 _NAMED_FAILURES: Final = 10_000
@@ -68,6 +68,8 @@ class Reconciler:
     ref: PassRef
     source: Source
     launch: str
+    key_of: Callable[[Unit], Key | None] = lambda _unit: None
+    """The key of a unit where it is known without reading anything: of captions, and of what `fill` is given."""
     request: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """What the catalog's header keeps as hints."""
 
@@ -96,10 +98,11 @@ class Reconciler:
         return [place for place in range(self.plan.unit_count) if place not in kept]
 
     def _known_before(self, catalog: Catalog | None) -> dict[int, Outcome]:
-        """What is known of units before a pass: cells of the newest catalog, or for a plan without one the keys themselves."""
-        if not self.plan.catalog:
-            return {place: Outcome(place, "found", Key(uid)) for place, uid in enumerate(self.plan.unit_ids)}
-        return self._known_from(catalog) if catalog else {}
+        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
+        referenced = {place for _at, units in self.plan.cells for place in units}
+        alone = (self.plan.unit(place) for place in range(self.plan.unit_count) if place not in referenced)
+        known = {unit.place: Outcome(unit.place, "found", key) for unit in alone if (key := self.key_of(unit)) is not None}
+        return known | (self._known_from(catalog) if catalog else {})
 
     def _kept(self, known: Mapping[int, Outcome], snapshot: Snapshot) -> set[int]:
         """Units that are present, and whose file is as it was recorded."""

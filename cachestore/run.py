@@ -27,7 +27,7 @@ from cachestore.storage.commit import create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
 from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
-from cachestore.work.plan import Plan, build_plan, is_published, plan_name, publish_plan
+from cachestore.work.plan import Plan, Unit, build_plan, is_published, plan_name, publish_plan
 from cachestore.work.workers import Beat, Life, host_name
 from cachestore.worker import Cancel, Task, Worker
 
@@ -116,7 +116,7 @@ def run_pass(job: Job) -> Report:
     ref = join_pass(job.layout, job.plan.name, job.launch)
     if (done := read_done(job.layout, ref)) is not None:
         return Report.from_json(done.report, encoded_here=0)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, job.launch, job.request)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, job.launch, _key_without_reading(job.encoders), job.request)
     beat = Beat(job.layout, job.plan.name, ref.number, job.launch, job.placement.rank, job.placement.world_size)
     with beat:
         task = Task(
@@ -138,6 +138,21 @@ def run_pass(job: Job) -> Report:
                 job.on_open(reconciler, ref)
             done = _work(job, ref, reconciler, worker)
         return Report.from_json(done.report, encoded_here=beat.encoded)
+
+
+def _key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
+    """How to know a unit's key without its bytes: resolve it, and give up where it wants to read."""
+
+    def refuse(reference: str) -> bytes:
+        raise OSError(reference)
+
+    def key_of(unit: Unit) -> Key | None:
+        try:
+            return encoders[unit.recipe].resolve(unit.request, refuse).key
+        except (OSError, EncodeFailed, BadInput):
+            return None
+
+    return key_of
 
 
 def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
@@ -278,7 +293,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "")
+    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
     with closing(load_snapshot(layout)) as snapshot:
         missing = reconciler.unknown(snapshot)
     return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)

@@ -1,6 +1,6 @@
 """Checksums of files and of what goes into them: xxh3_128. They guard against accidents, not against tampering."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -10,24 +10,36 @@ from cachestore.files.opening import opened, read_into
 
 Buffer = bytes | bytearray | memoryview
 
-_BLOCK_BYTES: Final = 4 * 1024 * 1024
+_BLOCK_BYTES: Final = 1024 * 1024
+
+
+Checksum = xxhash.xxh3_128
+"""A checksum in the making: `update`, then `digest` or `hexdigest`."""
+
+
+def begin_digest() -> Checksum:
+    """The checksum of a whole file, before its first byte."""
+    return xxhash.xxh3_128()
 
 
 def digest_of(chunks: Iterable[Buffer]) -> str:
     """xxh3_128 over the chunks in order, 32 hex digits."""
-    state = xxhash.xxh3_128()
+    state = begin_digest()
     for chunk in chunks:
         state.update(chunk)
     return state.hexdigest()
 
 
+def read_blocks(descriptor: int) -> Iterator[tuple[int, memoryview]]:
+    """A file from its start, as (offset, block). The buffer is used again, so each block is good until the next; 1 MiB stays in cache."""
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    offset = 0
+    while count := read_into(descriptor, buffer, offset):
+        yield offset, buffer[:count]
+        offset += count
+
+
 def digest_file(path: Path) -> str:
     """xxh3_128 of a regular file's content. Raises FormatError for anything but a regular file, OSError as it comes."""
-    state = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
     with opened(path) as (descriptor, _status):
-        offset = 0
-        while count := read_into(descriptor, buffer, offset):
-            state.update(buffer[:count])
-            offset += count
-    return state.hexdigest()
+        return digest_of(block for _offset, block in read_blocks(descriptor))

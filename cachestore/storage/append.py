@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachestore.errors import CacheStoreError
+from cachestore.errors import BadInput, CacheStoreError, WriteFailed
+from cachestore.files.checksum import digest_file
 from cachestore.files.container import parse_header
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
@@ -20,6 +21,9 @@ from cachestore.storage.snapshot import ref_of
 _TENSOR_HEADER_BYTES: Final = 160
 """What one tensor takes in a header at most, without its name."""
 
+HEADER_BYTES: Final = 4 * 1024 * 1024
+"""What the entries of one segment take of its header at most, before escaping: far enough below the cap of readers."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
@@ -27,7 +31,7 @@ class SegmentLimits:
 
     entries: int = ENTRY_LIMIT
     size_bytes: int = 256 * 1024 * 1024
-    header_bytes: int = 4 * 1024 * 1024
+    header_bytes: int = HEADER_BYTES
     age_seconds: float = 60.0
 
 
@@ -61,8 +65,8 @@ class Appender:
         """Gather an entry; returns the segments that had to be closed for it or by it, usually none.
 
         The buffers must not change until the entry is acknowledged. A key that is already gathered is kept as it is.
-        Raises BadInput for an entry that cannot be stored, WriteFailed if a segment could not be published (nothing is lost
-        by it: the entries stay gathered, and `close_segment` may be called again).
+        Raises BadInput for an entry that cannot be stored, WriteFailed if a segment could not be published. Nothing gathered is
+        lost by that: put the same entry again, and call `close_segment` again.
         """
         self._check_process()
         if key in self._entries:
@@ -71,6 +75,11 @@ class Appender:
         header_bytes = (
             sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(meta))) + _TENSOR_HEADER_BYTES
         )
+        if header_bytes > HEADER_BYTES:
+            message = (
+                f"entry {key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its tensors"
+            )
+            raise BadInput(message)
         closed: list[Acknowledged] = []
         if self._entries and (
             self._size_bytes + entry.size_bytes > self.limits.size_bytes or self._header_bytes + header_bytes > self.limits.header_bytes
@@ -110,14 +119,16 @@ class Appender:
 
 
 def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:
-    """Write one segment durably. Raises WriteFailed."""
+    """Write one segment durably. Raises WriteFailed, also where a damaged file has taken the segment's name."""
     digest, chunks = build_segment(entries, origin=origin)
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
     make_folder(layout, layout.temporary)
     make_folder(layout, path.parent)
-    publish(layout, path, chunks, read_only=True)
+    if not publish(layout, path, chunks, read_only=True) and digest_file(path) != digest:
+        message = f"{path} is damaged, and what is written now would bear its name; run `cachestore repair {layout.root}` first"
+        raise WriteFailed(message)
     failpoint("segment.published")
     ref = ref_of(digest, contents)
     places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}

@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import xxhash
-
 from cachestore.errors import BadInput
+from cachestore.files.checksum import Buffer, Checksum, begin_digest
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 from cachestore.keys import Json, Key, canonical
 
 CHECKSUM_BYTES: Final = 16
-
-Buffer = bytes | bytearray | memoryview
 
 RawTensor = tuple[str, tuple[int, ...], Buffer]
 """(safetensors dtype, shape, contiguous little-endian bytes): how tensors reach and leave the storage room."""
@@ -83,11 +80,18 @@ def _check_name(name: str, key: Key) -> None:
 
 def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: "tuple[Buffer, ...] | list[Buffer]") -> bytes:
     """xxh3_128 over key, names, dtypes, shapes and bytes; the buffers may be one whole run or one for each tensor."""
-    state = xxhash.xxh3_128(key)
-    state.update(canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs]))
+    state = begin_checksum(key, specs)
     for buffer in buffers:
         state.update(buffer)
     return state.digest()
+
+
+def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
+    """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
+    state = begin_digest()
+    state.update(key)
+    state.update(canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs]))
+    return state
 
 
 def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:

@@ -87,7 +87,7 @@ class Fetcher:
 
     def _segment(self, place: Place) -> tuple[int, mmap.mmap | None]:
         if self._pid != os.getpid():
-            self._open.clear()  # inherited descriptors belong to the parent's table; the child's copies close with it
+            self.close()  # this process's copies of the inherited descriptors; the parent's stay open
             self._pid = os.getpid()
         digest = place.segment.digest
         held = self._open.get(digest)

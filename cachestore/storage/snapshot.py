@@ -110,7 +110,11 @@ def open_layout(layout_root: Layout) -> Layout:
     except (FileNotFoundError, NotADirectoryError) as error:
         message = f"there is no store at {layout_root.root} (no {path.name} in it); `cachestore precompute … --store` makes one"
         raise StoreNotFound(message) from error
-    return Layout(layout_root.root, Mode(body["mode"]))
+    try:
+        return Layout(layout_root.root, Mode(body["mode"]))
+    except (KeyError, ValueError) as error:
+        message = f"{path} does not say a mode that this cachestore knows; run `cachestore verify`"
+        raise FormatError(message) from error
 
 
 def list_segments(layout: Layout) -> frozenset[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import FormatError
-from cachestore.files.checksum import digest_of
-from cachestore.files.opening import names_in, open_regular, opened, read_at, read_into
+from cachestore.files.checksum import Checksum, begin_digest, read_blocks
+from cachestore.files.opening import names_in, open_regular, opened, read_into
 from cachestore.files.paths import (
     MARKER,
     Layout,
@@ -32,7 +32,7 @@ from cachestore.files.records import read_record
 from cachestore.keys import Json, Key, Recipe
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.entry import checksum_of
+from cachestore.storage.entry import begin_checksum, checksum_of
 from cachestore.storage.index import check
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
@@ -225,16 +225,47 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
     """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
-    with opened(path) as (descriptor, status):
-        raw = read_at(descriptor, status.st_size, 0)
-    view = memoryview(raw)
-    if digest_of([view]) == digest and all(_is_good(view, entry) for entry in contents.entries):
-        return None
-    return [entry for entry in contents.entries if not _is_good(view, entry)]
+    whole = begin_digest()
+    entries = _EntriesInPassing(contents.entries)
+    with opened(path) as (descriptor, _status):
+        for offset, block in read_blocks(descriptor):
+            whole.update(block)
+            entries.pass_by(offset, block)
+    bad = entries.finish()
+    return None if not bad and whole.hexdigest() == digest else bad
 
 
-def _is_good(view: memoryview, entry: StoredEntry) -> bool:
-    return checksum_of(entry.key, entry.specs, [view[entry.offset : entry.offset + entry.size_bytes]]) == entry.checksum
+class _EntriesInPassing:
+    """Checks each entry while the file goes by in blocks, so that its bytes are read once and hashed while the cache holds them."""
+
+    def __init__(self, entries: Sequence[StoredEntry]) -> None:
+        self._waiting = sorted(entries, key=lambda entry: (entry.offset, entry.ordinal), reverse=True)
+        self._state: Checksum | None = None
+        self._bad: list[StoredEntry] = []
+
+    def pass_by(self, offset: int, block: memoryview) -> None:
+        """Take in the bytes of a block that starts at `offset` of the file."""
+        end = offset + len(block)
+        while self._waiting and self._waiting[-1].offset < end:
+            entry = self._waiting[-1]
+            state = self._state or begin_checksum(entry.key, entry.specs)
+            last = entry.offset + entry.size_bytes
+            state.update(block[max(entry.offset, offset) - offset : min(last, end) - offset])
+            if last > end:
+                self._state = state
+                return
+            self._state = None
+            self._close(self._waiting.pop(), state)
+
+    def _close(self, entry: StoredEntry, state: Checksum) -> None:
+        if state.digest() != entry.checksum:
+            self._bad.append(entry)
+
+    def finish(self) -> list[StoredEntry]:
+        """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
+        for entry in reversed(self._waiting):
+            self._close(entry, begin_checksum(entry.key, entry.specs))
+        return self._bad
 
 
 def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:

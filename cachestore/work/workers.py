@@ -80,11 +80,13 @@ class Beat:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Show the end, then give the lock back."""
+        """Show the end, then give the lock back, even where the disk is full."""
         self.phase = "ended"
-        self.write()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            self.write()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def rise(self, *, phase: str | None = None) -> None:
         """Count a piece of work; written at most every max(1 s, world size / 16 s)."""

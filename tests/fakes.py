@@ -1,0 +1,215 @@
+"""Encoders without torch, sources in memory, clocks that stand still, and jobs made of them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cachestore.encode.unit import Prepared, Resolved
+from cachestore.errors import EncodeFailed
+from cachestore.files.paths import Layout
+from cachestore.keys import Recipe, digest_bytes, digest_text, input_key
+from cachestore.ranks import Placement
+from cachestore.reconcile import Reconciler
+from cachestore.run import Job, run_pass
+from cachestore.samples import Sample
+from cachestore.storage.commit import create_store
+from cachestore.work.passes import list_passes
+from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
+
+ROOT = Path(__file__).parent.parent
+YEAR_2000 = 946_684_800 * 10**9
+LOG = "FAKE_ENCODER_LOG"
+"""Names a file to which every fake encoder of every process adds a line for each unit that it encodes."""
+
+
+@dataclass
+class FakeEncoder:
+    """Makes one number of a caption or of a picture's bytes. Counts what is asked of it; `before_encode` may wait, fail or die."""
+
+    encoder: str = "text"
+    model: str = "a"
+    limit: int = 4
+    before_encode: Callable[[list[Any]], None] | None = None
+    answer: Callable[[Any], Any] | None = None
+    batches: list[list[Any]] = field(default_factory=list)
+    prepared: int = 0
+    max_tokens: int = 8
+
+    @property
+    def recipe(self):
+        return Recipe(self.encoder, {"kind": "fake", "model": self.model})
+
+    @property
+    def encoded(self):
+        """Everything that was ever handed over, in order."""
+        return [item for batch in self.batches for item in batch]
+
+    def resolve(self, request, read):
+        if "caption" in request:
+            item, role, digest = request["caption"], "caption", digest_text(request["caption"])
+        else:
+            item, role = read(request["image"]), request["role"]
+            digest = digest_bytes(item)
+        facts = {} if role == "caption" else {"size": [4, 4], "bucket": [4, 4], "resized": [4, 4], "crop": [0, 0, 4, 4]}
+        meta = {"input_digest": digest, "encoder": self.encoder}
+        transform = {name: request[name] for name in ("resolution",) if name in request}
+        return Resolved(input_key(self.recipe.fingerprint, {role: digest}, transform), item, {role: digest}, meta, facts)
+
+    def prepare(self, resolved):
+        self.prepared += 1
+        if isinstance(resolved.item, bytes) and resolved.item.startswith(b"undecodable"):
+            message = "this is no picture"
+            raise EncodeFailed(message)
+        facts = {"tokens": len(resolved.item.split())} if isinstance(resolved.item, str) else {}
+        return Prepared(resolved.item, "one group", facts)
+
+    def batch_limit(self, group):
+        return self.limit
+
+    def encode(self, batch):
+        items = [item for _key, item in batch]
+        if self.before_encode:
+            self.before_encode(items)
+        self.batches.append(items)
+        if LOG in os.environ:
+            lines = "".join(json.dumps([os.getpid(), self.encoder, str(key)]) + "\n" for key, _item in batch)
+            with Path(os.environ[LOG]).open("a") as file:
+                file.write(lines)
+        if self.answer:
+            return self.answer(batch)
+        return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+    def close(self):
+        pass
+
+    def count_tokens(self, captions):
+        return [len(caption.split()) for caption in captions]
+
+    def entry_bytes(self, _size):
+        return 16
+
+
+@dataclass
+class Pictures:
+    """A source in memory: reference -> bytes, each with a time that a test sets."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    reads: list[str] = field(default_factory=list)
+    failing: dict[str, int] = field(default_factory=dict)
+    """How often a reference still cannot be read."""
+
+    def read(self, reference):
+        self.reads.append(reference)
+        if self.failing.get(reference, 0) > 0:
+            self.failing[reference] -= 1
+            message = f"{reference}: input/output error"
+            raise OSError(message)
+        if reference not in self.files:
+            raise FileNotFoundError(2, "No such file", reference)
+        return self.files[reference], self.stat(reference)
+
+    def stat(self, reference):
+        if reference not in self.files:
+            return None
+        return len(self.files[reference]), self.times.get(reference, YEAR_2000)
+
+
+@dataclass
+class Clock:
+    """Stands still until somebody moves it; sleeping moves it."""
+
+    now: float = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def captions(*texts):
+    return [Sample(f"{number:04}", {}, (text,)) for number, text in enumerate(texts)]
+
+
+def pictures(*references):
+    return [Sample(reference, {"image": (reference,)}, (f"caption of {reference}",)) for reference in references]
+
+
+def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name="train", extra=()):
+    """The plan that `precompute` would lay out for these encoders; its name depends on samples and recipes."""
+    columns = []
+    for number, encoder in enumerate(encoders):
+        if encoder.encoder == "text":
+            column = ColumnRequest(PlanColumn(number, "text", "caption", {}), lambda sample: [{"caption": one} for one in sample.captions])
+        else:
+            column = ColumnRequest(
+                PlanColumn(number, encoder.encoder, "image", {}),
+                lambda sample: [{"image": one, "role": "image"} for one in sample.images.get("image", ())],
+            )
+        columns.append(column)
+    recipes = [encoder.recipe for encoder in encoders]
+    request = digest_text(json.dumps([name, [recipe.fingerprint for recipe in recipes]]))
+    content = digest_text(repr([(sample.id, sample.captions, sample.images) for sample in samples]))
+    return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
+
+
+def job(root, samples, encoders, *, source=None, launch="launch", rank=0, world=1, **options):
+    """A job over a store, which is made if needed, with its plan published."""
+    layout = create_store(Path(root))
+    plan = plan_of(samples, encoders)
+    publish_plan(layout, plan)
+    return Job(layout, plan, encoders, source or Pictures(), Placement(rank, world), launch, **options)
+
+
+def run(root, samples, *encoders, **options):
+    """Run a pass over captions or pictures; a launch of its own each time, unless one is given."""
+    options.setdefault("launch", f"launch {os.urandom(4).hex()}")
+    return run_pass(job(root, samples, list(encoders), **options))
+
+
+def reconciler(one: Job, number=None):
+    """The reconciler of a job's newest pass."""
+    from cachestore.work.passes import PassRef
+
+    ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
+    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, one.request)
+
+
+def as_launch(one: Job, launch, **options):
+    """The same job under another launch."""
+    return replace(one, launch=launch, **options)
+
+
+def adds_up(report):
+    """What the contract says of every report."""
+    return report.wanted == report.reused + report.encoded + report.failed + report.missing
+
+
+def logged(path):
+    """(pid, encoder, key) of every unit that fake encoders of all processes encoded."""
+    return [tuple(json.loads(line)) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+
+
+def program(source: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """Start a Python program beside the repository; its output is read by `communicate`. Ranks of this process are hidden from it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def layout_of(root) -> Layout:
+    return Layout(Path(root))

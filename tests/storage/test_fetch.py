@@ -1,0 +1,296 @@
+"""Fetching: the bytes that were stored for this key, or an error."""
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from cachestore.errors import CorruptEntry, FormatError
+from cachestore.storage import fetch as fetching
+from cachestore.storage.append import publish_segment
+from cachestore.storage.commit import create_store
+from cachestore.storage.entry import make_entry, split
+from cachestore.storage.fetch import Checked, Fetcher, is_gone
+from cachestore.storage.places import Place
+from cachestore.storage.snapshot import load_snapshot
+from tests.storage.stores import flip, key_of, plain, put, tensors_of
+
+BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return create_store(tmp_path / "store")
+
+
+def place_of(layout, n) -> Place:
+    with closing(load_snapshot(layout)) as snapshot:
+        return snapshot.find([key_of(n)])[0][0]
+
+
+@pytest.fixture
+def fetcher(layout):
+    """Makes a fetcher over what is in the store now; all are closed at the end."""
+    made = []
+
+    def make(**options):
+        with closing(load_snapshot(layout)) as snapshot:
+            made.append(Fetcher(layout, Checked(snapshot.segments()), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@BOTH
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_the_bytes_are_those_that_were_stored(layout, fetcher, io, verify):
+    put(layout, 1, 2, 3)
+    reading = fetcher(io=io, verify=verify)
+    for n in (3, 1, 2, 1):
+        place = place_of(layout, n)
+        assert plain(split(place.specs, reading.fetch(key_of(n), place))) == tensors_of(n)
+
+
+@BOTH
+def test_an_entry_without_bytes_is_fetched(layout, fetcher, io):
+    publish_segment(layout, [make_entry(key_of(1), {}, {}), make_entry(key_of(2), {"x": ("F32", (0,), b"")}, {})], origin="")
+    reading = fetcher(io=io)
+    assert [len(reading.fetch(key_of(n), place_of(layout, n))) for n in (1, 2)] == [0, 0]
+
+
+def test_pread_gives_fresh_bytes_that_are_the_callers_own(layout, fetcher):
+    put(layout, 1)
+    reading, place = fetcher(), place_of(layout, 1)
+    first = reading.fetch(key_of(1), place)
+    first[:] = bytes(len(first))
+    assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
+
+
+def test_mmap_gives_a_view_that_cannot_be_written(layout, fetcher):
+    put(layout, 1)
+    assert fetcher(io="mmap").fetch(key_of(1), place_of(layout, 1)).readonly
+
+
+def test_a_view_outlives_the_fetcher(layout, fetcher):
+    put(layout, 1)
+    reading, place = fetcher(io="mmap"), place_of(layout, 1)
+    view = reading.fetch(key_of(1), place)
+    reading.close()
+    assert plain(split(place.specs, view)) == tensors_of(1)
+
+
+@BOTH
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(layout, fetcher, io, verify):
+    digest = put(layout, 1)
+    place = place_of(layout, 1)
+    flip(layout.segment(digest), place.offset)
+    with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*segments/../{digest}.*cachestore repair"):
+        fetcher(io=io, verify=verify).fetch(key_of(1), place)
+
+
+def test_damage_after_the_first_look_is_seen_by_always_and_not_looked_for_by_first(layout, fetcher):
+    digest = put(layout, 1)
+    place = place_of(layout, 1)
+    first, always = fetcher(verify="first"), fetcher(verify="always")
+    for reading in (first, always):
+        reading.fetch(key_of(1), place)
+    flip(layout.segment(digest), place.offset)
+    assert first.fetch(key_of(1), place)
+    with pytest.raises(CorruptEntry):
+        always.fetch(key_of(1), place)
+
+
+def test_never_does_not_look(layout, fetcher):
+    digest = put(layout, 1)
+    place = place_of(layout, 1)
+    flip(layout.segment(digest), place.offset)
+    assert fetcher(verify="never").fetch(key_of(1), place)
+
+
+def test_a_damaged_entry_is_never_remembered_as_good(layout, fetcher):
+    digest = put(layout, 1)
+    place, reading = place_of(layout, 1), fetcher()
+    flip(layout.segment(digest), place.offset)
+    for _time in range(2):
+        with pytest.raises(CorruptEntry):
+            reading.fetch(key_of(1), place)
+    flip(layout.segment(digest), place.offset)
+    assert reading.fetch(key_of(1), place)
+
+
+def test_right_bytes_under_another_key_are_a_corrupt_entry(layout, fetcher):
+    put(layout, 1)
+    with pytest.raises(CorruptEntry):
+        fetcher().fetch(key_of(2), place_of(layout, 1))
+
+
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(layout, fetcher, verify):
+    digest = put(layout, 1, 2)
+    place, reading = place_of(layout, 2), fetcher(verify=verify)
+    reading.fetch(key_of(1), place_of(layout, 1))
+    path = layout.segment(digest)
+    path.chmod(0o644)
+    os.truncate(path, place.offset + 1)
+    with pytest.raises(CorruptEntry, match=digest):
+        reading.fetch(key_of(2), place)
+
+
+@BOTH
+@pytest.mark.parametrize("verify", ["first", "never"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_segment_of_another_size_is_a_corrupt_entry(layout, fetcher, io, verify, change):
+    digest = put(layout, 1)
+    place = place_of(layout, 1)
+    path = layout.segment(digest)
+    path.chmod(0o644)
+    os.truncate(path, path.stat().st_size + change)
+    before = descriptors()
+    with pytest.raises(CorruptEntry, match="were published"):
+        fetcher(io=io, verify=verify).fetch(key_of(1), place)
+    assert descriptors() == before
+
+
+def test_a_segment_replaced_by_a_link_is_refused(layout, fetcher, tmp_path):
+    path = layout.segment(put(layout, 1))
+    place = place_of(layout, 1)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FormatError, match="link"):
+        fetcher().fetch(key_of(1), place)
+
+
+def test_a_segment_that_is_gone_is_a_file_not_found(layout, fetcher):
+    path = layout.segment(put(layout, 1))
+    place = place_of(layout, 1)
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        fetcher().fetch(key_of(1), place)
+    assert is_gone(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (FileNotFoundError(errno.ENOENT, ""), True),
+        (OSError(errno.ESTALE, ""), True),
+        (CorruptEntry(""), True),
+        (FormatError(""), True),
+        (OSError(errno.EIO, ""), False),
+        (PermissionError(errno.EACCES, ""), False),
+    ],
+    ids=repr,
+)
+def test_an_error_that_a_newer_snapshot_may_help_with_is_told_apart(error, gone):
+    assert is_gone(error) is gone
+
+
+@BOTH
+def test_more_segments_than_the_limit_are_read_with_few_descriptors(layout, fetcher, monkeypatch, io):
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 12)
+    for n in range(10):
+        put(layout, n)
+    places = {n: place_of(layout, n) for n in range(10)}
+    reading, before = fetcher(io=io), descriptors()
+    for n in [*range(10), *range(10)]:
+        assert plain(split(places[n].specs, reading.fetch(key_of(n), places[n]))) == tensors_of(n)
+        assert descriptors() - before <= (3 if io == "pread" else 6)
+    reading.close()
+    reading.close()
+    assert descriptors() == before
+
+
+def test_the_segment_used_longest_ago_is_closed_first(layout, fetcher, monkeypatch):
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 8)
+    for n in range(3):
+        put(layout, n)
+    places, reading, opened = {n: place_of(layout, n) for n in range(3)}, fetcher(), []
+    real = fetching.open_regular
+    monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
+    for n in (0, 1, 0, 2, 0, 1):
+        reading.fetch(key_of(n), places[n])
+    paths = {layout.segment(places[n].segment.digest): n for n in range(3)}
+    assert [paths[path] for path in opened] == [0, 1, 2, 1]
+
+
+def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 1)
+    put(layout, 1)
+    put(layout, 2)
+    reading = fetcher()
+    for n in (1, 2, 1):
+        assert plain(split(place_of(layout, n).specs, reading.fetch(key_of(n), place_of(layout, n)))) == tensors_of(n)
+
+
+class TestChecked:
+    def test_without_segments_nothing_is_remembered(self, layout):
+        put(layout, 1)
+        checked, place = Checked([]), place_of(layout, 1)
+        checked.add(place)
+        assert not checked.holds(place)
+
+    def test_each_copy_is_remembered_for_itself(self, layout):
+        put(layout, *range(20))
+        put(layout, *range(20), variant=1)
+        with closing(load_snapshot(layout)) as snapshot:
+            checked = Checked(snapshot.segments())
+            places = [place for n in range(20) for place in snapshot.find([key_of(n)])[0]]
+        for number, place in enumerate(places):
+            assert not checked.holds(place)
+            checked.add(place)
+            assert [checked.holds(each) for each in places] == [n <= number for n in range(len(places))]
+
+
+FORKED = """
+import json, os, signal, sys
+from contextlib import closing
+from pathlib import Path
+from cachestore.errors import CorruptEntry
+from cachestore.files.paths import Layout
+from cachestore.storage.entry import split
+from cachestore.storage.fetch import Checked, Fetcher
+from cachestore.storage.snapshot import load_snapshot, open_layout
+from tests.storage.stores import flip, key_of, plain, tensors_of
+
+layout = open_layout(Layout(Path(sys.argv[1])))
+snapshot = load_snapshot(layout)
+places = {n: snapshot.find([key_of(n)])[0][0] for n in (1, 2, 3)}
+fetcher = Fetcher(layout, Checked(snapshot.segments()), io=sys.argv[2])
+
+def good(n):
+    return plain(split(places[n].specs, fetcher.fetch(key_of(n), places[n]))) == tensors_of(n)
+
+good(1)
+before = len(os.listdir("/proc/self/fd"))
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    said = [good(1), good(2), good(3)]
+    said.append(len(os.listdir("/proc/self/fd")) - before)
+    said.append(fetcher.checked.holds(places[3]))
+    os.write(1, json.dumps(said).encode())
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert fetcher.checked.holds(places[3]) and good(1) and good(2)
+"""
+
+
+@BOTH
+def test_a_forked_child_reads_with_descriptors_of_its_own_and_shares_what_was_checked(layout, io):
+    put(layout, 1, 2)
+    put(layout, 3)
+    command = [sys.executable, "-c", FORKED, str(layout.root), io]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    assert finished.returncode == 0, finished.stderr
+    more = 1 if io == "pread" else 2
+    assert finished.stdout == f"[true, true, true, {more}, true]"

@@ -1,0 +1,192 @@
+"""Plans: the same on every node, byte for byte, and read as they were published."""
+
+import os
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.errors import FormatError
+from cachestore.keys import Recipe, canonical
+from cachestore.samples import Sample
+from cachestore.sources import list_source
+from cachestore.storage.commit import create_store
+from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, is_published, publish_plan, read_plan, unit_id
+from tests.fakes import FakeEncoder, captions, plan_of
+
+TEXT, LATENTS = FakeEncoder("text"), FakeEncoder("latents")
+NAMES = ["a.png", "b c.png", "ünïcode.png", "sub/a.png", "sub/deep/a.png", "z.JPG", "dots.in.name.png"]
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return create_store(tmp_path / "store")
+
+
+def same(one, other):
+    """Whether two plans say the same, however their rows are held."""
+    rows = [
+        (plan.name, plan.request, plan.content, plan.catalog, [recipe.as_json() for recipe in plan.recipes], plan.columns)
+        + (list(plan.ids), list(plan.captions_at), list(plan.captions), list(plan.extras), list(plan.units_at))
+        + (list(plan.unit_ids), list(plan.unit_requests), [(list(at), list(units)) for at, units in plan.cells])
+        + ({role: (list(at), list(refs)) for role, (at, refs) in plan.images.items()},)
+        for plan in (one, other)
+    ]
+    return rows[0] == rows[1]
+
+
+def folder(root, names):
+    """A folder of pictures, made in this order."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+        path.with_suffix(".txt").write_text(f"caption of {name}")
+    return root
+
+
+def plan_file(layout, samples, encoders=(TEXT, LATENTS)):
+    plan = plan_of(samples, encoders)
+    publish_plan(layout, plan)
+    return plan.name, layout.plan(plan.name).read_bytes()
+
+
+def test_a_plan_of_nothing_is_valid(layout):
+    plan = plan_of([], [TEXT, LATENTS])
+    publish_plan(layout, plan)
+    read = read_plan(layout, plan.name)
+    assert same(read, plan)
+    assert read.unit_count == 0
+    assert [list(read.units_of(recipe)) for recipe in range(2)] == [[], []]
+    assert read.cells[0][0][:] is not None
+
+
+def test_a_plan_without_recipes_is_valid(layout):
+    plan = plan_of(captions("a"), [])
+    publish_plan(layout, plan)
+    assert same(read_plan(layout, plan.name), plan)
+
+
+def test_a_plan_is_the_same_bytes_for_another_root_another_listing_order_and_other_times(tmp_path):
+    files = []
+    for number in range(3):
+        names = random.Random(number).sample(NAMES, len(NAMES))
+        root = folder(tmp_path / f"root {number}" / "data", names)
+        for name in NAMES:
+            os.utime(root / name, (number * 1000, number * 1000))
+        files.append(plan_file(create_store(tmp_path / f"store {number}"), list_source(root).samples))
+    assert files[0] == files[1] == files[2]
+
+
+def test_another_caption_another_image_and_another_recipe_make_another_plan():
+    names = {
+        plan_of(samples, [encoder]).name
+        for samples in (captions("a"), captions("b"), captions("a", "a"))
+        for encoder in (TEXT, FakeEncoder("text", model="other"))
+    }
+    assert len(names) == 6
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+)
+rows = st.builds(
+    Sample,
+    id=texts,
+    images=st.fixed_dictionaries({}, optional={"image": st.tuples(texts), "control": st.lists(texts, min_size=1, max_size=3).map(tuple)}),
+    captions=st.lists(texts, min_size=1, max_size=3).map(tuple),
+    extras=st.dictionaries(texts, json_values, max_size=2),
+)
+
+
+@given(st.lists(rows, max_size=6))
+def test_a_plan_is_read_as_it_was_published(tmp_path_factory, samples):
+    layout = create_store(tmp_path_factory.getbasetemp() / "plans")
+    plan = plan_of(samples, [TEXT, LATENTS])
+    layout.plan(plan.name).unlink(missing_ok=True)
+    publish_plan(layout, plan)
+    assert same(read_plan(layout, plan.name), plan)
+
+
+def test_what_is_no_utf_8_survives(layout):
+    """A file name that is not UTF-8 reaches Python with half surrogates."""
+    odd = os.fsdecode(b"caf\xe9.png")
+    plan = plan_of([Sample(odd, {"image": (odd,)}, ("\ud83d",))], [TEXT, LATENTS])
+    publish_plan(layout, plan)
+    assert same(read_plan(layout, plan.name), plan)
+
+
+def test_equal_captions_are_one_unit_and_every_cell_refers_to_it():
+    plan = plan_of(captions("a", "b", "a", "a"), [TEXT])
+    assert plan.unit_count == 2
+    at, units = plan.cells[0]
+    assert list(at) == [0, 1, 2, 3, 4]
+    assert [plan.unit(place).request["caption"] for place in units] == ["a", "b", "a", "a"]
+
+
+def test_one_caption_of_two_recipes_is_two_units():
+    both = [TEXT, FakeEncoder("text", model="other")]
+    assert plan_of(captions("a"), both).unit_count == 2
+
+
+def test_units_that_no_sample_refers_to_are_planned_too_and_once():
+    plan = plan_of(captions("", "a"), [TEXT], extra=[(0, {"caption": ""})])
+    assert plan.unit_count == 2
+    assert plan_of(captions("a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
+
+
+def test_units_are_sorted_by_recipe_and_then_by_id():
+    plan = plan_of([Sample(str(n), {"image": (f"{n}.png",)}, (f"caption {n}",)) for n in range(50)], [TEXT, LATENTS])
+    for recipe in range(2):
+        ids = [plan.unit_ids[place] for place in plan.units_of(recipe)]
+        assert ids == sorted(set(ids))
+        assert all(plan.recipe_of(place) == recipe for place in plan.units_of(recipe))
+        assert all(plan.unit(place).id == unit_id(plan.recipes[recipe], plan.unit(place).request) for place in plan.units_of(recipe))
+
+
+def test_units_may_be_named_by_their_keys():
+    recipe = Recipe("values", {})
+    wanted = [{"key": "b"}, {"key": "a"}]
+    ids = {canonical(request): request["key"].encode() * 16 for request in wanted}
+    plan = build_plan(
+        catalog="", request="r", content="c", recipes=[recipe], samples=[], columns=[], extra=[(0, one) for one in wanted], ids=ids
+    )
+    assert list(plan.unit_ids) == [b"a" * 16, b"b" * 16]
+
+
+def test_a_sample_without_images_has_no_cell_in_a_column_of_images():
+    plan = plan_of([Sample("prompt"), Sample("a.png", {"image": ("a.png",)})], [LATENTS])
+    assert [list(part) for part in plan.cells[0]] == [[0, 0, 1], [0]]
+
+
+def test_a_column_may_ask_for_nothing():
+    column = ColumnRequest(PlanColumn(0, "text", "caption", {}), lambda sample: [])
+    plan = build_plan(catalog="x", request="r", content="c", recipes=[TEXT.recipe], samples=captions("a", "b"), columns=[column])
+    assert plan.unit_count == 0
+
+
+def test_publishing_a_plan_twice_is_harmless(layout):
+    plan = plan_of(captions("a", "b"), [TEXT])
+    assert not is_published(layout, plan.name)
+    publish_plan(layout, plan)
+    publish_plan(layout, plan)
+    assert is_published(layout, plan.name)
+
+
+def test_a_damaged_plan_is_a_format_error(layout):
+    plan = plan_of(captions("a", "b"), [TEXT])
+    publish_plan(layout, plan)
+    path = layout.plan(plan.name)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"caption", b"cAption", 1))
+    with pytest.raises(FormatError):
+        read_plan(layout, plan.name)
+
+
+def test_a_plan_holds_no_absolute_path(tmp_path):
+    root = folder(tmp_path / "data", NAMES)
+    _name, raw = plan_file(create_store(tmp_path / "store"), list_source(root).samples)
+    assert str(tmp_path).encode() not in raw

@@ -1,0 +1,275 @@
+"""Beats, and how the living are told from the dead without comparing two clocks."""
+
+import sys
+
+import pytest
+
+from cachestore.files.records import encode_record
+from cachestore.storage.commit import create_store
+from cachestore.work.workers import (
+    FORMAT,
+    SILENT_SECONDS,
+    VERSION,
+    Beat,
+    Life,
+    Watch,
+    boot_id,
+    host_name,
+    read_beat,
+    read_beats,
+)
+from tests.fakes import Clock, program
+
+PLAN = "0" * 32
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return create_store(tmp_path / "store")
+
+
+def beat(layout, **options):
+    return Beat(layout, PLAN, 1, "launch", 0, options.pop("world", 1), **options)
+
+
+def show(layout, worker, **changes):
+    """A beat as another machine would show it."""
+    body = {
+        "worker": worker,
+        "host": "elsewhere",
+        "boot": "another boot",
+        "pid": 1,
+        "rank": 0,
+        "world_size": 2,
+        "launch": "launch",
+        "plan": PLAN,
+        "pass": 1,
+        "phase": "working",
+        "count": 1,
+        "slowest_batch": 0.0,
+        "reused": 0,
+        "encoded": 0,
+        "failed": 0,
+        "started": 0.0,
+        "updated": 0.0,
+    } | changes
+    layout.workers.mkdir(exist_ok=True)
+    layout.worker(worker).write_bytes(encode_record(FORMAT, VERSION, body))
+    return worker
+
+
+# Beats
+
+
+def test_without_workers_there_are_no_beats(layout):
+    assert read_beats(layout) == []
+    assert read_beat(layout, "0" * 32) is None
+
+
+def test_a_worker_is_shown_only_after_its_lock_is_held(layout, monkeypatch):
+    """Who sees a beat may probe its lock at once."""
+    held = []
+    monkeypatch.setattr("cachestore.work.workers.overwrite", lambda *_: held.append(list(layout.workers.glob("*.lock"))))
+    with beat(layout):
+        assert [len(locks) for locks in held] == [1]
+
+
+def test_a_beat_tells_who_works_on_what(layout):
+    with beat(layout) as one:
+        shown = read_beat(layout, one.worker)
+    assert (shown["host"], shown["boot"], shown["plan"], shown["pass"], shown["launch"]) == (host_name(), boot_id(), PLAN, 1, "launch")
+
+
+def test_the_beats_of_other_plans_are_left_out(layout):
+    show(layout, "a" * 32)
+    show(layout, "b" * 32, plan="1" * 32)
+    assert [shown["worker"] for shown in read_beats(layout, plan=PLAN)] == ["a" * 32]
+    assert len(read_beats(layout)) == 2
+
+
+def test_a_damaged_beat_is_left_out(layout):
+    show(layout, "a" * 32)
+    layout.worker("b" * 32).write_bytes(b"{")
+    assert [shown["worker"] for shown in read_beats(layout)] == ["a" * 32]
+
+
+def test_the_count_rises_with_work_and_is_written_at_most_every_second(layout):
+    clock = Clock()
+    with beat(layout, clock=clock) as one:
+        for _ in range(5):
+            one.rise()
+        assert read_beat(layout, one.worker)["count"] == 0
+        clock.sleep(1.0)
+        one.rise()
+        assert read_beat(layout, one.worker)["count"] == 6
+
+
+def test_in_a_large_world_beats_are_written_less_often(layout):
+    clock = Clock()
+    with beat(layout, clock=clock, world=512) as one:
+        clock.sleep(31.0)
+        one.rise()
+        assert read_beat(layout, one.worker)["count"] == 0
+        clock.sleep(1.0)
+        one.rise()
+        assert read_beat(layout, one.worker)["count"] == 2
+
+
+def test_another_phase_is_written_at_once(layout):
+    with beat(layout, clock=Clock()) as one:
+        one.rise(phase="reconciling")
+        assert read_beat(layout, one.worker)["phase"] == "reconciling"
+
+
+def test_the_slowest_batch_is_remembered(layout):
+    with beat(layout) as one:
+        for seconds in (2.0, 9.0, 3.0):
+            one.batch_took(seconds)
+        one.write()
+        assert read_beat(layout, one.worker)["slowest_batch"] == 9.0
+
+
+def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
+    with beat(layout) as one:
+        pass
+    assert read_beat(layout, one.worker)["phase"] == "ended"
+    assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
+
+
+def test_a_worker_gives_its_lock_back_even_if_its_last_beat_cannot_be_written(layout, monkeypatch):
+    def full(*_):
+        message = "disk full"
+        raise OSError(message)
+
+    with pytest.raises(OSError, match="disk full"), beat(layout) as one:
+        monkeypatch.setattr("cachestore.work.workers.overwrite", full)
+    assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
+
+
+# Who lives
+
+
+def test_a_worker_that_was_never_seen_is_watched_from_now_on(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    assert watch.look("f" * 32) is Life.LIVE
+    clock.sleep(SILENT_SECONDS)
+    assert watch.look("f" * 32) is Life.SILENT
+
+
+def test_the_holder_of_its_lock_lives(layout):
+    with beat(layout) as one:
+        assert Watch(layout, Clock()).look(one.worker) is Life.LIVE
+
+
+KILLED = """
+import os, signal, sys
+from cachestore.files.paths import Layout
+from cachestore.work.workers import Beat
+from pathlib import Path
+beat = Beat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1)
+beat.__enter__()
+print(beat.worker, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_worker_of_this_boot_is_proved_dead_at_once(layout):
+    worker = program(KILLED, layout.root).communicate(timeout=50)[0].strip()
+    assert len(worker) == 32
+    assert Watch(layout, Clock()).look(worker) is Life.DEAD
+
+
+def test_a_worker_of_an_earlier_boot_of_this_machine_is_proved_dead(layout):
+    worker = show(layout, "a" * 32, host=host_name(), boot="the boot before")
+    assert Watch(layout, Clock(), boot="this boot").look(worker) is Life.DEAD
+
+
+def test_where_the_system_names_no_boot_an_earlier_one_proves_nothing(layout):
+    worker = show(layout, "a" * 32, host=host_name(), boot="")
+    assert Watch(layout, Clock(), boot="").look(worker) is Life.LIVE
+
+
+def test_a_lock_that_yields_proves_nothing_of_a_worker_on_another_machine(layout):
+    """Locks may not reach over machines."""
+    with beat(layout) as one:
+        worker = one.worker
+    show(layout, worker)
+    assert Watch(layout, Clock()).look(worker) is Life.LIVE
+
+
+def test_a_lock_that_was_seen_held_and_now_yields_proves_death_on_any_machine(layout):
+    watch = Watch(layout, Clock(), host="observer", boot="its boot")
+    with beat(layout) as one:
+        assert watch.look(one.worker) is Life.LIVE
+    assert watch.look(one.worker) is Life.DEAD
+
+
+def test_once_proved_dead_is_dead_forever(layout):
+    watch = Watch(layout, Clock())
+    with beat(layout) as one:
+        pass
+    assert watch.look(one.worker) is Life.DEAD
+    show(layout, one.worker, count=99)
+    assert watch.look(one.worker) is Life.DEAD
+
+
+@pytest.mark.parametrize(("slowest", "patience"), [(0.0, 180.0), (1.0, 180.0), (60.0, 180.0), (61.0, 183.0), (600.0, 1800.0)])
+def test_a_silent_worker_is_presumed_dead_after_180_seconds_or_three_of_its_slowest_batches(layout, slowest, patience):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    worker = show(layout, "a" * 32, slowest_batch=slowest)
+    assert watch.look(worker) is Life.LIVE
+    clock.sleep(patience - 0.5)
+    assert watch.look(worker) is Life.LIVE
+    clock.sleep(0.5)
+    assert watch.look(worker) is Life.SILENT
+
+
+def test_a_count_that_rises_is_life_again(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    worker = show(layout, "a" * 32, count=1)
+    watch.look(worker)
+    clock.sleep(1000)
+    assert watch.look(worker) is Life.SILENT
+    show(layout, worker, count=2)
+    assert watch.look(worker) is Life.LIVE
+    assert watch.still_seconds(worker) == 0.0
+
+
+def test_times_that_a_worker_writes_are_never_compared(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    worker = show(layout, "a" * 32, updated=4e9, started=4e9)
+    watch.look(worker)
+    clock.sleep(10)
+    assert watch.still_seconds(worker) == 10
+
+
+@pytest.mark.parametrize("break_beat", [lambda path: path.unlink(), lambda path: path.write_bytes(b"?")], ids=["gone", "damaged"])
+def test_a_worker_whose_beat_is_gone_or_damaged_is_watched_as_if_its_count_stood_still(layout, break_beat):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    worker = show(layout, "a" * 32)
+    watch.look(worker)
+    break_beat(layout.worker(worker))
+    clock.sleep(SILENT_SECONDS - 1)
+    assert watch.look(worker) is Life.LIVE
+    clock.sleep(1)
+    assert watch.look(worker) is Life.SILENT
+
+
+def test_a_worker_whose_lock_file_was_deleted_is_only_presumed_dead(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    with beat(layout) as one:
+        layout.worker_lock(one.worker).unlink()
+        assert watch.look(one.worker) is Life.LIVE
+        clock.sleep(SILENT_SECONDS)
+        assert watch.look(one.worker) is Life.SILENT
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux names its boots")
+def test_this_boot_has_a_name():
+    assert boot_id()
