@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, decode_name, parse_catalog
+from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog
 from cachestore.files.table import Digests, Table, offsets_of, read_table
 from cachestore.keys import KEY_BYTES, Json, Key, Recipe
 
@@ -170,9 +170,13 @@ def read_catalog(path: Path, *, generation: int) -> Catalog:
             generation=generation,
             digest=header["digest"],
         )
+        is_at_home = encode_name(catalog.name) == path.parent.name
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run `cachestore repair`"
         raise FormatError(message) from error
+    if not is_at_home:
+        message = f"{path} is a catalog of {catalog.name!r}, not of the data set whose folder it is in; run `cachestore repair`"
+        raise FormatError(message)
     _check_shape(catalog, path)
     return catalog
 
@@ -184,7 +188,7 @@ def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> Key
         described["fingerprint"],
         described["options"],
         table.numbers(f"{prefix}/at"),
-        table.digests(f"{prefix}/keys"),
+        Digests(table.columns.get(f"{prefix}/keys", memoryview(b"")), KEY_BYTES),
         Digests(table.columns.get(f"{prefix}/inputs", memoryview(b"")), INPUT_BYTES),
         table.numbers(f"{prefix}/stat"),
         {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS},
