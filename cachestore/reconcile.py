@@ -54,7 +54,7 @@ class _History:
 
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
     earlier: set[int] = field(default_factory=set[int])
-    """Units whose outcome another launch recorded: their files may have changed since, and failures may have passed."""
+    """Units recorded before this launch opened a round: their files may have changed since, and failures may have passed."""
     tries: dict[int, int] = field(default_factory=dict[int, int])
     """In how many rounds a unit was."""
 
@@ -121,7 +121,7 @@ class Reconciler:
             listed = tuple([place for place in self.plan.units_of(recipe) if place in reopened] for recipe in range(len(self.plan.recipes)))
             publish_round(self.layout, self.ref, self.plan, Round(opened.number + 1, listed, self.launch, time.time(), opened.generation))
             return None
-        failed = {place: outcomes[place].reason if place in outcomes else "no worker could finish it" for place in missing}
+        failed = {place: _reason(outcomes.get(place)) for place in missing}
         return self._finish(outcomes, failed, snapshot)
 
     def outcomes(self) -> dict[int, Outcome]:
@@ -132,19 +132,25 @@ class Reconciler:
         """Read the rounds and ledgers of the pass, once."""
         folder = self.ref.folder(self.layout)
         history = _History()
+        began = False
         for number in list_rounds(folder):
             opened = read_round(self.layout, self.ref, self.plan, number)
+            if opened.launch == self.launch and not began:
+                # Opening it, this launch looked at all that was there. Were others' later ledgers looked at again each time, two
+                # launches at once would reopen what fails for good for ever.
+                began = True
+                history.earlier.clear()
             worked = {place for units in opened.units for place in units}
             if number == 0 and len(worked) < self.plan.unit_count:
                 before = self._known_before(self._catalog(opened.generation))
                 history.outcomes = {place: outcome for place, outcome in before.items() if place not in worked}
-                history.earlier = set(history.outcomes) if opened.launch != self.launch else set()
+                history.earlier = set() if began else set(history.outcomes)
             for place in worked:
                 history.tries[place] = history.tries.get(place, 0) + 1
             for ledger in read_ledgers(folder, number):
                 places = {outcome.unit for outcome in ledger.outcomes}
                 history.outcomes.update({outcome.unit: outcome for outcome in ledger.outcomes})
-                history.earlier = history.earlier | places if ledger.launch != self.launch else history.earlier - places
+                history.earlier = history.earlier - places if began or ledger.launch == self.launch else history.earlier | places
         return history
 
     def _catalog(self, generation: int | None) -> Catalog | None:
@@ -354,6 +360,13 @@ class Reconciler:
             for place in sorted(set(failed) - named)
         ]
         return rows[:_NAMED_FAILURES]
+
+
+def _reason(outcome: Outcome | None) -> str:
+    """Why a unit that is still missing failed."""
+    if outcome is None:
+        return "no worker could finish it"
+    return outcome.reason or f"it was encoded, but its entry {outcome.key} is not in the store; look at `cachestore verify`"
 
 
 def _recipes_of(previous: Catalog | None, kept: Sequence[KeyColumn]) -> dict[str, Recipe]:

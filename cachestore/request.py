@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from cachestore.digests import digest_file
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, canonical, digest_parts
 from cachestore.samples import CAPTION, IMAGE, Sample
@@ -64,11 +64,11 @@ class PrecomputeRequest:
                 continue
             if one.name == "encode_arg":
                 for argument, given in value.items():
-                    arguments += [option, f"{argument}={canonical(given).decode()}"]
+                    arguments += _option(option, f"{argument}={canonical(given).decode()}")
             elif isinstance(value, bool):
                 arguments.append(option)
             else:
-                arguments += [option, ",".join(self.encode) if one.name == "encode" else str(value)]
+                arguments += _option(option, ",".join(self.encode) if one.name == "encode" else str(value))
         return arguments
 
     def hints(self) -> dict[str, Json]:
@@ -90,6 +90,11 @@ class PrecomputeRequest:
             raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
         return cls(**body)
+
+
+def _option(name: str, value: str) -> list[str]:
+    """An option with its value, joined where argparse would take the value for another option."""
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 BUCKET_STEP = 64
@@ -125,9 +130,8 @@ def look_at_request(layout: Layout, request: PrecomputeRequest) -> Wanted:
     asked = _digest_request(request, columns, encoders)
     content = digest_parts(listing.content, request.captions).hex()
     name = plan_name(asked, content)
-    if is_published(layout, name):
-        plan = read_plan(layout, name)
-    else:
+    plan = _published(layout, name)
+    if plan is None:
         empty = [(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and samples]
         plan = build_plan(
             catalog=request.name,
@@ -142,6 +146,16 @@ def look_at_request(layout: Layout, request: PrecomputeRequest) -> Wanted:
     previous = newest_catalog(layout, request.name)
     remarks = (*listing.remarks, *_compare(plan, previous, replace_allowed=request.replace))
     return Wanted(request, listing, encoders, plan, previous, remarks)
+
+
+def _published(layout: Layout, name: str) -> Plan | None:
+    """The plan that another rank or an earlier run published; None without one, or where it is damaged: this one's own is the same."""
+    if not is_published(layout, name):
+        return None
+    try:
+        return read_plan(layout, name)
+    except FormatError:
+        return None
 
 
 def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:

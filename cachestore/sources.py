@@ -149,16 +149,23 @@ def _refuse_duplicates(samples: Sequence[Sample], path: Path) -> None:
     for sample in samples:
         other = first.setdefault(sample.id, sample)
         if other is not sample:
-            message = f"two samples of {path} have the id {sample.id!r}: {_what(other)} and {_what(sample)}; ids must differ"
+            one, two = _what(other), _what(sample)
+            shown = ascii if _normal(one) == _normal(two) else repr  # two spellings of one letter look alike
+            message = f"two samples of {path} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
             raise BadInput(message)
 
 
 def _what(sample: Sample) -> str:
-    return repr(next((refs[0] for refs in sample.images.values() if refs), sample.captions[0][:60]))
+    return next((refs[0] for refs in sample.images.values() if refs), sample.captions[0][:60])
 
 
 def _normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a file. U+2028, form feeds and the like end none: captions hold them, and JSON allows them inside a text."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: _Remarks) -> Iterator[Sample]:
@@ -192,7 +199,7 @@ def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: _Re
             text = _decode(path.with_suffix(suffix))
         except (FileNotFoundError, IsADirectoryError):
             continue
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in _lines(text) if line.strip()]
         if caption_lines == "each":
             return tuple(lines) or ("",)
         if caption_lines == "first":
@@ -213,7 +220,7 @@ def _decode(path: Path) -> str:
 
 def _from_metadata(path: Path, remarks: _Remarks) -> Iterator[Sample]:
     """The Hugging Face imagefolder form: `file_name` and `text`, every other column an extra."""
-    rows = _json_rows(path) if path.suffix == ".jsonl" else enumerate(csv.DictReader(io.StringIO(_decode(path))), 2)
+    rows = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path)
     for line, row in rows:
         name = row.get("file_name")
         if not isinstance(name, str) or not name:
@@ -225,17 +232,31 @@ def _from_metadata(path: Path, remarks: _Remarks) -> Iterator[Sample]:
         yield _from_row({"id": name, **renamed}, f"{path}, line {line}", remarks)
 
 
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a table with the line each ends on. An empty cell of a reference is none."""
+    rows = csv.DictReader(io.StringIO(_decode(path), newline=""))
+    try:
+        for row in rows:
+            if None in row:
+                message = f"{path}, line {rows.line_num}: more cells than the first line has columns"
+                raise BadInput(message)
+            yield rows.line_num, {column: value for column, value in row.items() if value or column not in _REFERENCES}
+    except csv.Error as error:
+        message = f"{path}, line {rows.line_num}: {error}"
+        raise BadInput(message) from error
+
+
 def _from_manifest(path: Path, remarks: _Remarks) -> Iterator[Sample]:
     for line, row in _json_rows(path):
         yield _from_row(row, f"{path}, line {line}", remarks)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in enumerate(_decode(path).splitlines(), 1):
+    for line, text in enumerate(_lines(_decode(path)), 1):
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            row = json.loads(text, parse_constant=_no_constant)
         except ValueError as error:
             message = f"{path}, line {line}: not JSON ({error})"
             raise BadInput(message) from error
@@ -243,6 +264,11 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             message = f"{path}, line {line}: a row is an object, this is a {type(row).__name__}"
             raise BadInput(message)
         yield line, row
+
+
+def _no_constant(name: str) -> Any:
+    message = f"{name} is no JSON"
+    raise ValueError(message)
 
 
 def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
@@ -254,8 +280,11 @@ def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
     captions = _texts(row.get("caption"), f"{where}: caption")
     images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
     images = {role: references for role, references in images.items() if references}
+    if empty := next((role for role, references in images.items() if "" in references), None):
+        message = f"{where}: the reference of {empty} is empty; leave the column out, or write null"
+        raise BadInput(message)
     given = row.get("id")
-    if given is not None and not isinstance(given, str | int):
+    if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         message = f"{where}: an id is a text or a whole number, not {given!r}"
         raise BadInput(message)
     default = images[IMAGE][0] if IMAGE in images else digest_text("\n".join(captions))
@@ -284,7 +313,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 def _from_prompts(path: Path, remarks: _Remarks) -> Iterator[Sample]:
     """One prompt a line; blank lines are passed over, duplicates collapse."""
     seen: set[str] = set()
-    for line in _decode(path).splitlines():
+    for line in _lines(_decode(path)):
         prompt = line.strip()
         if not prompt:
             remarks.blank += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from cachestore.encode.unit import Encoder, Prepared, Resolved
 from cachestore.errors import BadInput, CorruptEntry, EncodeFailed, FormatError, Incomplete
@@ -308,10 +308,15 @@ class Worker:
         if not batch:
             return
         started = self._clock()
+        tensors: Mapping[Key, Mapping[str, Any]] = {}
+        failure: Exception | None = None
         try:
             tensors = _encode_checked(encoder, batch)
         except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
-            self._fall_back(pool, encoder, batch, error)
+            # Without its traceback, and outside this handler: its frames hold the memory that the halves will need.
+            failure = error.with_traceback(None)
+        if failure is not None:
+            self._fall_back(pool, encoder, batch, failure)
             return
         self.beat.batch_took(self._clock() - started)
         for looked in batch:
@@ -400,7 +405,15 @@ def _encode_checked(encoder: Encoder, batch: Sequence[_Looked]) -> Mapping[Key, 
     if set(answer) != {key for key, _payload in asked}:
         message = f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
         raise EncodeFailed(message)
+    for tensors in answer.values():
+        _check_names(encoder, tensors)
     return answer
+
+
+def _check_names(encoder: Encoder, tensors: Any) -> None:
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
+        message = f"the encoder {encoder.recipe.encoder!r} returned {type(tensors).__name__!r} for a key, not tensors by name"
+        raise EncodeFailed(message)
 
 
 def _outcome(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:

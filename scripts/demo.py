@@ -78,7 +78,15 @@ class Demo:
 
     def steps(self) -> list[Callable[[], None]]:
         """What is shown, in order."""
-        return [self.lay_out, self.encode_and_kill, self.encode_again, self.edit_a_caption, self.damage_a_byte, self.repair, self.read_an_epoch]
+        return [
+            self.lay_out,
+            self.encode_and_kill,
+            self.encode_again,
+            self.edit_a_caption,
+            self.damage_a_byte,
+            self.repair,
+            self.read_an_epoch,
+        ]
 
     def held(self, name: str, seen: Mapping[str, Any], *conditions: tuple[bool, str]) -> None:
         """Record a step; raise StepFailed with the first condition that does not hold."""
@@ -112,9 +120,19 @@ class Demo:
         self.result |= {"pids": pids, "killed_pid": killed, "keys_before": keys_before, "keys_after": len(keys)}
         self.held(
             "encode and kill",
-            {"pids": pids, "killed_pid": killed, "open_claims": open_claims, "keys_before": keys_before, "keys_after": len(keys), "exit": process.returncode},
+            {
+                "pids": pids,
+                "killed_pid": killed,
+                "open_claims": open_claims,
+                "keys_before": keys_before,
+                "keys_after": len(keys),
+                "exit": process.returncode,
+            },
             (process.returncode == 0 and report["complete"] is True, "the surviving rank did not finish"),
-            (killed is not None and keys_before > 0 and open_claims > 0, "no rank could be killed between its first segment and its last claim"),
+            (
+                killed is not None and keys_before > 0 and open_claims > 0,
+                "no rank could be killed between its first segment and its last claim",
+            ),
             (len(keys) == report["wanted"] > keys_before, "not every unit became an entry"),
             (report["wanted"] == report["reused"] + report["encoded"] + report["failed"] + report["missing"], "the counts do not add up"),
         )
@@ -149,7 +167,13 @@ class Demo:
         report, code = self._precompute()
         seconds = round(time.monotonic() - began, 2)
         seen = {"encoded": report["encoded"], "reused": report["reused"], "seconds": seconds}
-        self.held("second run", seen, (code == 0, "it failed"), (report["encoded"] == 0, "something was made twice"), (seconds <= 2.0, "it took long"))
+        self.held(
+            "second run",
+            seen,
+            (code == 0, "it failed"),
+            (report["encoded"] == 0, "something was made twice"),
+            (seconds <= 2.0, "it took long"),
+        )
 
     def edit_a_caption(self) -> None:
         """One caption changes: one text unit is made, and no latent."""
@@ -160,7 +184,12 @@ class Demo:
         report, code = self._precompute()
         made = [self._entry(key)["meta"]["encoder"] for key in sorted(self._keys() - before)]
         seen = {"edited": caption.name, "encoded": report["encoded"], "made": made}
-        self.held("edit a caption", seen, (code == 0 and report["encoded"] == 1, "not exactly one unit was made"), (made == ["text"], "it was no text"))
+        self.held(
+            "edit a caption",
+            seen,
+            (code == 0 and report["encoded"] == 1, "not exactly one unit was made"),
+            (made == ["text"], "it was no text"),
+        )
 
     def damage_a_byte(self) -> None:
         """One bit of one segment flips; verify names the entry and its sample."""
@@ -175,7 +204,9 @@ class Demo:
         named = [(finding["kind"], finding["key"], finding["sample"]) for finding in found["findings"] if finding["key"]]
         seen = {"damaged_key": entry["key"], "verify_exit": code, "named": named}
         hit = [sample for _kind, key, sample in named if key == entry["key"]]
-        self.held("damage a byte", seen, (code == 4, "verify did not exit with 4"), (bool(hit and hit[0]), "verify did not name key and sample"))
+        self.held(
+            "damage a byte", seen, (code == 4, "verify did not exit with 4"), (bool(hit and hit[0]), "verify did not name key and sample")
+        )
         self.damaged = entry
 
     def repair(self) -> None:
@@ -212,7 +243,12 @@ class Demo:
             if tuple(batch["latents"].shape) != (len(batch["sample_id"]), 4, height // 8, width // 8):
                 wrong += batch["sample_id"]
         shown = {"samples": len(set(seen)), "batches": batches, "buckets": len(data.buckets), "wrong_shape": wrong}
-        self.held("read an epoch", shown, (set(seen) == set(data.ids) and len(data) == self.result["samples"], "not every sample came"), (not wrong, "shapes"))
+        self.held(
+            "read an epoch",
+            shown,
+            (set(seen) == set(data.ids) and len(data) == self.result["samples"], "not every sample came"),
+            (not wrong, "shapes"),
+        )
 
     def _precompute(self) -> tuple[dict[str, Any], int]:
         return _run("precompute", *self.request, "--json", "--quiet")

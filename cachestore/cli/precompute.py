@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_forecast(arguments, request, look_ahead(request))
         return OK
     count = _process_count(request)
-    with _stopping(say, request) as stop:
+    with _stopping(say, request, is_parent=count > 1) as stop:
         if count > 1:
             report = _run_children(request, count)
         else:
@@ -180,7 +180,7 @@ class _Stop:
 
 
 @contextmanager
-def _stopping(say: "Say", request: "PrecomputeRequest") -> Generator[_Stop]:
+def _stopping(say: "Say", request: "PrecomputeRequest", *, is_parent: bool) -> Generator[_Stop]:
     """Turn the first SIGINT or SIGTERM into a request to stop, and leave with 130 or 143 and the command that goes on from there."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -189,21 +189,27 @@ def _stopping(say: "Say", request: "PrecomputeRequest") -> Generator[_Stop]:
 
     def handle(number: int, frame: object) -> None:
         del frame
-        if stop.signal is not None or request.procs not in (None, 1):
+        # Ctrl-C reaches the ranks too, and then their parent's SIGTERM: only a second Ctrl-C means "at once".
+        is_repeated = stop.signal is not None
+        stop.signal = stop.signal or number
+        if is_parent or (is_repeated and number == signal.SIGINT):
             raise KeyboardInterrupt
-        stop.signal = number
+        if is_repeated:
+            return
         say("stopping after the present batch …")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     except (KeyboardInterrupt, Incomplete):
-        if stop.signal is None and request.procs in (None, 1):
+        if stop.signal is None:
             raise
-        command = shlex.join(
-            [Path(sys.argv[0]).name if sys.argv[0].endswith("cachestore") else "python -m cachestore", *request.arguments()]
-        )
-        print(f"cachestore: stopped; what is encoded is published. Go on with: {command}", file=sys.stderr)
+        if not os.environ.get("CACHESTORE_LAUNCH", "").startswith("procs:"):  # there, the parent says it for all ranks
+            program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
+            print(
+                f"cachestore: stopped; what is encoded is published. Go on with: {program} {shlex.join(request.arguments())}",
+                file=sys.stderr,
+            )
         raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
     finally:
         for number, handler in before.items():

@@ -56,8 +56,10 @@ class Bar:
         if len(rates) > 1:
             slowest = min(rates, key=lambda rank: rates[rank])
             text += f"; slowest rank {slowest} ({rates[slowest]:.1f}/s)"
-        silent = [rank for rank in status.ranks if rank.beat_age_seconds > SILENT_SECONDS and rank.phase != "ended"]
-        return text + "".join(f"; rank {rank.rank} silent {rank.beat_age_seconds:.0f} s" for rank in silent[:3])
+        unfinished = [rank for rank in status.ranks if rank.phase != "ended"]
+        gone = [f"; rank {rank.rank} is gone, others do its work" for rank in unfinished if rank.alive is False]
+        silent = [rank for rank in unfinished if rank.alive is not False and rank.beat_age_seconds > SILENT_SECONDS]
+        return text + "".join([*gone[:3], *(f"; rank {rank.rank} silent {rank.beat_age_seconds:.0f} s" for rank in silent[:3])])
 
     def end(self) -> None:
         """Leave the terminal on a fresh line."""

@@ -106,12 +106,7 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
     """Create a small advisory file that may be lost in a power cut: complete when visible, but not synced. True if this call made it."""
     temporary = layout.new_temporary()
     try:
-        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
-        try:
-            _write_all(descriptor, data)
-        finally:
-            os.close(descriptor)
-        temporary.chmod(layout.mode.file_bits)
+        _write_unsynced(layout, temporary, data)
         return _place(layout, temporary, final)
     except OSError as error:
         _refuse(final, error)
@@ -123,12 +118,7 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
     """Replace a worker's beat by a newer one, atomically and without syncing: the only file of a store that is ever overwritten."""
     temporary = layout.new_temporary()
     try:
-        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
-        try:
-            _write_all(descriptor, data)
-        finally:
-            os.close(descriptor)
-        temporary.chmod(layout.mode.file_bits)
+        _write_unsynced(layout, temporary, data)
         temporary.replace(final)
     except OSError as error:
         _refuse(final, error)
@@ -158,6 +148,15 @@ def _write(temporary: Path, chunks: Iterable[Buffer], bits: int) -> None:
     finally:
         os.close(descriptor)
     failpoint("publish.after_fsync")
+
+
+def _write_unsynced(layout: Layout, temporary: Path, data: Buffer) -> None:
+    descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
+    try:
+        _write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+    temporary.chmod(layout.mode.file_bits)
 
 
 def _write_all(descriptor: int, data: Buffer) -> None:

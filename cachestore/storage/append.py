@@ -2,18 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachestore.errors import BadInput, CacheStoreError, WriteFailed
+from cachestore.errors import BadInput, CacheStoreError, FormatError
 from cachestore.files.checksum import digest_file
 from cachestore.files.container import parse_header
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.keys import Json, Key, canonical
-from cachestore.storage.entry import Entry, RawTensor, make_entry
+from cachestore.storage.entry import Buffer, Entry, RawTensor, make_entry
 from cachestore.storage.places import Place
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
 from cachestore.storage.snapshot import ref_of
@@ -119,17 +119,30 @@ class Appender:
 
 
 def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:
-    """Write one segment durably. Raises WriteFailed, also where a damaged file has taken the segment's name."""
+    """Write one segment durably. Raises WriteFailed."""
+    edition = 0
     digest, chunks = build_segment(entries, origin=origin)
+    # What has the name already is acknowledged only if it is whole: a damaged file is left to repair, and another name is taken.
+    while not _place(layout, digest, chunks):
+        edition += 1
+        digest, chunks = build_segment(entries, origin=origin, edition=edition)
+    failpoint("segment.published")
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
-    make_folder(layout, layout.temporary)
-    make_folder(layout, path.parent)
-    if not publish(layout, path, chunks, read_only=True) and digest_file(path) != digest:
-        message = f"{path} is damaged, and what is written now would bear its name; run `cachestore repair {layout.root}` first"
-        raise WriteFailed(message)
-    failpoint("segment.published")
     ref = ref_of(digest, contents)
     places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
     return Acknowledged(digest, contents, places)
+
+
+def _place(layout: Layout, digest: str, chunks: Sequence[Buffer]) -> bool:
+    """Publish a segment's file; whether a whole one is there now."""
+    path = layout.segment(digest)
+    make_folder(layout, layout.temporary)
+    make_folder(layout, path.parent)
+    if publish(layout, path, chunks, read_only=True):
+        return True
+    try:
+        return digest_file(path) == digest
+    except (FormatError, OSError):
+        return False

@@ -176,7 +176,7 @@ def build(
     Raises WriteFailed, and leaves no file then.
     """
     temporary = layout.new_temporary()
-    before = base.segments if base is not None else {}
+    before: Mapping[int, SegmentRef] = base.segments if base is not None else {}
     kept = {n: ref for n, ref in before.items() if n not in dropped}
     added = dict(enumerate(segments, max(before, default=-1) + 1))
     names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}

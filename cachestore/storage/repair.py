@@ -8,21 +8,22 @@ A file that cannot be read (an I/O error) is left where it is. Running it again 
 find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cachestore.errors import FormatError
+from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_recipe
+from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
-from cachestore.storage.entry import Buffer, Entry
+from cachestore.storage.entry import Entry, split
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
@@ -53,8 +54,9 @@ class RepairReport:
 @dataclass(frozen=True, slots=True)
 class _Damaged:
     digest: str
-    good: tuple[tuple[StoredEntry, bytearray], ...]
-    bad: tuple[Key, ...]
+    entries: tuple[StoredEntry, ...]
+    """Where each may stand: as the header says, and as the index says."""
+    good: int
 
 
 def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
@@ -64,7 +66,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
     broken = _broken_files(layout)
     quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
-    salvaged = sum(len(one.good) for one in damaged)
+    salvaged = sum(one.good for one in damaged)
     if dry_run:
         return RepairReport(salvaged, tuple(quarantined), ("index",) if quarantined else (), 0, dry_run=True)
     for one in damaged:
@@ -89,49 +91,54 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
     if not looked.findings or looked.is_unreadable:
         return None
     try:
-        entries: Sequence[StoredEntry] = read_contents(layout.segment(digest)).entries
-    except FormatError as error:
-        if "install a newer one" in str(error):
-            raise
-        entries = tuple(_entries_in_index(snapshot, digest))
+        entries = _entries_of(layout, snapshot, digest)
+        return _Damaged(digest, entries, len(good_entries(layout, digest, entries)))
     except OSError:
         return None
-    good = tuple(good_entries(layout, digest, entries))
-    saved = {entry.key for entry, _run in good}
-    return _Damaged(digest, good, tuple(entry.key for entry in entries if entry.key not in saved))
 
 
-def _entries_in_index(snapshot: Snapshot, digest: str) -> Iterable[StoredEntry]:
-    """What the index knows of a segment whose own header is damaged. The JSON values are lost with the header."""
+def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
+    """What a damaged segment held, as its header says, then as the index says. Raises FormatError for a whole one of a newer format."""
+    path = layout.segment(digest)
+    in_header: tuple[StoredEntry, ...] = ()
+    try:
+        in_header = read_contents(path).entries
+    except FormatError as error:
+        if "install a newer one" in str(error) and digest_file(path) == digest:
+            raise
+    values = {entry.key: entry.meta for entry in in_header}
+    return (*in_header, *_entries_in_index(snapshot, digest, values))
+
+
+def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapping[str, Json]]) -> Iterable[StoredEntry]:
+    """What the index knows of a segment whose own header may be damaged. A JSON value that is not in `values` is lost with the header."""
     if snapshot.index is None:
         return
     for key, places in snapshot.index.items():
         for place in places:
             if place.segment.digest == digest:
-                yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, {"salvaged_from": digest})
+                meta = values.get(key, {"salvaged_from": digest})
+                yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, meta)
 
 
 def _salvage(layout: Layout, damaged: _Damaged) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
-    if damaged.good:
-        entries = [Entry(entry.key, entry.specs, (run,), entry.meta, entry.checksum) for entry, run in damaged.good]
-        publish_segment(layout, [_split(entry) for entry in entries], origin="repair")
+    good = [_copy(entry, run) for entry, run in good_entries(layout, damaged.digest, damaged.entries)]
+    if good:
+        publish_segment(layout, good, origin="repair")
     failpoint("repair.after_salvage")
     make_folder(layout, layout.quarantine)
-    if damaged.bad:
-        body: dict[str, Json] = {"segment": damaged.digest, "keys": [str(key) for key in damaged.bad]}
+    saved = {entry.key for entry in good}
+    if bad := dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved):
+        body: dict[str, Json] = {"segment": damaged.digest, "keys": [str(key) for key in bad]}
         publish(layout, layout.quarantine / f"{damaged.digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
     _quarantine(layout, layout.segment(damaged.digest))
 
 
-def _split(entry: Entry) -> Entry:
-    """The entry with one buffer for each tensor instead of one run."""
-    view, position = memoryview(entry.buffers[0]), 0
-    buffers: list[Buffer] = []
-    for spec in entry.specs:
-        buffers.append(view[position : position + spec.size_bytes])
-        position += spec.size_bytes
-    return Entry(entry.key, entry.specs, tuple(buffers), entry.meta, entry.checksum)
+def _copy(entry: StoredEntry, run: bytearray) -> Entry:
+    """A stored entry as one that is about to be written."""
+    buffers = tuple(raw for _dtype, _shape, raw in split(entry.specs, memoryview(run)).values())
+    return Entry(entry.key, entry.specs, buffers, entry.meta, entry.checksum)
 
 
 def _quarantine(layout: Layout, path: Path) -> None:
@@ -153,4 +160,4 @@ def _broken_files(layout: Layout) -> list[str]:
         for finding in verify(layout.root, "quick").findings
         if finding.kind in kinds and "install a newer one" not in finding.message
     }
-    return sorted(path for path in found if not (path.startswith("recipes/") and parse_recipe(Path(path).name) is None))
+    return sorted(found)

@@ -1,7 +1,7 @@
 """A segment: an immutable safetensors file of many entries, built in memory and written once. The only truth about values.
 
 Its tensors are named `<key>/<name>`; entries start at multiples of 64 bytes, the gaps are declared tensors `filler/<n>`.
-`__metadata__` holds `format`, `origin` (which pass wrote it), `entries` (the entry table: key -> [checksum, JSON value]) and
+`__metadata__` holds `format`, `origin` (which pass wrote it), where needed `edition`, `entries` (the entry table: key -> [checksum, JSON value]) and
 `entries_checksum` over the table's text. The file's name is the xxh3_128 of all its bytes.
 """
 
@@ -55,8 +55,11 @@ class SegmentContents:
     size_bytes: int
 
 
-def build_segment(entries: Iterable[Entry], *, origin: str = "") -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Pure. Without entries the segment is valid and empty."""
+def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
+    """Lay out a segment; returns (digest, chunks). Pure. Without entries the segment is valid and empty.
+
+    `edition` gives the same entries another digest, for when a damaged file bears the name.
+    """
     tensors: dict[str, TensorPlace] = {}
     table: dict[str, Any] = {}
     data: list[Buffer] = []
@@ -78,6 +81,8 @@ def build_segment(entries: Iterable[Entry], *, origin: str = "") -> tuple[str, l
         "entries": text,
         "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")]),
     }
+    if edition:
+        metadata["edition"] = str(edition)
     chunks: list[Buffer] = [build_header(tensors, metadata), *data]
     return digest_of(chunks), chunks
 

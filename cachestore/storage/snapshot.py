@@ -142,7 +142,7 @@ def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: V
     index = _open_newest(layout, earlier, verdict)
     # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
     listed = list_segments(layout)
-    refs = index.segments if index is not None else {}
+    refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
     covered = {ref.digest for ref in refs.values()}
     vanished = frozenset(number for number, ref in refs.items() if ref.digest not in listed)
     known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from cachestore.errors import FormatError
+from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
 from cachestore.files.opening import names_in, open_regular, opened, read_into
 from cachestore.files.paths import (
@@ -124,14 +124,20 @@ def verify(
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version.
+        BadInput: there is no such part.
     """
+    if subset is not None and not 1 <= subset[0] <= subset[1]:
+        message = f"there is no part {subset[0]} of {subset[1]}: parts are counted from 1"
+        raise BadInput(message)
     started = time.monotonic()
     layout = open_layout(Layout(Path(path).absolute()))
+    # Catalogs are published after the segments that they need, so they are read before the segments are listed.
+    needed = dict(_needed(layout))
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
         looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
-        for finding in _all_findings(layout, snapshot, looked):
+        for finding in _all_findings(layout, snapshot, looked, needed):
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
@@ -153,8 +159,9 @@ def _good_keys(looked: Sequence[_Looked]) -> frozenset[Key]:
     return frozenset(good)
 
 
-def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[_Looked]) -> Iterator[Finding]:
-    needed = dict(_needed(layout))
+def _all_findings(
+    layout: Layout, snapshot: Snapshot, looked: Sequence[_Looked], needed: Mapping[Key, tuple[str, str]]
+) -> Iterator[Finding]:
     good = _good_keys(looked)
     for one in looked:
         for finding in one.findings:
@@ -199,11 +206,10 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     where = str(path.relative_to(layout.root))
     help_text = f"run `cachestore repair {layout.root}`"
     try:
-        size = path.stat().st_size
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
         if not every_byte:
-            return _Looked(digest, size, len(keys), [], keys)
+            return _Looked(digest, contents.size_bytes, len(keys), [], keys)
         bad = _bad_entries(path, digest, contents)
     except FormatError as error:
         return _Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
@@ -212,7 +218,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
             digest, 0, 0, [Finding("unreadable", where, f"{where}: {error.strerror or error}; nothing was moved")], is_unreadable=True
         )
     if bad is None:
-        return _Looked(digest, size, len(keys), [], keys)
+        return _Looked(digest, contents.size_bytes, len(keys), [], keys)
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
@@ -220,7 +226,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     findings = findings or [
         Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")
     ]
-    return _Looked(digest, size, len(keys), findings, keys - {entry.key for entry in bad})
+    return _Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
@@ -269,18 +275,26 @@ class _EntriesInPassing:
 
 
 def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
-    """The undamaged entries of a segment with their bytes, read one by one; for salvage."""
-    saved: list[tuple[StoredEntry, bytearray]] = []
-    descriptor, _status = open_regular(layout.segment(digest))
+    """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
+
+    `places` may name several places of a key; the first good one is taken.
+    """
+    saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
+    try:
+        descriptor, _status = open_regular(layout.segment(digest))
+    except FormatError:
+        return []
     try:
         for entry in places:
+            if entry.key in saved:
+                continue
             run = bytearray(entry.size_bytes)
             count = read_into(descriptor, memoryview(run), entry.offset)
             if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
-                saved.append((entry, run))
+                saved[entry.key] = (entry, run)
     finally:
         os.close(descriptor)
-    return saved
+    return list(saved.values())
 
 
 def _look_at_indexes(layout: Layout, snapshot: Snapshot) -> Iterator[Finding]:

@@ -1,0 +1,163 @@
+"""A store against a model: a dict of the copies that were acknowledged, and of those that were damaged since.
+
+Whatever is appended, committed, damaged, deleted and repaired in whatever order, every read is what was stored or the right error,
+verify finds exactly the damage there is, and repair loses no valid entry.
+"""
+
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from cachestore.errors import CorruptEntry, MissingEntry
+from cachestore.reader import Reader
+from cachestore.storage.append import Appender
+from cachestore.storage.commit import commit, create_store
+from cachestore.storage.repair import repair_store
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.storage.verify import verify
+from tests.storage.stores import flip, key_of, plain, tensors_of
+
+NUMBERS = st.integers(0, 5)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Two readers look on: one that is opened for each look, and one that stays open all the time."""
+
+    written = Bundle("written")
+
+    @initialize()
+    def create(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.layout = create_store(self.folder / "store")
+        self.appender = Appender(self.layout)
+        self.gathered = {}
+        self.good = {}
+        """(segment, n) -> the variant that is stored there."""
+        self.bad = set()
+        """(segment, n) of damaged copies."""
+        self.lost = set()
+        """Numbers that repair noted as lost."""
+        self.stays = Reader(self.layout.root, verify="always")
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.stays.close()
+            shutil.rmtree(self.folder)
+
+    def values_of(self, n):
+        return [plain(tensors_of(n, variant)) for (_segment, m), variant in self.good.items() if m == n]
+
+    @rule(n=NUMBERS, variant=st.integers(0, 1))
+    def gather(self, n, variant):
+        self.appender.put(key_of(n), tensors_of(n, variant), {"n": n})
+        self.gathered.setdefault(n, variant)
+
+    @rule()
+    def close_segment(self):
+        closed = self.appender.close_segment()
+        for each in closed:
+            for n, variant in self.gathered.items():
+                if (each.digest, n) not in self.bad:
+                    self.good[each.digest, n] = variant
+        if closed:
+            self.gathered = {}
+
+    @rule()
+    def forget(self):
+        self.appender.discard()
+        self.gathered = {}
+
+    @rule()
+    def commit(self):
+        commit(self.layout).close()
+
+    @rule()
+    def look_again(self):
+        self.stays.refresh()
+
+    @rule(place=st.integers(0, 3))
+    def delete_an_index(self, place):
+        for name in list_indexes(self.layout)[place : place + 1]:
+            self.layout.index(name).unlink()
+
+    @rule(place=st.integers(0, 3), offset=st.integers(0, 10_000))
+    def damage_an_index(self, place, offset):
+        for name in list_indexes(self.layout)[place : place + 1]:
+            path = self.layout.index(name)
+            flip(path, offset % path.stat().st_size)
+
+    @rule(choice=st.integers(0, 10), offset=st.integers(0, 100))
+    def damage_an_entry(self, choice, offset):
+        if not self.good:
+            return
+        segment, n = sorted(self.good)[choice % len(self.good)]
+        with closing(load_snapshot(self.layout)) as snapshot:
+            [place] = [place for place in snapshot.find([key_of(n)])[0] if place.segment.digest == segment]
+        flip(self.layout.segment(segment), place.offset + offset % place.size_bytes)
+        del self.good[segment, n]
+        self.bad.add((segment, n))
+
+    @rule()
+    def verify(self):
+        report = verify(self.layout.root)
+        damaged = {(Path(finding.path).stem, finding.key) for finding in report.findings if finding.kind == "corrupt-entry"}
+        assert damaged == {(segment, str(key_of(n))) for segment, n in self.bad}
+        missing = {finding.key for finding in report.findings if finding.kind == "missing-entry"}
+        assert missing == {str(key_of(n)) for n in self.lost if not self.values_of(n)}
+        assert {finding.kind for finding in report.findings} <= {"corrupt-entry", "missing-entry", "bad-index"}
+
+    @rule()
+    def repair(self):
+        expected = {n: self.values_of(n) for n in range(6)}
+        report = repair_store(self.layout.root)
+        damaged = {segment for segment, _n in self.bad}
+        assert {Path(path).stem for path in report.quarantined if path.startswith("segments/")} == damaged
+        assert report.salvaged == sum(segment in damaged for segment, _n in self.good)
+        self.lost |= {n for _segment, n in self.bad}
+        self.bad = set()
+        variants = {}
+        with Reader(self.layout.root, verify="always") as reader:
+            found = reader.snapshot.find([key_of(n) for n in range(6)])
+            for n, places in enumerate(found):
+                for place in places:
+                    value = self.value_at(reader, n, place)
+                    assert value in expected[n]
+                    variants[place.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
+        assert {n for _segment, n in variants} == {n for n, values in expected.items() if values}
+        self.good = variants
+
+    def value_at(self, reader, n, place):
+        from cachestore.storage.entry import split
+
+        return plain(split(place.specs, reader._fetcher.fetch(key_of(n), place)))
+
+    @invariant()
+    def every_read_is_what_was_stored_or_the_right_error(self):
+        if not hasattr(self, "folder"):
+            return
+        with Reader(self.layout.root, verify="always") as fresh:
+            assert set(fresh.keys()) == {key_of(n) for _segment, n in {*self.good, *self.bad}}
+            for reader in (fresh, self.stays):
+                for n in range(6):
+                    self.read(reader, n)
+        assert list_segments(self.layout) == {segment for segment, _n in {*self.good, *self.bad}}
+
+    def read(self, reader, n):
+        if values := self.values_of(n):
+            assert plain(reader.get_raw([key_of(n)])[0]) in values
+        elif any(m == n for _segment, m in self.bad):
+            with pytest.raises(CorruptEntry):
+                reader.get_raw([key_of(n)])
+        else:
+            with pytest.raises(MissingEntry):
+                reader.get_raw([key_of(n)])
+
+
+StoreMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
+TestStoreAgainstModel = StoreMachine.TestCase

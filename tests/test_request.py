@@ -1,0 +1,230 @@
+"""What `precompute` is asked for, on its way to other processes and to a catalog, and the plan that follows."""
+
+import argparse
+import json
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachestore.cli import _with_hyphens, make_parser
+from cachestore.cli.precompute import request_from
+from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.request import PrecomputeRequest, look_at_request
+from cachestore.run import precompute_here
+from cachestore.storage.commit import create_store
+from tests import fakes
+
+
+def asked(data="data", store="store", **options):
+    return PrecomputeRequest(str(data), options.pop("model", "model"), str(store), **options)
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.request._encoders", makers)
+    return makers
+
+
+def prompts(path, *lines):
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def manifest(path, **captions):
+    path.write_text("".join(json.dumps({"id": name, "caption": caption}) + "\n" for name, caption in captions.items()))
+    return path
+
+
+# As arguments
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+places = words.map("no such place/{}".format)
+json_values = st.recursive(st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=2), max_leaves=4)
+requests = st.builds(
+    PrecomputeRequest,
+    data=places,
+    model=places,
+    store=places,
+    encode=st.sampled_from([("text", "latents"), ("text",), ("latents",), ()]),
+    resolution=st.integers(1, 4096),
+    name=words,
+    captions=st.sampled_from(["first", "all"]),
+    caption_lines=st.sampled_from(["whole", "each", "first"]),
+    caption=st.none() | words | st.sampled_from(["", "-1", "--name", "-x y"]),
+    vae=st.none() | places,
+    text_encoder=st.none() | places,
+    revision=st.none() | words,
+    variant=st.none() | words,
+    encode_arg=st.dictionaries(words.filter(lambda name: name and "=" not in name), json_values, max_size=2),
+    text_dtype=st.sampled_from(["auto", "bfloat16"]),
+    latents=st.sampled_from(["moments", "mean", "sample"]),
+    procs=st.none() | st.integers(1, 9),
+    device=st.sampled_from(["auto", "cuda:1"]),
+    batch_size=st.sampled_from(["auto", 1, 64]),
+    workers=st.none() | st.integers(0, 9),
+    rank=st.none() | st.integers(0, 3),
+    world_size=st.none() | st.integers(1, 4),
+    strict=st.booleans(),
+    max_failures=st.sampled_from(["0", "3", "2%"]),
+    replace=st.booleans(),
+)
+
+
+PARSER = make_parser()
+
+
+@given(requests)
+@settings(max_examples=50)
+def test_a_request_survives_the_way_through_a_command_line(request):
+    assert request_from(PARSER.parse_args(_with_hyphens(request.arguments()))) == request
+
+
+def test_what_has_its_default_is_left_out_of_the_arguments():
+    assert asked().arguments() == ["precompute", "data", "--model", "model", "--store", "store"]
+
+
+def test_every_field_of_a_request_is_an_option_of_the_command():
+    parser = make_parser()
+    [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    options = {action.dest for action in commands.choices["precompute"]._actions}
+    assert {one.name for one in fields(PrecomputeRequest)} <= options
+
+
+# As hints in a catalog
+
+
+@given(requests)
+@settings(max_examples=50)
+def test_hints_ask_for_the_same_keys_again(request):
+    again = PrecomputeRequest.from_hints(json.loads(json.dumps(request.hints())), store="elsewhere")
+    local = {"store", "procs", "rank", "world_size", "device", "batch_size", "workers", "strict", "max_failures", "replace"}
+    assert again.store == "elsewhere"
+    assert {one.name: getattr(again, one.name) for one in fields(again) if one.name not in local} == {
+        one.name: getattr(request, one.name) for one in fields(request) if one.name not in local
+    }
+
+
+def test_hints_name_existing_places_absolutely_and_leave_hub_names_alone(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    hints = asked("data", model="some/model").hints()
+    assert hints["data"] == str(tmp_path / "data")
+    assert hints["model"] == "some/model"
+
+
+def test_hints_of_a_newer_version_are_passed_over():
+    assert PrecomputeRequest.from_hints({**asked().hints(), "of_tomorrow": 1}, store="s") == asked(store="s")
+
+
+def test_a_catalog_that_precompute_did_not_make_cannot_be_asked_for_again():
+    with pytest.raises(BadInput, match="does not say how it was made"):
+        PrecomputeRequest.from_hints({}, store="s")
+
+
+# The plan that follows
+
+
+def plan_for(tmp_path, data, **options):
+    request = asked(data, tmp_path / "store", **options)
+    return look_at_request(create_store(tmp_path / "store"), request).plan
+
+
+def test_a_source_of_nothing_gives_a_plan_of_nothing(tmp_path, makers):
+    assert plan_for(tmp_path, prompts(tmp_path / "p.txt")).unit_count == 0
+
+
+def test_the_empty_caption_is_planned_wherever_text_is_and_there_is_a_sample(tmp_path, makers):
+    data = prompts(tmp_path / "p.txt", "a cat")
+    plan = plan_for(tmp_path, data)
+    assert {plan.unit(place).request["caption"] for place in range(plan.unit_count)} == {"", "a cat"}
+    assert plan_for(tmp_path, data, encode=("latents",)).unit_count == 0
+
+
+def test_the_same_request_over_the_same_content_is_the_same_plan(tmp_path, makers):
+    one = plan_for(tmp_path, prompts(tmp_path / "p.txt", "a", "b"))
+    assert plan_for(tmp_path, prompts(tmp_path / "q.txt", "a", "b")).name == one.name
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"resolution": 512}, {"model": "other"}, {"captions": "all"}, {"encode": ("text",)}])
+def test_what_changes_keys_or_the_catalog_makes_another_plan(tmp_path, makers, change):
+    data = prompts(tmp_path / "p.txt", "a", "b")
+    assert plan_for(tmp_path, data, **change).name != plan_for(tmp_path, data).name
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 3}, {"workers": 0}, {"strict": True}, {"procs": 4}, {"device": "cuda"}, {"rank": 0}])
+def test_what_only_changes_how_it_is_done_makes_the_same_plan(tmp_path, makers, change):
+    data = prompts(tmp_path / "p.txt", "a", "b")
+    assert plan_for(tmp_path, data, **change).name == plan_for(tmp_path, data).name
+
+
+def test_a_plan_that_was_damaged_is_built_again(tmp_path, makers):
+    data = prompts(tmp_path / "p.txt", "a", "b")
+    plan = plan_for(tmp_path, data)
+    path = create_store(tmp_path / "store").plan(plan.name)
+    path.chmod(0o644)
+    path.write_bytes(b"?")
+    assert list(plan_for(tmp_path, data).unit_requests) == list(plan.unit_requests)
+
+
+# Against what the name holds already
+
+
+def done(tmp_path, data, **options):
+    return precompute_here(asked(data, tmp_path / "store", **options))
+
+
+def test_other_samples_under_a_name_are_counted_aloud(tmp_path, makers):
+    done(tmp_path, manifest(tmp_path / "m.jsonl", a="x", b="x", c="x"))
+    request = asked(manifest(tmp_path / "n.jsonl", b="x", c="x", d="x", e="x"), tmp_path / "store")
+    remarks = look_at_request(create_store(tmp_path / "store"), request).remarks
+    assert "2 new samples under the name 'train'" in remarks
+    assert "1 samples are no longer listed and leave 'train'" in remarks
+
+
+@pytest.mark.parametrize(
+    ("data", "change", "says"),
+    [
+        ({"d": "x"}, {}, "none of them is in this source"),
+        ({"a": "x"}, {"model": "other"}, "made with another model or other settings (model)"),
+    ],
+)
+def test_a_name_that_is_used_for_something_else_needs_replace(tmp_path, makers, data, change, says):
+    done(tmp_path, manifest(tmp_path / "m.jsonl", a="x", b="x"))
+    other = manifest(tmp_path / "n.jsonl", **data)
+    with pytest.raises(RecipeMismatch) as refused:
+        done(tmp_path, other, **change)
+    assert says in str(refused.value)
+    assert "--replace" in str(refused.value)
+    assert done(tmp_path, other, replace=True, **change).complete
+
+
+def test_another_resolution_needs_replace(tmp_path, makers):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.png").write_bytes(b"picture")
+    done(tmp_path, tmp_path / "data")
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        done(tmp_path, tmp_path / "data", resolution=512)
+    assert done(tmp_path, tmp_path / "data", resolution=512, replace=True).complete
+
+
+def test_another_resolution_does_not_concern_the_text(tmp_path, makers):
+    done(tmp_path, prompts(tmp_path / "p.txt", "a"), encode=("text",), resolution=1024)
+    assert done(tmp_path, prompts(tmp_path / "p.txt", "a"), encode=("text",), resolution=512).complete
+
+
+def test_a_refused_request_says_so_again_the_next_time(tmp_path, makers):
+    """Its plan is published before it is refused; that must not let it pass."""
+    done(tmp_path, manifest(tmp_path / "m.jsonl", a="x"))
+    for _ in range(2):
+        with pytest.raises(RecipeMismatch):
+            done(tmp_path, manifest(tmp_path / "n.jsonl", d="x"))
+
+
+def test_an_emptied_source_empties_the_data_set(tmp_path, makers):
+    done(tmp_path, manifest(tmp_path / "m.jsonl", a="x"))
+    report = done(tmp_path, manifest(tmp_path / "m.jsonl"))
+    assert (report.complete, report.samples, report.wanted) == (True, 0, 0)

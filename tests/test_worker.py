@@ -1,0 +1,530 @@
+"""One worker's part of a pass: claims, batches, failures, ledgers."""
+
+import threading
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+from cachestore.errors import EncodeFailed, Incomplete, WriteFailed
+from cachestore.keys import Key
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.work.ledgers import list_ledgers, read_ledgers
+from cachestore.work.passes import join_pass, read_round
+from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat
+from cachestore.worker import POOL_UNITS, STUCK_SECONDS, Task, Worker
+from tests import fakes
+from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+class Bench:
+    """An open pass, and workers on it."""
+
+    def __init__(self, root, samples, *encoders, source=None, number=0):
+        self.job = fakes.job(root, samples, list(encoders), source=source)
+        self.ref = join_pass(self.job.layout, self.job.plan.name, "launch")
+        with closing(load_snapshot(self.job.layout)) as snapshot:
+            fakes.reconciler(self.job).open_pass(snapshot)
+        self.opened = read_round(self.job.layout, self.ref, self.job.plan, number)
+
+    @contextmanager
+    def worker(self, *, rank=0, world=1, clock=None, **options):
+        clock = clock or Clock()
+        sleep = options.pop("sleep", clock.sleep)
+        encoders = options.pop("encoders", self.job.encoders)
+        task = Task(self.job.layout, self.job.plan, self.ref, encoders, self.job.source, rank, world, "launch", **options)
+        with Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world) as beat:
+            with closing(Worker(task, beat, clock=clock, sleep=sleep)) as worker:
+                yield worker
+
+    def work(self, **options):
+        with self.worker(**options) as worker:
+            worker.do_round(self.opened)
+            return worker.beat
+
+    def outcomes(self):
+        ledgers = read_ledgers(self.ref.folder(self.job.layout), 0)
+        return {outcome.unit: outcome for ledger in ledgers for outcome in ledger.outcomes}
+
+    def by_item(self):
+        """Outcomes by caption or reference."""
+        plan = self.job.plan
+        return {next(iter(plan.unit(place).request.values())): outcome for place, outcome in self.outcomes().items()}
+
+    def present(self):
+        with closing(load_snapshot(self.job.layout)) as snapshot:
+            return set(snapshot.keys())
+
+
+def results(bench):
+    return {item: outcome.result for item, outcome in bench.by_item().items()}
+
+
+# Nothing, and everything
+
+
+def test_a_round_of_nothing_ends_at_once_and_touches_no_encoder(root):
+    encoder = FakeEncoder()
+    bench = Bench(root, [], encoder)
+    bench.work()
+    assert encoder.prepared == 0
+    assert bench.outcomes() == {}
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_every_unit_gets_an_entry_and_a_line_in_a_ledger(root, threads):
+    encoder = FakeEncoder()
+    bench = Bench(root, captions(*(f"caption {n}" for n in range(150))), encoder)
+    beat = bench.work(threads=threads)
+    outcomes = bench.outcomes()
+    assert sorted(outcomes) == list(range(150))
+    assert {outcome.result for outcome in outcomes.values()} == {"made"}
+    assert bench.present() == {outcome.key for outcome in outcomes.values()}
+    assert (beat.encoded, beat.reused, beat.failed) == (150, 0, 0)
+
+
+def test_an_outcome_holds_the_digest_the_time_and_the_facts_of_what_was_read(root):
+    source = Pictures({"a.png": b"picture"}, {"a.png": 77})
+    bench = Bench(root, pictures("a.png"), FakeEncoder("latents"), source=source)
+    bench.work()
+    outcome = bench.by_item()["a.png"]
+    assert outcome.input == fakes.digest_bytes(b"picture")
+    assert outcome.stat == (7, 77)
+    assert outcome.facts["bucket"] == [4, 4]
+
+
+def test_facts_that_only_preparing_tells_are_kept_too(root):
+    bench = Bench(root, captions("three little words"), FakeEncoder())
+    bench.work()
+    assert bench.by_item()["three little words"].facts["tokens"] == 3
+
+
+def test_text_is_made_before_latents(root):
+    order = []
+    text = FakeEncoder("text", before_encode=lambda items: order.append("text"))
+    latents = FakeEncoder("latents", before_encode=lambda items: order.append("latents"))
+    source = Pictures({f"{n}.png": str(n).encode() for n in range(9)})
+    Bench(root, pictures(*source.files), text, latents, source=source).work()
+    assert order == sorted(order, reverse=True)
+    assert set(order) == {"text", "latents"}
+
+
+def test_batches_are_filled_across_partitions(root):
+    encoder = FakeEncoder(limit=8)
+    Bench(root, captions(*map(str, range(POOL_UNITS))), encoder).work()
+    assert {len(batch) for batch in encoder.batches} == {8}
+
+
+def test_units_of_different_groups_share_no_batch(root):
+    class Grouped(FakeEncoder):
+        def prepare(self, resolved):
+            prepared = super().prepare(resolved)
+            return type(prepared)(prepared.payload, len(resolved.item), prepared.facts)
+
+    encoder = Grouped(limit=4)
+    Bench(root, captions(*(f"{'x' * (n % 3)}{n:02}" for n in range(30))), encoder).work()
+    assert all(len({len(item) for item in batch}) == 1 for batch in encoder.batches)
+    assert len(encoder.encoded) == 30
+
+
+def test_two_pictures_of_equal_bytes_are_encoded_once(root):
+    encoder = FakeEncoder("latents")
+    bench = Bench(root, pictures("a.png", "b.png"), encoder, source=Pictures({"a.png": b"same", "b.png": b"same"}))
+    bench.work()
+    assert encoder.encoded == [b"same"]
+    assert sorted(results(bench).values()) == ["found", "made"]
+
+
+def test_what_the_store_holds_is_neither_prepared_nor_encoded(root):
+    fakes.run(root, captions("a", "b"), FakeEncoder())
+    encoder = FakeEncoder()
+    bench = Bench(root, captions("a", "b", "c"), encoder)
+    bench.opened = type(bench.opened)(0, (range(3),), "launch", 0.0)
+    bench.work()
+    assert encoder.encoded == ["c"]
+    assert encoder.prepared == 1
+    assert results(bench) == {"a": "found", "b": "found", "c": "made"}
+
+
+def test_facts_of_what_was_made_earlier_come_from_its_entry(root):
+    fakes.run(root, captions("two words"), FakeEncoder())
+    bench = Bench(root, captions("two words", "x"), FakeEncoder())
+    bench.opened = type(bench.opened)(0, (range(2),), "launch", 0.0)
+    bench.work()
+    assert bench.by_item()["two words"].facts["tokens"] == 2
+
+
+def test_what_a_dead_worker_of_this_pass_published_counts_as_made(root):
+    """Its entry is in a segment of this pass, so the pass encoded it, whoever writes the ledger."""
+    bench = Bench(root, captions("a"), FakeEncoder())
+    bench.work()
+    for path in bench.ref.folder(bench.job.layout).ledgers.iterdir():
+        path.unlink()
+    encoder = FakeEncoder()
+    bench.work(encoders=[encoder])
+    assert encoder.encoded == []
+    assert results(bench) == {"a": "made"}
+
+
+# Failures
+
+
+def test_a_unit_that_cannot_be_decoded_moves_nobody(root):
+    files = {f"{n}.png": (b"undecodable" if n == 5 else str(n).encode()) for n in range(12)}
+    bench = Bench(root, pictures(*files), FakeEncoder("latents", limit=4), source=Pictures(files))
+    bench.work()
+    for name, outcome in bench.by_item().items():
+        assert outcome.result == ("failed" if name == "5.png" else "made")
+        if outcome.result == "made":
+            assert outcome.input == fakes.digest_bytes(files[name])
+    failed = bench.by_item()["5.png"]
+    assert (failed.reason, failed.is_transient) == ("this is no picture", False)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_every_entry_holds_what_was_made_of_its_own_input(root, threads):
+    """With some undecodable, some alike and some unreadable among them, nothing is paired by position."""
+    files = {f"{n}.png": (b"undecodable" if n % 7 == 3 else b"same" if n % 5 == 0 else f"picture {n}".encode()) for n in range(60)}
+    source = Pictures(files, failing={"4.png": 1, "9.png": 1})
+    bench = Bench(root, pictures(*files), FakeEncoder("latents", limit=3), source=source)
+    bench.work(threads=threads)
+    for name, outcome in bench.by_item().items():
+        if outcome.result != "failed":
+            assert outcome.input == fakes.digest_bytes(files[name])
+            assert outcome.key == FakeEncoder("latents").resolve({"image": name, "role": "image"}, files.get).key
+    assert {name for name, outcome in bench.by_item().items() if outcome.is_transient} == {"4.png", "9.png"}
+
+
+def refuses(*bad):
+    def before(items):
+        if set(bad) & set(items):
+            message = f"cannot encode {items}"
+            raise ValueError(message)
+
+    return before
+
+
+def test_a_unit_that_the_encoder_refuses_is_found_by_halving_and_fails_alone(root):
+    encoder = FakeEncoder(limit=16, before_encode=refuses("5", "11"))
+    bench = Bench(root, captions(*map(str, range(16))), encoder)
+    bench.work()
+    assert {item for item, result in results(bench).items() if result == "failed"} == {"5", "11"}
+    assert bench.by_item()["5"].reason == "ValueError: cannot encode ['5']"
+    assert len(encoder.encoded) == 14
+
+
+@pytest.mark.parametrize("error", [EncodeFailed("not finite"), ValueError("odd"), KeyError("x"), AssertionError()])
+def test_an_encoders_error_is_permanent(root, error):
+    def fail(items):
+        raise error
+
+    bench = Bench(root, captions("a"), FakeEncoder(before_encode=fail))
+    bench.work()
+    assert (bench.by_item()["a"].result, bench.by_item()["a"].is_transient) == ("failed", False)
+    assert bench.by_item()["a"].reason
+
+
+@pytest.mark.parametrize("error", [OSError("gone for now"), MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate")])
+def test_lack_of_memory_and_io_errors_are_transient(root, error):
+    def fail(items):
+        raise error
+
+    bench = Bench(root, captions("a"), FakeEncoder(before_encode=fail))
+    bench.work()
+    assert bench.by_item()["a"].is_transient
+
+
+def too_many(most):
+    def before(items):
+        if len(items) > most:
+            message = "CUDA out of memory. Tried to allocate 2.00 GiB"
+            raise RuntimeError(message)
+
+    return before
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_a_batch_that_does_not_fit_is_halved_until_all_are_encoded(root, most):
+    encoder = FakeEncoder(limit=8, before_encode=too_many(most))
+    bench = Bench(root, captions(*map(str, range(40))), encoder)
+    bench.work()
+    assert set(results(bench).values()) == {"made"}
+    assert max(map(len, encoder.batches)) <= most
+
+
+def test_after_a_batch_did_not_fit_smaller_ones_are_tried_at_once(root):
+    tried = []
+    encoder = FakeEncoder(limit=8, before_encode=lambda items: (tried.append(len(items)), too_many(4)(items)))
+    Bench(root, captions(*map(str, range(32))), encoder).work()
+    assert tried.count(8) == 1
+
+
+def test_nothing_of_a_batch_that_did_not_fit_is_kept_while_its_halves_are_tried(root):
+    """The traceback of a failed batch holds its activations: retried from inside the handler, the halves would not fit either."""
+
+    class Activations:
+        pass
+
+    alive = []
+
+    def before(items):
+        import weakref
+
+        assert all(reference() is None for reference in alive)
+        activations = Activations()
+        alive.append(weakref.ref(activations))
+        too_many(1)(items)
+
+    bench = Bench(root, captions(*map(str, range(4))), FakeEncoder(limit=4, before_encode=before))
+    bench.work()
+    assert {outcome.reason for outcome in bench.outcomes().values()} == {""}
+
+
+def answers(kind):
+    def wrong(batch):
+        right = {key: {"value": np.zeros(1)} for key, _item in batch}
+        first = next(iter(right))
+        return {
+            "nothing": None,
+            "no keys": {},
+            "one too few": {key: value for key, value in right.items() if key != first},
+            "one too many": {**right, Key(bytes(16)): {"value": np.zeros(1)}},
+            "a list": [np.zeros(1) for _key in right],
+            "no names": dict.fromkeys(right, np.zeros(1)),
+            "no tensors": dict.fromkeys(right, {"value": [1, 2]}),
+            "nothing for a key": dict.fromkeys(right, None),
+            "a name that is no text": dict.fromkeys(right, {3: np.zeros(1)}),
+            "an unknown dtype": dict.fromkeys(right, {"value": np.zeros(1, "datetime64[s]")}),
+            "an empty name": dict.fromkeys(right, {"": np.zeros(1)}),
+        }[kind]
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nothing",
+        "no keys",
+        "one too few",
+        "one too many",
+        "a list",
+        "no names",
+        "no tensors",
+        "nothing for a key",
+        "a name that is no text",
+        "an unknown dtype",
+        "an empty name",
+    ],
+)
+def test_an_encoder_that_returns_something_else_fails_its_units_and_ends_nothing(root, kind):
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder(answer=answers(kind)))
+    bench.work()
+    assert {(outcome.result, outcome.is_transient) for outcome in bench.outcomes().values()} == {("failed", False)}
+    assert all(outcome.reason for outcome in bench.outcomes().values())
+    assert bench.present() == set()
+
+
+def test_a_disk_that_refuses_ends_the_work_and_leaves_no_ledger(root, monkeypatch):
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+
+    def full(*_args, **_options):
+        message = "disk full"
+        raise WriteFailed(message)
+
+    monkeypatch.setattr("cachestore.storage.append.publish", full)
+    with pytest.raises(WriteFailed):
+        bench.work()
+    assert bench.outcomes() == {}
+
+
+# Sharing
+
+
+def test_two_workers_do_no_partition_twice(root):
+    samples = captions(*map(str, range(300)))
+    one, other = FakeEncoder(), FakeEncoder()
+    bench = Bench(root, samples, FakeEncoder())
+    threads = [threading.Thread(target=bench.work, kwargs={"rank": n, "world": 2, "encoders": [e]}) for n, e in enumerate((one, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.encoded + other.encoded) == sorted(map(str, range(300)))
+
+
+def test_a_worker_begins_with_its_own_partitions(root):
+    encoder = FakeEncoder(limit=1)
+    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
+    with bench.worker(rank=3, world=8, encoders=[encoder]) as worker:
+        own = worker._take(bench.opened, 0)
+    assert own
+    assert all(partition % 8 == 3 for _recipe, partition in own)
+
+
+def test_a_worker_leaves_some_partitions_to_the_others(root):
+    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
+    with bench.worker(rank=0, world=8) as worker:
+        sizes = []
+        while sum(sizes) < 64:
+            sizes.append(len(worker._take(bench.opened, 0)))
+    assert sum(sizes) == 64
+    assert max(sizes) <= 4
+    assert sizes[-1] == 1
+
+
+def test_the_claim_of_a_dead_worker_is_taken_over(root):
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    with bench.worker() as dead:
+        assert len(dead._take(bench.opened, 0)) == 3
+    bench.work()
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_a_claim_that_cannot_be_read_holds_nobody_up(root):
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    with bench.worker() as living:
+        for slot in living._take(bench.opened, 0):
+            path = bench.ref.folder(bench.job.layout).claims / f"0.{slot[0]}.{slot[1]}.0"
+            path.write_bytes(b"?")
+        bench.work()
+    assert set(results(bench).values()) == {"made"}
+
+
+@pytest.mark.parametrize(("slowest_batch", "patience"), [(0.0, SILENT_SECONDS), (0.1, SLOW_SECONDS), (4.0, SLOW_BATCHES * 4.0)])
+def test_an_idle_worker_does_the_claims_of_one_that_stands_still_over(root, slowest_batch, patience):
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    clock, encoder = Clock(), FakeEncoder()
+    with bench.worker() as slow:
+        slow.beat.batch_took(slowest_batch)
+        slow.beat.write()
+        held = slow._take(bench.opened, 0)
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(1), encoders=[encoder])
+    assert len(held) == 2
+    assert sorted(encoder.encoded) == ["a", "b"]
+    assert patience <= clock.now - 1000.0 <= patience + 2
+
+
+def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
+    """Until the other finishes, the idle one waits; it never takes what moves."""
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    encoder, clock = FakeEncoder(), Clock()
+    with bench.worker() as living:
+        slots = living._take(bench.opened, 0)
+
+        def sleep(seconds):
+            clock.sleep(20)
+            living.beat.rise()
+            living.beat.write()
+            if clock.now > 3000:
+                living._do_pool(bench.opened, 0, slots)
+
+        bench.work(clock=clock, sleep=sleep, encoders=[encoder])
+    assert encoder.encoded == []
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_two_segments_of_a_doubled_claim_are_harmless(root):
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    with bench.worker() as slow:
+        slots, clock = slow._take(bench.opened, 0), Clock()
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
+        slow._do_pool(bench.opened, 0, slots)
+    assert set(results(bench).values()) == {"made"}
+    assert len(bench.present()) == 2
+
+
+def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatch):
+    bench = Bench(root, captions("a"), FakeEncoder())
+    clock = Clock()
+    with bench.worker() as silent:
+        silent._take(bench.opened, 0)
+        holder = silent.beat.worker
+        monkeypatch.setattr("cachestore.work.claims.Claims.slowest", lambda *_: None)
+        monkeypatch.setattr("cachestore.work.workers.SILENT_SECONDS", 1e9)
+        with pytest.raises(Incomplete) as ended:
+            bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
+    assert holder in str(ended.value)
+    assert "partition 0 of recipe 0" in str(ended.value)
+    assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + SILENT_SECONDS
+
+
+# Stopping
+
+
+class AfterSome:
+    """A cancel token that is set once an encoder has made so many batches."""
+
+    def __init__(self, encoder, batches):
+        self.encoder, self.batches = encoder, batches
+
+    def is_set(self):
+        return len(self.encoder.batches) >= self.batches
+
+
+def test_a_worker_that_is_cancelled_beforehand_encodes_nothing(root):
+    encoder = FakeEncoder()
+    bench = Bench(root, captions("a"), encoder)
+    with pytest.raises(Incomplete):
+        bench.work(cancel=AfterSome(encoder, 0))
+    assert encoder.encoded == []
+
+
+def test_a_cancelled_worker_publishes_what_it_has_encoded(root):
+    encoder = FakeEncoder(limit=4)
+    bench = Bench(root, captions(*map(str, range(40))), encoder)
+    with pytest.raises(Incomplete, match="goes on from there"):
+        bench.work(cancel=AfterSome(encoder, 3))
+    assert len(encoder.encoded) == 12
+    assert len(bench.present()) == 12
+    again = FakeEncoder()
+    bench.work(encoders=[again])
+    assert sorted(again.encoded + encoder.encoded) == sorted(map(str, range(40)))
+
+
+def test_an_idle_worker_can_be_cancelled(root):
+    bench = Bench(root, captions("a"), FakeEncoder())
+    idle = FakeEncoder()
+    polls = []
+
+    class Soon:
+        def is_set(self):
+            polls.append(1)
+            return len(polls) > 5
+
+    with bench.worker() as living:
+        living._take(bench.opened, 0)
+        with pytest.raises(Incomplete):
+            bench.work(cancel=Soon(), encoders=[idle])
+    assert idle.encoded == []
+
+
+def test_progress_is_told_with_what_is_published(root):
+    told = []
+    bench = Bench(root, captions(*map(str, range(100))), FakeEncoder())
+    bench.work(on_progress=told.append)
+    assert [one["encoded"] for one in told] == sorted(one["encoded"] for one in told)
+    assert (told[-1]["encoded"], told[-1]["reused"], told[-1]["failed"]) == (100, 0, 0)
+
+
+def test_no_thread_outlives_a_worker(root):
+    before = threading.active_count()
+    Bench(root, captions(*map(str, range(100))), FakeEncoder()).work(threads=4)
+    assert threading.active_count() == before
+
+
+def test_an_error_of_a_reading_thread_reaches_the_caller(root):
+    class Broken(FakeEncoder):
+        def prepare(self, resolved):
+            message = "a fault in the encoder's own code"
+            raise RuntimeError(message)
+
+    bench = Bench(root, captions(*map(str, range(20))), Broken())
+    with pytest.raises(RuntimeError, match="own code"):
+        bench.work(threads=2)
+    assert list_ledgers(bench.ref.folder(bench.job.layout), 0) == frozenset()
