@@ -1,10 +1,10 @@
 """The read side with tensors out. Takes no lock, writes nothing, starts no thread, and survives fork, spawn and forkserver."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry
 from cachestore.files.paths import Layout
@@ -13,11 +13,12 @@ from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
 from cachestore.storage.index import Verdict
 from cachestore.storage.places import Place
-from cachestore.storage.segment import SegmentContents, read_contents
+from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.tensors import RawTensor, to_numpy, to_torch
 
 AnyKey = Key | bytes | str
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Reader:
     def _show(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._fetcher = Fetcher(self.layout, Checked(snapshot.segments()), verify=self._verify, io=self._io)
-        self._headers: dict[str, SegmentContents] = {}
+        self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Path, options and the verdict on the index: no descriptor, no lock, no bytes."""
@@ -88,14 +89,22 @@ class Reader:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
         found = self._find_all(keys)
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
-        entries: dict[int, dict[str, RawTensor]] = {n: self._fetch(keys[n], found[n]) for n in order}
+        entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
+    def _find(self, keys: Sequence[Key]) -> list[list[Place]]:
+        """Places in this snapshot; in a newer one where its index is gone before a forked child could open it, or damaged."""
+        try:
+            return self.snapshot.find(keys)
+        except (FormatError, FileNotFoundError):
+            self.refresh()
+            return self.snapshot.find(keys)
+
     def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
-        found = self.snapshot.find(keys)
+        found = self._find(keys)
         if not all(found):
             self.refresh()
-            found = self.snapshot.find(keys)
+            found = self._find(keys)
         missing = [key for key, places in zip(keys, found, strict=True) if not places]
         if missing:
             named = ", ".join(map(str, missing[:3]))
@@ -104,41 +113,35 @@ class Reader:
             raise MissingEntry(message)
         return found
 
-    def _fetch(self, key: Key, places: list[Place]) -> dict[str, RawTensor]:
-        """Read one entry: the first copy, else another, else once more in a newer snapshot."""
+    def _read(self, key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+        """Look at one entry: the first copy, else another, else once more in a newer snapshot."""
         try:
-            return self._fetch_any(key, places)
+            return _look_at_any(key, places, look)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
-            self.refresh()
-            return self._fetch_any(key, self._find_all([key])[0])
+        self.refresh()
+        return _look_at_any(key, self._find_all([key])[0], look)
 
-    def _fetch_any(self, key: Key, places: list[Place]) -> dict[str, RawTensor]:
-        for number, place in enumerate(places):
-            try:
-                return split(place.specs, self._fetcher.fetch(key, place))
-            except (CorruptEntry, FormatError, OSError) as error:
-                if number == len(places) - 1 or not is_gone(error):
-                    raise
-        message = f"entry {key} has no copy in {self.layout.root}; run `cachestore repair`"
-        raise MissingEntry(message)
+    def _fetch(self, key: Key, place: Place) -> dict[str, RawTensor]:
+        return split(place.specs, self._fetcher.fetch(key, place))
 
     def describe(self, key: AnyKey) -> Description:
         """Names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
         parsed = Key.parse(key)
-        place = self._find_all([parsed])[0][0]
+        return self._read(parsed, self._find_all([parsed])[0], self._describe)
+
+    def _describe(self, key: Key, place: Place) -> Description:
         digest = place.segment.digest
-        if digest not in self._headers:
-            self._headers[digest] = read_contents(self.layout.segment(digest))
-        stored = next(entry for entry in self._headers[digest].entries if entry.key == parsed)
-        where = self.layout.segment(digest).relative_to(self.layout.root)
+        path = self.layout.segment(digest)
+        if digest not in self._values:
+            self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
-        return Description(parsed, tensors, stored.meta, place.size_bytes, str(where))
+        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(path.relative_to(self.layout.root)))
 
     def __contains__(self, key: AnyKey) -> bool:
         """Whether the store held this key when it was opened or refreshed."""
-        return Key.parse(key) in self.snapshot
+        return bool(self._find([Key.parse(key)])[0])
 
     def __len__(self) -> int:
         """How many keys there are."""
@@ -165,3 +168,15 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close it."""
         self.close()
+
+
+def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+    """What the first copy gives that is not gone or damaged; the last one's error where all are."""
+    *others, last = places
+    for place in others:
+        try:
+            return look(key, place)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if not is_gone(error):
+                raise
+    return look(key, last)

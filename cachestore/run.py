@@ -183,7 +183,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
         if is_free and worker.claims.take(number, slot, after=claim):
             worker.beat.rise(phase="reconciling")
-            with closing(load_snapshot(job.layout, earlier=worker.snapshot)) as snapshot:
+            with closing(load_snapshot(job.layout, earlier=worker.snapshot, check_sizes=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         is_first = True
         worker.pause()
@@ -294,7 +294,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     if numbers and read_done(layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
     reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
-    with closing(load_snapshot(layout)) as snapshot:
+    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
         missing = reconciler.unknown(snapshot)
     return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)
 
@@ -305,7 +305,7 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
 
     for remark in wanted.remarks:
         say(remark)
-    with closing(load_snapshot(layout)) as snapshot:
+    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
         missing = reconciler.unknown(snapshot)
     looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
     if ref.number > 1 or looked.present:
@@ -335,7 +335,7 @@ def allowed_failures(text: str, units: int) -> int:
         value = float(number) if share else int(number)
     except ValueError:
         value = -1
-    if value < 0 or (share and value > 100):
+    if not value >= 0 or (share and value > 100):
         message = f"--max-failures is a count or a share such as 2%, not {text!r}"
         raise BadInput(message)
     return int(units * value / 100) if share else int(value)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,12 +29,12 @@ class Writer:
         self._appender = Appender(store.layout)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Gather an entry. `tensors` maps names to torch tensors or numpy arrays; they are copied. `meta` is a small JSON value.
+        """Gather an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
 
         Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published.
         """
         copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(tensors).items()}
-        self._appender.put(Key.parse(key), copied, meta or {})
+        self._appender.put(Key.parse(key), copied, deepcopy(dict(meta or {})))
 
     def __enter__(self) -> Self:
         """Return the writer."""

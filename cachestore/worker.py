@@ -105,7 +105,7 @@ class Worker:
         self.task = task
         self.beat = beat
         self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
-        self.snapshot = load_snapshot(task.layout)
+        self.snapshot = load_snapshot(task.layout, check_sizes=True)
         self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
         self._own: set[Key] = set()
         self._caps: dict[tuple[int, Hashable], int] = {}
@@ -199,7 +199,7 @@ class Worker:
     def _look_again(self) -> None:
         """See what the dead have acknowledged before doing their work over."""
         before = self.snapshot
-        self.snapshot = load_snapshot(self.task.layout, earlier=before)
+        self.snapshot = load_snapshot(self.task.layout, earlier=before, check_sizes=True)
         before.close()
 
     def _do_pool(self, opened: Round, recipe: int, slots: list[Slot]) -> None:
@@ -411,8 +411,9 @@ def _encode_checked(encoder: Encoder, batch: Sequence[_Looked]) -> Mapping[Key, 
 
 
 def _check_names(encoder: Encoder, tensors: Any) -> None:
-    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
-        message = f"the encoder {encoder.recipe.encoder!r} returned {type(tensors).__name__!r} for a key, not tensors by name"
+    is_mapping = isinstance(tensors, Mapping)
+    if not is_mapping or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
+        message = f"the encoder {encoder.recipe.encoder!r} returned no tensors by name for a key"
         raise EncodeFailed(message)
 
 

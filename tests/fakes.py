@@ -290,3 +290,105 @@ def command(*arguments, module="cachestore", cwd=ROOT, **environment):
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
     )
+
+
+# Whole jobs in processes of their own
+
+
+def encode_and_log(batch):
+    """An `encode` for `fill`: stops at the gate where there is one, and logs what it makes."""
+    if GATE in os.environ:
+        at_the_gate(batch)
+    with Path(os.environ[LOG]).open("a") as file:
+        file.write("".join(json.dumps([os.getpid(), "values", str(key)]) + "\n" for key, _item in batch))
+    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+
+def play(body):
+    """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
+    import cachestore as cs
+    from cachestore.request import PrecomputeRequest
+    from cachestore.run import precompute_here
+
+    if "fill" in body:
+        with cs.open(body["store"], mode="a") as store:
+            return cs.fill(store, [(cs.key(name), name) for name in body["fill"]], encode_and_log, **body.get("options", {})).as_json()
+    plug_in({"limit": 2})
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in body.get("options", {}).items()}
+    return precompute_here(PrecomputeRequest(body["precompute"], "model", body["store"], **options)).as_json()
+
+
+ZYGOTE = """
+import json, os, sys, traceback
+import filelock, lmdb, numpy
+from pathlib import Path
+import cachestore.run, cachestore.request, cachestore.forecast, cachestore.encode.images
+from tests import fakes
+
+os.fsync = os.fstat
+for line in sys.stdin:
+    pids = []
+    for number, body in enumerate(json.loads(line)):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.environ.update(body["environment"])
+                Path(body["out"]).write_text(json.dumps(fakes.play(body)))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+"""
+
+
+class Zygote:
+    """Starts jobs as processes in milliseconds: one interpreter without threads that has everything imported, and forks."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._count = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+
+    def begin(self, *jobs, **environment):
+        """Start jobs at once. Each is a mapping with `store`, `fill` or `precompute`, and perhaps `options` and `environment`."""
+        assert self._process.stdin is not None
+        self._outs = []
+        for body in jobs:
+            self._count += 1
+            self._outs.append(self._folder / f"report {self._count}.json")
+            body["out"] = str(self._outs[-1])
+            body["environment"] = {LOG: str(self._folder / "log"), **environment, **body.get("environment", {})}
+        self._process.stdin.write(json.dumps(jobs) + "\n")
+        self._process.stdin.flush()
+
+    def end(self):
+        """Wait for all of them: (exit code, report or None) of each."""
+        assert self._process.stdout is not None
+        codes = json.loads(self._process.stdout.readline())
+        return [(code, json.loads(out.read_text()) if out.exists() else None) for code, out in zip(codes, self._outs, strict=True)]
+
+    def run(self, *jobs, **environment):
+        """Start jobs at once and wait for all of them."""
+        self.begin(*jobs, **environment)
+        return self.end()
+
+    def log(self):
+        """What all jobs encoded since the last time this was asked."""
+        path = self._folder / "log"
+        found = logged(path)
+        path.unlink(missing_ok=True)
+        return found
+
+    def close(self):
+        """End the interpreter."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()

@@ -204,16 +204,18 @@ def _stopping(say: "Say", request: "PrecomputeRequest", *, is_parent: bool) -> G
     except (KeyboardInterrupt, Incomplete):
         if stop.signal is None:
             raise
-        if not os.environ.get("CACHESTORE_LAUNCH", "").startswith("procs:"):  # there, the parent says it for all ranks
-            program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
-            print(
-                f"cachestore: stopped; what is encoded is published. Go on with: {program} {shlex.join(request.arguments())}",
-                file=sys.stderr,
-            )
-        raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
+        _say_how_to_go_on(request)
+        raise SystemExit(128 + stop.signal) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_how_to_go_on(request: "PrecomputeRequest") -> None:
+    if os.environ.get("CACHESTORE_LAUNCH", "").startswith("procs:"):
+        return  # the parent says it, once for all ranks
+    program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
+    print(f"cachestore: stopped; what is encoded is published. Go on with: {program} {shlex.join(request.arguments())}", file=sys.stderr)
 
 
 def _to_stderr(line: str) -> None:

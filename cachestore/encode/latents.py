@@ -1,12 +1,11 @@
 """Pictures to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, choose, placement
-from cachestore.encode.models import Component
+from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
@@ -17,23 +16,6 @@ if TYPE_CHECKING:
 
 STEP = 64
 """Kohya's step between buckets, where a request gives none."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatentsSetup:
-    """What has to be loaded, and in which form its output is kept."""
-
-    components: Mapping[str, Component]
-    dtype: str
-    stored: str
-    channels: int
-    factor: int
-    patch: int
-
-    @property
-    def multiple(self) -> int:
-        """What both sides of a picture must be a multiple of."""
-        return self.factor * self.patch
 
 
 class LatentsEncoder:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cachestore.encode.families import TextFamily
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, load_module, load_tokenizer
-from cachestore.encode.text import Payload, TextSetup, padded_length
+from cachestore.encode.setup import Payload, TextSetup, padded_length
 from cachestore.errors import BadInput, EncodeFailed
 from cachestore.keys import Json, Key
 

@@ -14,9 +14,10 @@ from typing import Literal, TypeVar
 from cachestore.encode import families, images, models
 from cachestore.encode.families import MAX_LENGTH_ARG, PLAIN, TextFamily
 from cachestore.encode.hub import with_folder
-from cachestore.encode.latents import LatentsEncoder, LatentsSetup
+from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
-from cachestore.encode.text import TextEncoder, TextSetup
+from cachestore.encode.setup import LatentsSetup, TextSetup
+from cachestore.encode.text import TextEncoder
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Recipe
 

@@ -5,11 +5,9 @@ Constructing an encoder loads nothing, resolving a unit hashes its caption, prep
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from cachestore.encode.families import TextFamily
-from cachestore.encode.models import Component
+from cachestore.encode.setup import TextSetup, padded_length
 from cachestore.encode.unit import Prepared, Read, Resolved
 from cachestore.errors import EncodeFailed
 from cachestore.keys import Json, Key, Recipe, digest_text, input_key
@@ -19,22 +17,6 @@ if TYPE_CHECKING:
 
 CAPTION_IN_META = 512
 """Captions up to this many characters are repeated in the entry's JSON value."""
-LENGTH_STEP = 16
-"""Where padding is trimmed, captions are padded to a multiple of this: few shapes, and a value that does not depend on the batch."""
-
-Payload = str | tuple[int, ...]
-"""A caption for a pipeline, which tokenises it again; token ids for a text encoder that stands alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSetup:
-    """What has to be loaded, and how it is called."""
-
-    family: TextFamily
-    components: Mapping[str, Component]
-    max_tokens: int
-    args: Mapping[str, Json]
-    dtype: str
 
 
 class TextEncoder:
@@ -137,8 +119,3 @@ class TextEncoder:
         except (TypeError, ValueError, UnicodeError) as error:
             message = f"the tokenizer refuses the caption {caption[:60]!r}: {error}"
             raise EncodeFailed(message) from error
-
-
-def padded_length(tokens: int, limit: int) -> int:
-    """The length to which a caption of so many tokens is padded, at least 1."""
-    return min(max(limit, tokens), max(1, -(-tokens // LENGTH_STEP)) * LENGTH_STEP)

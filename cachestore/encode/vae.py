@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cachestore.encode.latents import LatentsSetup
 from cachestore.encode.modules import DTYPES, Foreign, load_module
+from cachestore.encode.setup import LatentsSetup
 from cachestore.errors import EncodeFailed
 from cachestore.keys import Key
 

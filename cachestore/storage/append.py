@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from cachestore.errors import BadInput, CacheStoreError, FormatError
@@ -13,7 +14,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.keys import Json, Key, canonical
-from cachestore.storage.entry import Buffer, Entry, RawTensor, make_entry
+from cachestore.storage.entry import Entry, RawTensor, make_entry
 from cachestore.storage.places import Place
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
 from cachestore.storage.snapshot import ref_of
@@ -121,27 +122,28 @@ class Appender:
 def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:
     """Write one segment durably. Raises WriteFailed."""
     edition = 0
-    digest, chunks = build_segment(entries, origin=origin)
-    # What has the name already is acknowledged only if it is whole: a damaged file is left to repair, and another name is taken.
-    while not _place(layout, digest, chunks):
+    while (acknowledged := _publish_edition(layout, entries, origin, edition)) is None:
         edition += 1
-        digest, chunks = build_segment(entries, origin=origin, edition=edition)
-    failpoint("segment.published")
+    return acknowledged
+
+
+def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition: int) -> Acknowledged | None:
+    """Publish these entries under the name of this edition; None where a damaged file has it, which is left to repair."""
+    digest, chunks = build_segment(entries, origin=origin, edition=edition)
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
+    make_folder(layout, layout.temporary)
+    make_folder(layout, path.parent)
+    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest):
+        return None
+    failpoint("segment.published")
     ref = ref_of(digest, contents)
     places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
     return Acknowledged(digest, contents, places)
 
 
-def _place(layout: Layout, digest: str, chunks: Sequence[Buffer]) -> bool:
-    """Publish a segment's file; whether a whole one is there now."""
-    path = layout.segment(digest)
-    make_folder(layout, layout.temporary)
-    make_folder(layout, path.parent)
-    if publish(layout, path, chunks, read_only=True):
-        return True
+def _is_whole(path: Path, digest: str) -> bool:
     try:
         return digest_file(path) == digest
     except (FormatError, OSError):

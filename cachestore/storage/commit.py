@@ -29,10 +29,11 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     layout = Layout(root.absolute(), mode)
     if layout.marker.exists():
         return open_layout(layout)
+    names = names_in(root)
+    if layout.marker.name in names:  # another rank has just made it
+        return open_layout(layout)
     foreign = [
-        name
-        for name in names_in(root)
-        if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}
+        name for name in names if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}
     ]
     if foreign or (root.exists() and not root.is_dir()):
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"

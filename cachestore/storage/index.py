@@ -11,7 +11,8 @@ first: `_open` keeps one environment for each file and process, and closes inher
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,10 +68,13 @@ def check(layout: Layout, name: IndexName) -> Verdict:
 
 
 class Index:
-    """One index, open for reading. Close it, or use it as a context. A forked child opens its own when it first reads."""
+    """One index, open for reading; close it. A forked child opens its own when it first reads.
+
+    Every look raises FormatError where the file is not the one that was checked, or not an index; FileNotFoundError where it is gone.
+    """
 
     def __init__(self, layout: Layout, verdict: Verdict) -> None:
-        """Open a checked index. Raises FormatError if the file is no longer the one that was checked."""
+        """Open a checked index."""
         self.verdict = verdict
         self._path = layout.index(verdict.name)
         self._pid = -1
@@ -79,10 +83,9 @@ class Index:
         self._layouts: dict[int, Specs] = {}
         try:
             self.segments: Mapping[int, SegmentRef] = dict(self._read_segments())
-        except (lmdb.Error, ValueError, TypeError, struct.error) as error:
+        except FormatError:
             self.close()
-            message = f"{self._path} is not an index that this LMDB can read ({error}); it is derived: `cachestore repair` builds it again"
-            raise FormatError(message) from error
+            raise
 
     def _attach(self) -> lmdb.Environment:
         with opened(self._path) as (_descriptor, status):
@@ -94,54 +97,54 @@ class Index:
         self._tables = {}
         return self._environment
 
-    def _begin(self) -> tuple[lmdb.Transaction, Mapping[bytes, Any]]:
+    @contextmanager
+    def _reading(self) -> Generator[tuple[lmdb.Transaction, Mapping[bytes, Any]], None, None]:
         """A read transaction in this process. After a fork the inherited environment is replaced first."""
         environment = self._environment if self._pid == os.getpid() else None
-        if environment is None:
-            environment = self._attach()
-        if not self._tables:
-            self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
-        return environment.begin(), self._tables
+        try:
+            if environment is None:
+                environment = self._attach()
+            if not self._tables:
+                self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
+            with environment.begin() as transaction:
+                yield transaction, self._tables
+        except (lmdb.Error, ValueError, TypeError, KeyError, struct.error) as error:
+            message = f"{self._path} is not an index that can be read ({error}); it is derived: `cachestore repair` builds it again"
+            raise FormatError(message) from error
 
     def _read_segments(self) -> Iterator[tuple[int, SegmentRef]]:
-        transaction, tables = self._begin()
-        with transaction, transaction.cursor(db=tables[b"segments"]) as cursor:
+        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
             for number, value in cursor:
                 digest, size, entries, origin = json.loads(bytes(value))
                 yield _NUMBER.unpack(bytes(number))[0], SegmentRef(digest, size, entries, origin)
 
     def find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """The places of each key, in the order of `keys`; an empty list for a key that the index does not hold."""
-        transaction, tables = self._begin()
-        with transaction:
+        with self._reading() as (transaction, tables):
             entries = tables[b"entries"]
             found = [transaction.get(key, db=entries) for key in keys]
             return [self._places(bytes(value), transaction, tables) if value is not None else [] for value in found]
 
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
-        transaction, tables = self._begin()
-        with transaction, transaction.cursor(db=tables[b"entries"]) as cursor:
+        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
             for raw, value in cursor:
                 yield Key(bytes(raw)), self._places(bytes(value), transaction, tables)
 
     def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys and packed places as they stand, for the next index."""
-        transaction, tables = self._begin()
-        with transaction, transaction.cursor(db=tables[b"entries"]) as cursor:
+        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
             for raw, value in cursor:
                 yield bytes(raw), bytes(value)
 
     def raw_layouts(self) -> dict[bytes, int]:
         """Numbers of layouts by their text, for the next index."""
-        transaction, tables = self._begin()
-        with transaction, transaction.cursor(db=tables[b"layouts"]) as cursor:
+        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"layouts"]) as cursor:
             return {bytes(value): _NUMBER.unpack(bytes(number))[0] for number, value in cursor}
 
     def __len__(self) -> int:
         """How many keys the index holds."""
-        transaction, tables = self._begin()
-        with transaction:
+        with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 
     def _places(self, value: bytes, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> list[Place]:

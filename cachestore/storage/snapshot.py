@@ -32,7 +32,7 @@ class Snapshot:
     uncovered: Mapping[str, SegmentContents]
     """The segments of the tail by digest."""
     vanished: frozenset[int]
-    """Numbers of segments that the index covers but that are no longer there."""
+    """Numbers of segments that the index covers but that are no longer there, or were cut short."""
     unreadable: Mapping[str, str]
     """Segments whose header could not be read, with the reason; their entries count as missing."""
     listed: frozenset[str] = field(default_factory=frozenset[str])
@@ -134,17 +134,22 @@ def list_indexes(layout: Layout) -> list[IndexName]:
     return sorted(found, reverse=True)
 
 
-def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None) -> Snapshot:
+def load_snapshot(
+    layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None, check_sizes: bool = False
+) -> Snapshot:
     """Look at a store now. Headers of the tail that `earlier` holds are not read again; a `verdict` saves checking the index.
 
-    A damaged index is passed over for an older one: with none left, the headers of all segments are read.
+    A damaged index is passed over for an older one: with none left, the headers of all segments are read. With `check_sizes` a covered
+    segment of another size than the index says counts as vanished: what decides whether to encode again looks, what reads need not.
     """
     index = _open_newest(layout, earlier, verdict)
     # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
     listed = list_segments(layout)
     refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
     covered = {ref.digest for ref in refs.values()}
-    vanished = frozenset(number for number, ref in refs.items() if ref.digest not in listed)
+    vanished = frozenset(
+        number for number, ref in refs.items() if ref.digest not in listed or (check_sizes and not _has_its_size(layout, ref))
+    )
     known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
@@ -154,6 +159,13 @@ def load_snapshot(layout: Layout, *, earlier: Snapshot | None = None, verdict: V
         except (FormatError, OSError) as error:
             unreadable[digest] = str(error)
     return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed)
+
+
+def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
+    try:
+        return layout.segment(ref.digest).stat().st_size == ref.size_bytes
+    except FileNotFoundError:
+        return False
 
 
 def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:

@@ -12,7 +12,7 @@ import pytest
 
 from cachestore.encode.families import stored_names
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.encode.text import padded_length
+from cachestore.encode.setup import padded_length
 from cachestore.errors import BadInput, EncodeFailed
 from cachestore.keys import digest_text, input_key
 from tests.encode import tiny

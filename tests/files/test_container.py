@@ -42,7 +42,9 @@ def lay_out(shapes):
     return tensors, position
 
 
-names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
 shapes = st.tuples(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 4), max_size=4).map(tuple))
 plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -172,7 +174,10 @@ def test_any_bytes_are_a_header_or_a_format_error(text, data_bytes):
 
 pieces = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 2**70) | st.sampled_from([0.5, "U8", "F32", "é", "\0"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "a"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "a"]), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 

@@ -136,7 +136,9 @@ def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same
         assert values_in(root, range(6)) == values_of(range(6))
 
 
-@pytest.mark.parametrize("place", [place for place in places_in("files", "storage") if place.startswith(("repair.", "publish.", "segment."))])
+@pytest.mark.parametrize(
+    "place", [place for place in places_in("files", "storage") if place.startswith(("repair.", "publish.", "segment."))]
+)
 def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(tmp_path, place):
     template = tmp_path / "template"
     write(template)
@@ -173,8 +175,12 @@ def test_a_failpoint_that_is_not_named_does_nothing(monkeypatch):
 
 
 def test_a_failpoint_kills_at_the_passing_that_is_asked_for():
-    program = "import sys\nfrom cachestore.files.failpoints import failpoint\nfor n in range(5):\n    print(n, flush=True)\n    failpoint('here')"
+    program = (
+        "import sys\nfrom cachestore.files.failpoints import failpoint\nfor n in range(5):\n    print(n, flush=True)\n    failpoint('here')"
+    )
     for wanted, said in (("here", 1), ("here:1", 1), ("here:3", 3)):
-        finished = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False, env=os.environ | {VARIABLE: wanted})
+        finished = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, timeout=30, check=False, env=os.environ | {VARIABLE: wanted}
+        )
         assert finished.returncode == -signal.SIGKILL
         assert len(finished.stdout.split()) == said

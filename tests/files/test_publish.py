@@ -303,7 +303,9 @@ class TestWithoutLinks:
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_syncs_no_folders_is_fine(layout, final, monkeypatch, code):
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: raiser(code)() if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() else real(descriptor))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: raiser(code)() if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() else real(descriptor)
+    )
     assert publish(layout, final, CONTENT) is True
 
 

@@ -24,7 +24,11 @@ def write(path, columns, header=None, *, kind="thing", version=1):
 
 
 def small(path):
-    columns = {**string_columns("words", ["a", "", "ä\udcff"]), "numbers": number_column([1, -2, 3]), "keys": digest_column([b"abcd"] * 3, width=4)}
+    columns = {
+        **string_columns("words", ["a", "", "ä\udcff"]),
+        "numbers": number_column([1, -2, 3]),
+        "keys": digest_column([b"abcd"] * 3, width=4),
+    }
     return write(path, columns, {"name": "x"})
 
 
@@ -51,7 +55,9 @@ def test_columns_without_rows_come_back(path):
     assert (list(table.numbers("n")), list(table.strings("s")), list(table.digests("d"))) == ([], [], [])
 
 
-@given(words=st.lists(texts, max_size=5), values=st.lists(numbers, max_size=5), rows=st.lists(st.binary(min_size=3, max_size=3), max_size=5))
+@given(
+    words=st.lists(texts, max_size=5), values=st.lists(numbers, max_size=5), rows=st.lists(st.binary(min_size=3, max_size=3), max_size=5)
+)
 def test_a_table_comes_back(path, words, values, rows):
     columns = {**string_columns("s", words), "n": number_column(values), "d": digest_column(rows, width=3)}
     table = read_table(write(path, columns, {"words": words}), "thing", 1)

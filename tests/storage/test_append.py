@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import BadInput, CacheStoreError, WriteFailed
+from cachestore.errors import BadInput, CacheStoreError, FormatError, WriteFailed
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import names_in
 from cachestore.keys import key
 from cachestore.storage.append import HEADER_BYTES, Appender, SegmentLimits, publish_segment
 from cachestore.storage.commit import create_store
-from cachestore.storage.repair import repair_store
+from cachestore.storage.entry import split
+from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.segment import ENTRY_LIMIT, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
-from tests.storage.stores import entry_of, flip, key_of, read, tensors_of
+from tests.storage.stores import entry_of, flip, key_of, plain, read, tensors_of
 
 
 @pytest.fixture
@@ -210,15 +211,23 @@ class TestTakenNames:
         first = publish_segment(layout, [entry_of(1)], origin="")
         assert publish_segment(layout, [entry_of(1)], origin="") == first
 
-    def test_a_damaged_segment_of_the_same_name_is_not_acknowledged(self, layout, appender):
-        path = layout.segment(publish_segment(layout, [entry_of(1)], origin="").digest)
-        flip(path, path.stat().st_size - 1)
-        put(appender, 1)
-        with pytest.raises(WriteFailed, match="cachestore repair"):
-            appender.close_segment()
-        repair_store(layout.root)
-        appender.close_segment()
-        assert read(layout, 1) == tensors_of(1)
+    @pytest.mark.parametrize(
+        "spoil", [lambda path: flip(path, path.stat().st_size - 1), lambda path: (path.unlink(), path.mkdir())], ids=["flip", "folder"]
+    )
+    def test_beside_a_damaged_segment_of_the_same_name_another_one_is_published(self, layout, appender, spoil):
+        for expected in (1, 2, 3):
+            put(appender, 1)
+            [acknowledged] = appender.close_segment()
+            place = acknowledged.places[key_of(1)]
+            with closing(Fetcher(layout, Checked([]))) as fetcher:
+                assert plain(split(place.specs, fetcher.fetch(key_of(1), place))) == tensors_of(1)
+            assert len(list_segments(layout)) == expected
+            spoil(layout.segment(acknowledged.digest))
+
+    def test_what_cannot_be_parsed_back_is_not_published(self, layout):
+        with pytest.raises(FormatError):
+            publish_segment(layout, [entry_of(1), entry_of(1)], origin="")
+        assert list_segments(layout) == frozenset()
 
 
 FORKED = """

@@ -35,7 +35,9 @@ RECIPE = Recipe("latents", {"vae": "x"}, {"scale": 2.0})
 EMPTY = Catalog("train", {}, {}, [], [0], [], {}, [], ())
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)
-facts = st.fixed_dictionaries({}, optional={name: st.lists(st.integers(0, 2**40), min_size=width, max_size=width).map(tuple) for name, width in FACTS.items()})
+facts = st.fixed_dictionaries(
+    {}, optional={name: st.lists(st.integers(0, 2**40), min_size=width, max_size=width).map(tuple) for name, width in FACTS.items()}
+)
 cells = st.builds(
     Cell,
     st.none() | st.binary(min_size=16, max_size=16).filter(lambda raw: raw != NO_KEY).map(Key),
@@ -49,7 +51,10 @@ cells = st.builds(
 def catalogs(draw):
     rows = draw(st.integers(0, 4))
     captions = [draw(st.lists(texts, max_size=3)) for _row in range(rows)]
-    images = {role: [draw(st.lists(texts, max_size=2)) for _row in range(rows)] for role in draw(st.sets(st.sampled_from(["image", "control", "mask"])))}
+    images = {
+        role: [draw(st.lists(texts, max_size=2)) for _row in range(rows)]
+        for role in draw(st.sets(st.sampled_from(["image", "control", "mask"])))
+    }
     columns = tuple(
         make_column(encoder, role, RECIPE.fingerprint, {"resolution": 512}, [draw(st.lists(cells, max_size=2)) for _row in range(rows)])
         for encoder, role in draw(st.lists(st.sampled_from([("text", "caption"), ("latents", "image")]), unique=True))
@@ -86,9 +91,13 @@ def path(tmp_path_factory):
 
 
 def small(name="train", n=3, **changes):
-    column = make_column("text", "caption", RECIPE.fingerprint, {}, [[Cell(key(str(row)), bytes(32), (10, 20), {"tokens": (row,)})] for row in range(n)])
+    column = make_column(
+        "text", "caption", RECIPE.fingerprint, {}, [[Cell(key(str(row)), bytes(32), (10, 20), {"tokens": (row,)})] for row in range(n)]
+    )
     ids = [str(row) for row in range(n)]
-    made = Catalog(name, {}, {RECIPE.fingerprint: RECIPE}, ids, list(range(n + 1)), ids, {"image": (list(range(n + 1)), ids)}, ["{}"] * n, (column,))
+    made = Catalog(
+        name, {}, {RECIPE.fingerprint: RECIPE}, ids, list(range(n + 1)), ids, {"image": (list(range(n + 1)), ids)}, ["{}"] * n, (column,)
+    )
     return dataclasses.replace(made, **changes)
 
 
@@ -110,7 +119,13 @@ def seen(catalog):
         "images": {role: (list(at), list(references)) for role, (at, references) in catalog.images.items()},
         "extras": list(catalog.extras),
         "columns": [
-            (each.encoder, each.role, each.fingerprint, dict(each.options), [[dataclasses.astuple(cell) for cell in each.row_cells(row)] for row in rows])
+            (
+                each.encoder,
+                each.role,
+                each.fingerprint,
+                dict(each.options),
+                [[dataclasses.astuple(cell) for cell in each.row_cells(row)] for row in rows],
+            )
             for each in catalog.columns
         ],
     }
@@ -130,7 +145,9 @@ def test_a_catalog_comes_back(path, catalog):
     assert seen(found) == seen(catalog)
     assert (found.generation, found.digest) == (7, digest)
     for column in found.columns:
-        assert [column.row_keys(row) for row in range(len(found))] == [[cell.key for cell in column.row_cells(row)] for row in range(len(found))]
+        assert [column.row_keys(row) for row in range(len(found))] == [
+            [cell.key for cell in column.row_cells(row)] for row in range(len(found))
+        ]
         assert [column.count(row) for row in range(len(found))] == [len(column.row_cells(row)) for row in range(len(found))]
 
 
@@ -183,7 +200,9 @@ class TestDigests:
     def test_request_generation_and_stats_do_not(self):
         column = small().columns[0]
         moved = dataclasses.replace(column, stats=[7] * 6)
-        assert encode_catalog(small(request={"text": {"data": "/elsewhere"}}, generation=9, columns=(moved,)))[0] == encode_catalog(small())[0]
+        assert (
+            encode_catalog(small(request={"text": {"data": "/elsewhere"}}, generation=9, columns=(moved,)))[0] == encode_catalog(small())[0]
+        )
 
     def test_captions_that_change_places_change_it(self):
         assert encode_catalog(small(captions=["1", "0", "2"]))[0] != encode_catalog(small())[0]
@@ -212,7 +231,10 @@ def reshape(path, catalog=None, header=None, **columns):
     """Write a catalog whose columns or header were changed by somebody who knows the checksums."""
     write(path, catalog or small())
     table = read_table(path, FORMAT, 1)
-    places = {name: ("I64" if name.endswith(("at", "stat", "tokens", "offsets")) else "U8", (len(raw),), bytes(raw)) for name, raw in table.columns.items()}
+    places = {
+        name: ("I64" if name.endswith(("at", "stat", "tokens", "offsets")) else "U8", (len(raw),), bytes(raw))
+        for name, raw in table.columns.items()
+    }
     places = {name: (dtype, (len(raw) // 8,) if dtype == "I64" else shape, raw) for name, (dtype, shape, raw) in places.items()}
     for name, column in columns.items():
         places[name.replace("__", "/")] = column

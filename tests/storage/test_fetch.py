@@ -290,7 +290,9 @@ def test_a_forked_child_reads_with_descriptors_of_its_own_and_shares_what_was_ch
     put(layout, 1, 2)
     put(layout, 3)
     command = [sys.executable, "-c", FORKED, str(layout.root), io]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    finished = subprocess.run(
+        command, capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": os.getcwd()}
+    )
     assert finished.returncode == 0, finished.stderr
     more = 1 if io == "pread" else 2
     assert finished.stdout == f"[true, true, true, {more}, true]"

@@ -34,7 +34,11 @@ def layout(tmp_path):
 def entries_in(layout, *digests):
     """Segments and entries as `build` takes them."""
     contents = {digest: read_contents(layout.segment(digest)) for digest in digests}
-    entries = [(each.key, digest, each.ordinal, each.offset, each.specs, each.checksum) for digest, found in contents.items() for each in found.entries]
+    entries = [
+        (each.key, digest, each.ordinal, each.offset, each.specs, each.checksum)
+        for digest, found in contents.items()
+        for each in found.entries
+    ]
     return {"segments": [ref_of(digest, found) for digest, found in contents.items()], "entries": entries}
 
 
@@ -298,7 +302,12 @@ def child(action):
 
 def forked(layout, program):
     finished = subprocess.run(
-        [sys.executable, "-c", FORK + program, str(layout.root)], capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", FORK + program, str(layout.root)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
     )
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)

@@ -110,7 +110,9 @@ def test_copied_entries_keep_their_values_and_checksums(layout):
     assert read_contents(layout.segment(after.segment.digest)).entries[0].meta == {"n": 1}
 
 
-@pytest.mark.parametrize("damage_one", [damage, lambda layout, n: flip(layout.segment(place_of(layout, n).segment.digest), 9)], ids=["entry", "header"])
+@pytest.mark.parametrize(
+    "damage_one", [damage, lambda layout, n: flip(layout.segment(place_of(layout, n).segment.digest), 9)], ids=["entry", "header"]
+)
 def test_a_second_repair_changes_nothing_more(layout, damage_one):
     put(layout, 1, 2)
     commit(layout).close()
@@ -130,7 +132,11 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(layout):
     before = {each: each.read_bytes() for each in layout.root.rglob("*") if each.is_file()}
     report = repair_store(layout.root, dry_run=True)
     assert report.dry_run
-    assert outcome(report)[:3] == (1, [str(path.relative_to(layout.root)), str(layout.index(list_indexes(layout)[0]).relative_to(layout.root))], ["index"])
+    assert outcome(report)[:3] == (
+        1,
+        [str(path.relative_to(layout.root)), str(layout.index(list_indexes(layout)[0]).relative_to(layout.root))],
+        ["index"],
+    )
     assert {each: each.read_bytes() for each in layout.root.rglob("*") if each.is_file()} == before
 
 

@@ -31,7 +31,9 @@ def parse(raw):
 @st.composite
 def entries(draw):
     texts = st.text(st.characters(exclude_categories=[]), max_size=5)
-    shapes = st.dictionaries(st.sampled_from("abcde"), st.tuples(st.sampled_from(["F64", "F32", "BF16", "U8", "BOOL"]), st.integers(0, 20)), max_size=4)
+    shapes = st.dictionaries(
+        st.sampled_from("abcde"), st.tuples(st.sampled_from(["F64", "F32", "BF16", "U8", "BOOL"]), st.integers(0, 20)), max_size=4
+    )
     made = []
     for n in range(draw(st.integers(0, 6))):
         tensors = {}
@@ -56,7 +58,10 @@ def test_entries_come_back_with_their_bytes(given_entries, origin):
     contents = parse(raw)
     assert contents.origin == origin
     assert contents.size_bytes == len(raw)
-    found = {entry.key: (entry.specs, raw[entry.offset : entry.offset + entry.size_bytes], entry.checksum, entry.meta) for entry in contents.entries}
+    found = {
+        entry.key: (entry.specs, raw[entry.offset : entry.offset + entry.size_bytes], entry.checksum, entry.meta)
+        for entry in contents.entries
+    }
     assert found == {entry.key: (entry.specs, b"".join(entry.buffers), entry.checksum, entry.meta) for entry in given_entries}
     assert [entry.ordinal for entry in contents.entries] == list(range(len(given_entries)))
     assert [entry.offset for entry in contents.entries] == sorted(entry.offset for entry in contents.entries)
@@ -72,7 +77,11 @@ def test_every_entry_with_bytes_starts_at_a_multiple_of_64(given_entries):
 def test_the_stock_library_reads_every_tensor(given_entries):
     raw = whole(build_segment(given_entries)[1])
     found = {name: bytes(each["data"]) for name, each in safetensors.deserialize(raw) if not name.startswith("filler/")}
-    expected = {f"{entry.key}/{spec.name}": bytes(buffer) for entry in given_entries for spec, buffer in zip(entry.specs, entry.buffers, strict=True)}
+    expected = {
+        f"{entry.key}/{spec.name}": bytes(buffer)
+        for entry in given_entries
+        for spec, buffer in zip(entry.specs, entry.buffers, strict=True)
+    }
     assert found == expected
 
 
@@ -122,7 +131,9 @@ def test_a_missing_segment_is_a_file_not_found(tmp_path):
 def is_as_published(raw, digest, entries):
     """What verify asks of a segment's bytes: the digest in its name, or else each entry's checksum."""
     contents = parse(raw)
-    intact = all(checksum_of(each.key, each.specs, [raw[each.offset : each.offset + each.size_bytes]]) == each.checksum for each in contents.entries)
+    intact = all(
+        checksum_of(each.key, each.specs, [raw[each.offset : each.offset + each.size_bytes]]) == each.checksum for each in contents.entries
+    )
     return digest_of([raw]) == digest, intact and {each.key for each in contents.entries} == {each.key for each in entries}
 
 
@@ -190,7 +201,12 @@ def test_a_forged_segment_is_a_format_error(what):
         parse(FORGED[what])
 
 
-@given(table=st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([K, "x"]), inner, max_size=2)))
+@given(
+    table=st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([K, "x"]), inner, max_size=2),
+    )
+)
 def test_any_table_is_an_entry_table_or_a_format_error(table):
     try:
         parse(forged(table, ONE))

@@ -70,7 +70,8 @@ def found(layout, *arguments, **options):
 def state(layout):
     """Every file of a store with its content and times."""
     return {
-        path: (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in sorted(layout.root.rglob("*"))
+        path: (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in sorted(layout.root.rglob("*"))
     }
 
 
@@ -193,7 +194,11 @@ class TestSegments:
     @pytest.mark.parametrize("block", [1, 7, 64, 1000])
     def test_entries_are_checked_wherever_the_blocks_of_a_read_end(self, full, monkeypatch, block):
         monkeypatch.setattr(checksum, "_BLOCK_BYTES", block)
-        publish_segment(full, [*(entry_of(n) for n in range(4, 9)), make_entry(key_of(9), {}, {}), make_entry(key_of(10), {"x": ("U8", (0,), b"")}, {})], origin="")
+        publish_segment(
+            full,
+            [*(entry_of(n) for n in range(4, 9)), make_entry(key_of(9), {}, {}), make_entry(key_of(10), {"x": ("U8", (0,), b"")}, {})],
+            origin="",
+        )
         assert verify(full.root).ok
         path, entry = segment_of(full, 6)
         flip(path, entry.offset + entry.size_bytes - 1)
@@ -439,7 +444,9 @@ class TestStrangers:
 
     def test_a_temporary_file_that_goes_while_verify_runs_is_fine(self, full, monkeypatch):
         real = verifying.names_in
-        monkeypatch.setattr(verifying, "names_in", lambda folder: [*real(folder), f"{'0' * 32}.tmp"] if folder == full.temporary else real(folder))
+        monkeypatch.setattr(
+            verifying, "names_in", lambda folder: [*real(folder), f"{'0' * 32}.tmp"] if folder == full.temporary else real(folder)
+        )
         assert found(full) == set()
 
 
