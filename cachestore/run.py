@@ -254,6 +254,7 @@ def precompute_here(
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person."""
     from cachestore.encode.environment import set_library_defaults
 
+    allowed_failures(request.max_failures, 0)  # refused now, not after the work
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
@@ -466,6 +467,7 @@ def fill(
     if store.mode != "a":
         message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
         raise BadInput(message)
+    allowed_failures(str(max_failures), 0)  # refused now, not after the work
     items: dict[Key, Any] = {}
     for key, item in wanted:
         items.setdefault(Key.parse(key), item)

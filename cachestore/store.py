@@ -114,6 +114,9 @@ def open_store(
     Raises:
         StoreNotFound: with mode "r", where there is none.
         FormatError: the store was written by a newer version.
-        BadInput: another mode, or a folder that holds something else.
+        BadInput: another mode or access, or a folder that holds something else.
     """
+    if access not in {"private", "group"}:
+        message = f'access is "private" or "group", not {access!r}'
+        raise BadInput(message)
     return Store(path, mode=mode, verify=verify, io=io, access=Mode(access))

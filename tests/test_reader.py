@@ -387,7 +387,9 @@ class TestProcesses:
 
     def test_a_spawned_process_reads_through_a_pickled_reader(self, committed, reader, tmp_path):
         (tmp_path / "pickle").write_bytes(pickle.dumps(reader()))
-        program = "reader = pickle.loads(Path(sys.argv[1]).read_bytes())\nprint([good(reader, n) for n in (1, 2, 3)], 'torch' in sys.modules)"
+        program = (
+            "reader = pickle.loads(Path(sys.argv[1]).read_bytes())\nprint([good(reader, n) for n in (1, 2, 3)], 'torch' in sys.modules)"
+        )
         assert run(program, tmp_path / "pickle") == "[True, True, True] False"
 
     @BOTH

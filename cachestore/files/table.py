@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -62,6 +63,11 @@ class Strings(Sequence[str]):
         """How many strings there are."""
         return max(len(self._offsets) - 1, 0)
 
+    def __iter__(self) -> Iterator[str]:
+        """The strings in order; faster than looking up one after the other."""
+        text, offsets = bytes(self._text), self._offsets.tolist()
+        return (str(text[start:end], "utf-8", "surrogatepass") for start, end in pairwise(offsets))
+
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
@@ -70,7 +76,7 @@ class Strings(Sequence[str]):
         """The string at a place, or a list of them."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
+        place = range(len(self))[index]  # refuses what is out of range, and counts from the end
         return str(self._text[self._offsets[place] : self._offsets[place + 1]], "utf-8", "surrogatepass")
 
 
@@ -98,6 +104,11 @@ class Digests(Sequence[bytes]):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index] * self._width
         return bytes(self._raw[place : place + self._width])
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The rows in order; much faster than looking up one after the other."""
+        raw, width = bytes(self._raw), self._width
+        return (raw[place : place + width] for place in range(0, len(raw), width))
 
 
 def number_column(values: Iterable[int], *, width: int = 1) -> Column:

@@ -104,16 +104,27 @@ def publish_done(layout: Layout, ref: PassRef, report: Mapping[str, Json], launc
 
 
 def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
-    """The newest pass if it is unfinished or ended under this launch, else the next, made now. Two that make it at once share it."""
+    """The newest pass if it is unfinished and sound, or ended under this launch, else the next, made now; two that make it share it."""
     numbers = list_passes(layout, plan)
     if numbers:
         newest = PassRef(plan, numbers[-1])
         done = read_done(layout, newest)
-        if done is None and newest.folder(layout).done.name not in names_in(newest.folder(layout).root):
+        if done is None and newest.folder(layout).done.name not in names_in(newest.folder(layout).root) and _is_sound(layout, newest):
             return _make(layout, newest)
         if done is not None and launch in done.launches:
             return newest
     return _make(layout, PassRef(plan, numbers[-1] + 1 if numbers else 1))
+
+
+def _is_sound(layout: Layout, ref: PassRef) -> bool:
+    """Whether the rounds of a pass can be read; one that cannot would stand in everybody's way for ever."""
+    folder = ref.folder(layout)
+    try:
+        for number in list_rounds(folder):
+            read_record(folder.round(number), ROUND_FORMAT, VERSION)
+    except FormatError:
+        return False
+    return True
 
 
 def _make(layout: Layout, ref: PassRef) -> PassRef:

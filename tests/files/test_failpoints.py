@@ -46,7 +46,7 @@ def work(root, say):
     publish_catalog(layout, Catalog("train", {}, {recipe.fingerprint: recipe}, ids, list(range(7)), ids, {}, ["{}"] * 6, (column,)))
     say(100)
 """
-"""Three segments of two entries, an index after the first and the last, then a catalog; says the first of two entries once both are acknowledged."""
+"""Three segments of two entries, an index after the first and the last, then a catalog; says what was acknowledged."""
 
 REPAIR = """
 from cachestore.storage.repair import repair_store

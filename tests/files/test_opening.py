@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ def file_of(tmp_path, content=b"0123456789"):
 
 
 def descriptors():
-    return set(os.listdir("/proc/self/fd"))
+    return set(Path("/proc/self/fd").iterdir())
 
 
 def test_names_in_a_missing_folder_are_none(tmp_path):

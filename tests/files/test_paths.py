@@ -54,7 +54,7 @@ FOREIGN = [
     "1.safetensors\n",
     "1e3.safetensors",
     "²",
-    "١",
+    "\u0661",
     f"{'0' * 31}.safetensors",
     f"{'A' * 32}.safetensors",
     f"{'0' * 32}.safetensors.part",

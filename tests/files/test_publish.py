@@ -44,6 +44,10 @@ def raiser(code):
     return fail
 
 
+def path_of(descriptor):
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
 def nothing_is_left(layout):
     return names_in(layout.temporary) == [] and names_in(layout.recipes) == []
 
@@ -65,8 +69,8 @@ def calls(monkeypatch):
     def of(path):
         return Path(path).parent.name if str(path).endswith(".tmp") else Path(path).name
 
-    watch("write", lambda descriptor, _data: of(os.readlink(f"/proc/self/fd/{descriptor}")))
-    watch("fsync", lambda descriptor: of(os.readlink(f"/proc/self/fd/{descriptor}")))
+    watch("write", lambda descriptor, _data: of(path_of(descriptor)))
+    watch("fsync", lambda descriptor: of(path_of(descriptor)))
     watch("link", lambda _source, target, **_named: of(target))
     watch("unlink", of)
     watch("chmod", lambda path, _bits: of(path))
@@ -172,7 +176,7 @@ def test_a_failed_sync_is_not_tried_again_on_the_same_file(layout, final, monkey
     synced = []
 
     def fail(descriptor):
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(path_of(descriptor))
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -186,7 +190,7 @@ def test_a_failed_sync_of_the_folder_is_not_acknowledged(layout, final, monkeypa
     real = os.fsync
 
     def fail(descriptor):
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+        if path_of(descriptor).is_dir():
             raise OSError(errno.EIO, "Input/output error")
         real(descriptor)
 
@@ -303,9 +307,7 @@ class TestWithoutLinks:
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_syncs_no_folders_is_fine(layout, final, monkeypatch, code):
     real = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: raiser(code)() if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() else real(descriptor)
-    )
+    monkeypatch.setattr(os, "fsync", lambda descriptor: raiser(code)() if path_of(descriptor).is_dir() else real(descriptor))
     assert publish(layout, final, CONTENT) is True
 
 

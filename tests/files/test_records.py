@@ -80,7 +80,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_malformed_record_is_a_format_error(what):
-    with pytest.raises(FormatError, match="claims/0.json"):
+    with pytest.raises(FormatError, match=r"claims/0\.json"):
         decode(HOSTILE[what])
 
 
@@ -102,7 +102,7 @@ def test_another_kind_is_refused_and_both_are_named():
 
 
 def test_a_newer_version_is_refused_with_the_way_out():
-    with pytest.raises(FormatError, match="thing/2.*install a newer one"):
+    with pytest.raises(FormatError, match=r"thing/2.*install a newer one"):
         decode(encode_record("thing", 2, {}))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from itertools import pairwise
 
 import pytest
 import safetensors
@@ -70,7 +71,7 @@ def test_a_table_comes_back(path, words, values, rows):
 @given(lengths=st.lists(st.integers(0, 5)))
 def test_offsets_say_where_each_list_starts_and_the_last_one_ends(lengths):
     offsets = list(offsets_of(lengths))
-    assert [end - start for start, end in zip(offsets, offsets[1:], strict=False)] == lengths
+    assert [end - start for start, end in pairwise(offsets)] == lengths
     assert offsets[0] == 0
 
 
@@ -145,7 +146,7 @@ def test_another_kind_is_refused_and_both_are_named(path):
 
 
 def test_a_newer_version_is_refused_with_the_way_out(path):
-    with pytest.raises(FormatError, match="thing/2.*install a newer one"):
+    with pytest.raises(FormatError, match=r"thing/2.*install a newer one"):
         read_table(write(path, {}, version=2), "thing", 1)
 
 

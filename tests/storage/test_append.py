@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -256,7 +257,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(appender.close_seg
 
 def test_a_forked_child_cannot_write_and_its_parent_goes_on(layout):
     command = [sys.executable, "-c", FORKED, str(layout.root)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    finished = subprocess.run(
+        command, capture_output=True, text=True, timeout=50, check=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())}
+    )
     assert finished.stdout == "2 1\n"
     assert verify(layout.root).entries == 1
 

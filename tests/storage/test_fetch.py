@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def fetcher(layout):
 
 
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @BOTH
@@ -291,7 +292,7 @@ def test_a_forked_child_reads_with_descriptors_of_its_own_and_shares_what_was_ch
     put(layout, 3)
     command = [sys.executable, "-c", FORKED, str(layout.root), io]
     finished = subprocess.run(
-        command, capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": os.getcwd()}
+        command, capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": str(Path.cwd())}
     )
     assert finished.returncode == 0, finished.stderr
     more = 1 if io == "pread" else 2

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
@@ -307,7 +308,7 @@ def forked(layout, program):
         text=True,
         timeout=50,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
     )
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)

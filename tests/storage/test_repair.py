@@ -3,6 +3,7 @@
 import errno
 import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -271,7 +272,7 @@ def test_an_input_error_moves_nothing(layout, monkeypatch):
     real = os.preadv
 
     def fail(descriptor, buffers, offset):
-        if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == path:
             raise OSError(errno.EIO, "Input/output error")
         return real(descriptor, buffers, offset)
 

@@ -215,7 +215,7 @@ def test_any_table_is_an_entry_table_or_a_format_error(table):
 
 
 def test_a_newer_segment_is_refused_with_the_way_out():
-    with pytest.raises(FormatError, match="cachestore-segment/2.*install a newer one"):
+    with pytest.raises(FormatError, match=r"cachestore-segment/2.*install a newer one"):
         parse(forged({}, format="cachestore-segment/2"))
 
 

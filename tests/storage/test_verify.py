@@ -57,7 +57,7 @@ def segment_of(layout, n):
             for entry in read_contents(path).entries:
                 if entry.key == key_of(n):
                     return path, entry
-    return None
+    raise LookupError(n)
 
 
 def found(layout, *arguments, **options):
@@ -209,7 +209,7 @@ class TestSegments:
         real = os.preadv
 
         def fail(descriptor, buffers, offset):
-            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+            if Path(f"/proc/self/fd/{descriptor}").readlink() == path:
                 raise OSError(errno.EIO, "Input/output error")
             return real(descriptor, buffers, offset)
 
@@ -222,7 +222,7 @@ class TestSegments:
 
         def once_wrong(descriptor, buffers, offset):
             count = real(descriptor, buffers, offset)
-            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path) and count > 1000 and bad:
+            if Path(f"/proc/self/fd/{descriptor}").readlink() == path and count > 1000 and bad:
                 bad.pop()
                 buffers[0][count - 1] ^= 1
             return count

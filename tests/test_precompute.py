@@ -1,0 +1,686 @@
+"""`precompute`: a data set over its life, and the folder that holds everything that goes wrong."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch
+from cachestore.files.paths import Layout
+from cachestore.request import PrecomputeRequest
+from cachestore.run import look_ahead, precompute_here
+from cachestore.storage.catalog import list_generations, newest_catalog
+from cachestore.storage.verify import verify
+from tests import fakes
+from tests.encode import tiny
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.request._encoders", makers)
+    return makers
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+def picture(path, content, *, at=1):
+    """A file that was modified long ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (at, at))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    for n in range(5):
+        picture(tmp_path / f"data/{n}.png", b"picture %d" % n)
+        (tmp_path / f"data/{n}.txt").write_text(f"caption {n}")
+    return tmp_path / "data"
+
+
+def run(data, root, **options):
+    return precompute_here(PrecomputeRequest(str(data), options.pop("model", "model"), str(root), **options))
+
+
+def catalog(root, name="train"):
+    return newest_catalog(Layout(root), name)
+
+
+def cells(root, encoder):
+    """The digest each sample's cell was made from; None where it is empty."""
+    found = catalog(root)
+    column = next(column for column in found.columns if column.encoder == encoder)
+    rows = {sample: column.row_cells(row) for row, sample in enumerate(found.ids)}
+    return {sample: [cell.input.hex() if cell.key else None for cell in row] for sample, row in rows.items()}
+
+
+# Nothing
+
+
+@pytest.mark.parametrize("source", ["folder", "prompts.txt", "manifest.jsonl"])
+def test_a_source_of_nothing_is_complete_with_an_empty_catalog(tmp_path, root, makers, source):
+    path = tmp_path / source
+    path.touch() if path.suffix else path.mkdir()
+    report = run(path, root)
+    numbers = {name: getattr(report, name) for name in ("samples", "wanted", "reused", "encoded", "failed", "missing", "bytes")}
+    assert set(numbers.values()) == {0}
+    assert report.complete
+    assert len(catalog(root)) == 0
+    assert verify(root).ok
+    assert run(path, root).generation == report.generation
+
+
+# Life of a data set
+
+
+def test_the_second_run_encodes_nothing_and_loads_nothing(data, root, makers):
+    first = run(data, root)
+    makers.made.clear()
+    second = run(data, root)
+    assert (first.wanted, first.encoded) == (11, 11)
+    assert (second.encoded, second.reused, second.complete, second.generation) == (0, 11, True, first.generation)
+    assert [encoder.prepared for encoder in makers.made] == [0, 0]
+
+
+def test_text_today_and_latents_tomorrow_stand_under_one_name(data, root, makers):
+    run(data, root, encode=("text",))
+    report = run(data, root, encode=("latents",))
+    assert (report.wanted, report.encoded) == (5, 5)
+    assert set(cells(root, "text")) == set(cells(root, "latents")) == {f"{n}.png" for n in range(5)}
+    assert all(None not in row for encoder in ("text", "latents") for row in cells(root, encoder).values())
+
+
+def test_ten_pictures_added_are_ten_units_of_each_kind(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    for n in range(10):
+        picture(data / f"new {n}.png", b"new %d" % n)
+        (data / f"new {n}.txt").write_text(f"new caption {n}")
+    report = run(data, root)
+    assert len(makers.encoded("latents")) == 10
+    assert (report.samples, report.encoded, report.reused) == (15, 20, 11)
+
+
+def test_ten_pictures_added_without_captions_are_ten_units(data, root, makers):
+    run(data, root)
+    for n in range(10):
+        picture(data / f"new {n}.png", b"new %d" % n)
+    assert run(data, root).encoded == 10
+
+
+def test_one_caption_edited_is_one_text_unit_and_no_latent(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    (data / "3.txt").write_text("another caption")
+    report = run(data, root)
+    assert makers.encoded() == ["another caption"]
+    assert (report.encoded, report.reused) == (1, 10)
+    assert cells(root, "text")["3.png"] == [fakes.digest_text("another caption")]
+
+
+def test_a_picture_replaced_by_other_bytes_of_the_same_size_is_encoded_again(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    picture(data / "3.png", b"PICTURE 3", at=2)
+    report = run(data, root)
+    assert makers.encoded() == [b"PICTURE 3"]
+    assert report.encoded == 1
+    assert cells(root, "latents")["3.png"] == [fakes.digest_bytes(b"PICTURE 3")]
+
+
+def test_a_picture_replaced_just_after_it_was_made_is_seen_even_with_the_same_time(data, root, makers):
+    """Within the grain of a file's time, two contents look alike, so a fresh file's time is not believed."""
+    now = data / "3.png"
+    now.write_bytes(b"picture 3")
+    stamp = now.stat().st_mtime_ns
+    run(data, root)
+    now.write_bytes(b"PICTURE 3")
+    os.utime(now, ns=(stamp, stamp))
+    makers.encoded()
+    run(data, root)
+    assert makers.encoded() == [b"PICTURE 3"]
+
+
+def test_a_file_that_was_touched_is_not_encoded_again(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    os.utime(data / "3.png", (7, 7))
+    report = run(data, root)
+    assert makers.encoded() == []
+    assert (report.encoded, report.reused) == (0, 11)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_picture_replaced_after_a_run_was_stopped_half_way_is_encoded_again(data, root, monkeypatch, batches):
+    """The next run joins the unfinished pass, in which the picture may be recorded already."""
+    makers = fakes.Makers(options={"limit": 2})
+    monkeypatch.setattr("cachestore.request._encoders", makers)
+
+    class Stop:
+        def is_set(self):
+            return sum(len(encoder.batches) for encoder in makers.made) >= batches
+
+    with pytest.raises(Incomplete):
+        precompute_here(PrecomputeRequest(str(data), "model", str(root), encode=("latents",)), cancel=Stop())
+    first = makers.encoded()
+    for n in range(5):
+        picture(data / f"{n}.png", b"PICTURE %d" % n, at=2)
+    report = run(data, root, encode=("latents",))
+    assert len(first) == min(2 * batches, 5)
+    assert sorted(makers.encoded()) == [b"PICTURE %d" % n for n in range(5)]
+    assert report.complete
+    assert cells(root, "latents") == {f"{n}.png": [fakes.digest_bytes(b"PICTURE %d" % n)] for n in range(5)}
+    assert verify(root).ok
+
+
+def test_samples_that_are_removed_leave_and_their_entries_stay(data, root, makers):
+    run(data, root)
+    (data / "3.png").unlink()
+    report = run(data, root)
+    assert (report.samples, report.encoded) == (4, 0)
+    assert list(catalog(root).ids) == ["0.png", "1.png", "2.png", "4.png"]
+    with cs.open(root) as store:
+        assert len(store) == 11
+
+
+def test_a_sample_that_comes_back_is_not_encoded_again(data, root, makers):
+    run(data, root)
+    content = (data / "3.png").read_bytes()
+    (data / "3.png").unlink()
+    run(data, root)
+    picture(data / "3.png", content)
+    assert run(data, root).encoded == 0
+
+
+def test_a_data_set_that_moved_is_not_encoded_again(data, root, makers, tmp_path):
+    run(data, root)
+    makers.encoded()
+    moved = data.rename(tmp_path / "moved")
+    for path in moved.iterdir():
+        os.utime(path, (9, 9))
+    report = run(moved, root)
+    assert makers.encoded() == []
+    assert report.reused == 11
+
+
+def test_a_kept_cell_is_emptied_when_its_picture_changed_and_filled_by_the_next_run_of_its_encoder(data, root, makers):
+    run(data, root)
+    picture(data / "3.png", b"PICTURE 3", at=2)
+    run(data, root, encode=("text",))
+    assert cells(root, "latents")["3.png"] == [None]
+    assert cells(root, "latents")["2.png"] == [fakes.digest_bytes(b"picture 2")]
+    run(data, root, encode=("latents",))
+    assert cells(root, "latents")["3.png"] == [fakes.digest_bytes(b"PICTURE 3")]
+
+
+def test_two_names_in_one_store_share_their_entries(data, root, makers):
+    run(data, root, name="one")
+    makers.encoded()
+    report = run(data, root, name="other")
+    assert makers.encoded() == []
+    assert (report.encoded, report.reused) == (0, 11)
+    assert list(catalog(root, "other").ids) == list(catalog(root, "one").ids)
+
+
+def test_with_replace_another_source_takes_the_names_place(data, root, makers, tmp_path):
+    run(data, root)
+    other = picture(tmp_path / "other/x.png", b"x").parent
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        run(other, root)
+    report = run(other, root, replace=True)
+    assert report.complete
+    assert list(catalog(root).ids) == ["x.png"]
+
+
+def test_with_replace_another_model_takes_the_columns_place(data, root, makers):
+    run(data, root)
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        run(data, root, model="other")
+    assert run(data, root, model="other", replace=True).encoded == 11
+    assert {recipe.make["model"] for recipe in catalog(root).recipes.values()} == {"other"}
+
+
+def test_only_the_same_encoders_earlier_column_is_compared(data, root, makers):
+    run(data, root, encode=("text",), model="one")
+    assert run(data, root, encode=("latents",), model="other").complete
+
+
+def test_all_captions_of_a_sample_or_the_first(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text(json.dumps({"id": "x", "caption": ["one", "two", "one"]}) + "\n")
+    run(manifest, root, encode=("text",), captions="all")
+    assert cells(root, "text") == {"x": [fakes.digest_text(text) for text in ("one", "two", "one")]}
+    run(manifest, root, encode=("text",), captions="first")
+    assert cells(root, "text") == {"x": [fakes.digest_text("one")]}
+
+
+def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    picture(tmp_path / "a.png", b"a")
+    row = {"id": "x", "image": "a.png", "control": ["c.png", "d.png"], "mask": "m.png", "caption": "c", "artist": "é", "n": [1, {"deep": None}]}
+    manifest.write_text(json.dumps(row) + "\n")
+    run(manifest, root)
+    found = catalog(root)
+    assert json.loads(found.extras[0]) == {"artist": "é", "n": [1, {"deep": None}]}
+    assert {role: [list(at), list(refs)] for role, (at, refs) in found.images.items()} == {
+        "image": [[0, 1], ["a.png"]],
+        "control": [[0, 2], ["c.png", "d.png"]],
+        "mask": [[0, 1], ["m.png"]],
+    }
+
+
+def test_a_store_inside_its_own_data_is_no_part_of_it(data, makers):
+    root = data / "cache"
+    first = run(data, root)
+    picture(root / "not ours.png", b"x")
+    second = run(data, root)
+    assert (first.samples, second.samples, second.encoded) == (5, 5, 0)
+
+
+# Words and failures
+
+
+def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
+    (data / "3.txt").unlink()
+    (data / "4.txt").write_text("one\ntwo")
+    said = []
+    precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
+    text = "\n".join(said)
+    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "11 to encode", "free"):
+        assert words in text
+
+
+def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root, makers):
+    (tmp_path / "p.txt").write_text("short\n" + "word " * 9 + "\n")
+    said = []
+    precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=said.append)
+    assert any("1 captions are longer" in line for line in said)
+
+
+def test_failures_within_the_limit_are_complete_and_beyond_it_are_not(data, root, makers):
+    picture(data / "bad.png", b"undecodable")
+    assert not run(data, root).complete
+    assert run(data, root, max_failures="1").complete
+    assert run(data, root, max_failures="10%").complete
+    with pytest.raises(EncodeFailed, match=r"bad\.png.*this is no picture"):
+        run(data, root, strict=True)
+
+
+def test_a_failed_picture_is_tried_again_by_the_next_run_and_its_reason_is_kept(data, root, makers):
+    picture(data / "bad.png", b"undecodable")
+    for _ in range(2):
+        report = run(data, root)
+        assert [dict(failure) for failure in report.failures] == [{"sample": "bad.png", "encoder": "latents", "reason": "this is no picture"}]
+        assert fakes.adds_up(report)
+    picture(data / "bad.png", b"mended", at=3)
+    assert run(data, root).complete
+
+
+def test_limits_that_cannot_be_read_are_refused_before_anything_is_encoded(data, root, makers):
+    with pytest.raises(BadInput, match="max-failures"):
+        run(data, root, max_failures="some")
+    assert makers.encoded() == []
+
+
+def test_an_unknown_option_is_refused_by_name(data, root):
+    with pytest.raises(BadInput, match="resolutoin"):
+        cs.precompute(data, model="m", store=root, resolutoin=64)
+
+
+def test_progress_and_cancel_need_this_process(data, root):
+    with pytest.raises(BadInput, match="inline"):
+        cs.precompute(data, model="m", store=root, on_progress=print)
+
+
+# Looking ahead
+
+
+def look(data, root, **options):
+    return look_ahead(PrecomputeRequest(str(data), "model", str(root), **options))
+
+
+def png(width, height, seed=0):
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three upright pictures and two wide ones, real."""
+    for n in range(5):
+        picture(tmp_path / f"photos/{n}.png", png(*((64, 128) if n < 3 else (128, 64)), seed=n))
+    return tmp_path / "photos"
+
+
+def test_looking_ahead_at_nothing_is_all_zero(tmp_path, root, makers):
+    (tmp_path / "empty").mkdir()
+    forecast = look(tmp_path / "empty", root)
+    assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode, forecast.estimated_bytes) == (0, 0, 0, 0, 0)
+    assert forecast.buckets == {}
+
+
+def test_looking_ahead_counts_and_encodes_nothing(photos, root, makers):
+    forecast = look(photos, root, resolution=128)
+    assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode) == (5, 6, 0, 6)
+    assert sum(forecast.buckets.values()) == 5
+    assert len(forecast.buckets) == 2
+    assert forecast.estimated_bytes == 6 * 16
+    assert makers.encoded() == []
+    assert catalog(root) is None
+
+
+def test_looking_ahead_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
+    run(photos, root, resolution=128)
+    forecast = look(photos, root, resolution=128)
+    assert (forecast.present, forecast.to_encode, forecast.estimated_bytes) == (6, 0, 0)
+    assert sum(forecast.buckets.values()) == 5
+
+
+def test_looking_ahead_opens_no_pass_and_touches_no_unfinished_one(data, root, makers):
+    look(data, root)
+    assert not list(root.glob("plans/*/1"))
+
+
+# In processes of their own
+
+
+PLAIN_SCRIPT = """
+import sys, threading
+import cachestore as cs
+report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+again = cs.precompute(sys.argv[1], model="model", store=sys.argv[2], procs=2)
+print(report.complete, report.encoded, again.encoded, again.reused)
+print(threading.active_count(), [name for name in ("torch", "transformers", "tokenizers", "diffusers") if name in sys.modules])
+"""
+
+
+def script(tmp_path, source, *arguments, **environment):
+    """Run a script file without a `__main__` guard; encoders are fake in it and in what it starts."""
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    paths = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
+    return subprocess.run(
+        [sys.executable, path, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
+    )
+
+
+def test_a_plain_script_without_a_guard_encodes_in_processes_of_their_own(data, root, tmp_path):
+    ended = script(tmp_path, PLAIN_SCRIPT, data, root)
+    assert ended.stdout == "True 11 0 11\n1 []\n", ended.stderr
+    assert verify(root).ok
+
+
+COUNT_CHILDREN = """
+import os, sys
+import cachestore as cs
+from cachestore.work.workers import read_beats
+from cachestore.files.paths import Layout
+from pathlib import Path
+cs.precompute(sys.argv[1], model="model", store=sys.argv[2], procs=2)
+print(sorted(beat["rank"] for beat in read_beats(Layout(Path(sys.argv[2])))), {beat["world_size"] for beat in read_beats(Layout(Path(sys.argv[2])))})
+"""
+
+
+def test_two_processes_asked_for_are_two_workers(data, root, tmp_path):
+    """Each is told its rank; none starts two more."""
+    ended = script(tmp_path, COUNT_CHILDREN, data, root)
+    assert ended.stdout == "[0, 1] {2}\n", ended.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_a_launcher_each_rank_starts_one_worker_that_is_that_rank(data, root, tmp_path, rank):
+    """As from a trainer under torchrun: every rank gets its report, not only the one that prints."""
+    source = """
+import sys
+import cachestore as cs
+from cachestore.work.workers import read_beats
+from cachestore.files.paths import Layout
+from pathlib import Path
+report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+[beat] = read_beats(Layout(Path(sys.argv[2])))
+print(report.complete, report.wanted, beat["rank"], beat["world_size"])
+"""
+    launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none"}
+    ended = script(tmp_path, source, data, root, **launcher)
+    assert ended.stdout == f"True 11 {rank} 2\n", ended.stderr
+
+
+def test_ranks_of_a_launch_that_start_workers_one_after_the_other_get_one_report(data, root, tmp_path):
+    """The workers' parents differ, but they are one launch: the second returns the pass that the first ended."""
+    source = """
+import os, subprocess, sys
+if "RANK" not in os.environ:  # the agent
+    for rank in "01":
+        own = {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"}
+        subprocess.run([sys.executable, *sys.argv], env=own, check=True)
+else:
+    import cachestore as cs
+    report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+    print(report.encoded, report.plan, report.generation, flush=True)
+"""
+    ended = script(tmp_path, source, data, root)
+    first, second = ended.stdout.splitlines()
+    assert first == second, ended.stderr
+    assert first.startswith("11 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"model": "other"}, RecipeMismatch), ({"strict": True}, EncodeFailed), ({"caption_lines": "none"}, BadInput), ({"max_failures": "x"}, BadInput)],
+)
+def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers, monkeypatch, options, error):
+    picture(data / "bad.png", b"undecodable")
+    run(data, root)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    with pytest.raises(error) as raised:
+        cs.precompute(data, **{"model": "model", "store": root, **options})
+    assert type(raised.value) is error
+
+
+def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    monkeypatch.setenv("CACHESTORE_FAILPOINT", "worker.before_ledger")
+    with pytest.raises(Incomplete, match="SIGKILL"):
+        cs.precompute(data, model="model", store=root)
+    monkeypatch.delenv("CACHESTORE_FAILPOINT")
+    report = cs.precompute(data, model="model", store=root)
+    assert (report.complete, report.encoded) == (True, 11)
+
+
+def test_one_killed_worker_of_two_does_not_matter(data, root, monkeypatch, tmp_path):
+    gate = fakes.Gate(tmp_path / "gate")
+    starting = fakes.command("precompute", data, "--model", "model", "--store", root, "--procs", "2", "--json", **{fakes.GATE: str(gate.folder)})
+    os.kill(gate.wait(), 9)
+    gate.open()
+    out, err = starting.communicate(timeout=50)
+    report = json.loads(out)
+    assert (starting.returncode, report["complete"], report["encoded"]) == (0, True, 11), err
+    assert verify(root).ok
+
+
+# The folder that holds everything that goes wrong, with a real model
+
+
+REFUSED = {"truncated.jpg", "text.png", "empty.jpg", "broken link.png"}
+
+
+def nasty(folder):
+    """Real pictures of every kind, and what only looks like one. Returns the folder."""
+    from PIL import Image
+
+    def noise(mode, size=(96, 64), seed=0):
+        bands = len(Image.new(mode, (1, 1)).getbands())
+        pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], bands), dtype=np.uint8)
+        return Image.fromarray(pixels[..., 0] if bands == 1 else pixels, mode)
+
+    def save(name, image, format, **options):
+        file = BytesIO()
+        image.save(file, format, **options)
+        return picture(folder / name, file.getvalue())
+
+    jpeg = save("plain.jpg", noise("RGB"), "JPEG")
+    picture(folder / "truncated.jpg", jpeg.read_bytes()[:-400])
+    picture(folder / "text.png", b"this is a text")
+    picture(folder / "empty.jpg", b"")
+    save("rgba.png", noise("RGBA"), "PNG")
+    save("palette.gif", noise("RGB").quantize(16), "GIF")
+    sixteen = np.random.default_rng(1).integers(0, 65536, (64, 96), dtype=np.uint16)
+    save("sixteen.png", Image.fromarray(sixteen), "PNG")
+    save("cmyk.jpg", noise("CMYK"), "JPEG")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save("rotated.jpg", noise("RGB", seed=2), "JPEG", exif=exif)
+    save("a.jpg", noise("RGB", seed=3), "JPEG")
+    save("a.png", noise("RGB", seed=4), "PNG")
+    save("sub/a.png", noise("RGB", seed=5), "PNG")
+    save("SHOUTED.JPG", noise("RGB", seed=6), "JPEG")
+    save("ünïcöde 写真.png", noise("RGB", seed=7), "PNG")
+    save("with space.and.dots.png", noise("RGB", seed=8), "PNG")
+    save("tall.webp", noise("RGB", (40, 120), seed=9), "WEBP")
+    save("one pixel.bmp", noise("RGB", (1, 1)), "BMP")
+    save("same as a.png", noise("RGB", seed=4), "PNG")
+    for name in ("plain", "rgba", "a", "sub/a", "SHOUTED", "ünïcöde 写真", "with space.and.dots"):
+        (folder / f"{name}.txt").write_text(f"a caption of {name}", encoding="utf-8")
+    (folder / "cmyk.txt").write_text("")
+    (folder / "broken link.png").symlink_to("nowhere.png")
+    outside = folder.parent / "outside"
+    save("../outside/linked.png", noise("RGB", seed=10), "PNG")
+    (folder / "linked").symlink_to(outside)
+    (folder / "loop").symlink_to(folder)
+    picture(folder / "notes.md", b"# notes")
+    picture(folder / ".hidden.png", b"hidden")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny Stable Diffusion."""
+    import torch
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    tiny.save(tiny.sd15(), folder, "unet", "UNet2DConditionModel")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoded(model, tmp_path_factory):
+    """The nasty folder, encoded by a real model in this process, with the store inside it: (folder, store, report)."""
+    folder = nasty(tmp_path_factory.mktemp("nasty") / "data")
+    report = cs.precompute(folder, model=model, store=folder / "cache", resolution=64, device="cpu", inline=True)
+    return folder, folder / "cache", report
+
+
+@pytest.mark.torch
+def test_every_sample_of_the_nasty_folder_is_encoded_or_listed_with_its_reason(encoded):
+    folder, store, report = encoded
+    listed = {failure["sample"] for failure in report.failures}
+    assert listed == REFUSED
+    assert all(failure["reason"] and failure["encoder"] == "latents" for failure in report.failures)
+    found = catalog(store)
+    latents = found.column("latents", "image")
+    for row, sample in enumerate(found.ids):
+        assert (latents.row_keys(row)[0] is None) == (sample in REFUSED), sample
+    assert report.samples == len(found) == 20
+    assert (report.failed, fakes.adds_up(report)) == (len(REFUSED), True)
+    assert verify(store).ok
+
+
+@pytest.mark.torch
+def test_every_entry_of_the_nasty_folder_names_the_digest_of_its_own_image(encoded):
+    folder, store, _report = encoded
+    found = catalog(store)
+    latents, text = found.column("latents", "image"), found.column("text", "caption")
+    with cs.open(store) as reader:
+        for row, sample in enumerate(found.ids):
+            if sample in REFUSED:
+                continue
+            own = hashlib.sha256((folder / sample).read_bytes()).hexdigest()
+            meta = reader.describe(latents.row_keys(row)[0]).meta
+            assert (meta["input_digest"], meta["encoder"]) == (own, "latents"), sample
+            assert latents.row_cells(row)[0].input.hex() == own
+            caption = reader.describe(text.row_keys(row)[0]).meta
+            assert caption["caption"] == found.row_captions(row)[0]
+
+
+@pytest.mark.torch
+def test_missing_and_empty_captions_of_the_nasty_folder_are_the_empty_caption(encoded):
+    _folder, store, _report = encoded
+    found = catalog(store)
+    captions = {sample: found.row_captions(row) for row, sample in enumerate(found.ids)}
+    assert captions["cmyk.jpg"] == captions["palette.gif"] == captions["linked/linked.png"] == [""]
+    assert captions["a.jpg"] == captions["a.png"] == ["a caption of a"]
+    assert captions["sub/a.png"] == ["a caption of sub/a"]
+
+
+@pytest.mark.torch
+def test_pictures_of_equal_bytes_in_the_nasty_folder_share_an_entry(encoded):
+    _folder, store, _report = encoded
+    found = catalog(store)
+    keys = {sample: found.column("latents", "image").row_keys(row)[0] for row, sample in enumerate(found.ids)}
+    assert keys["a.png"] == keys["same as a.png"]
+    assert len({key for key in keys.values() if key}) == len(keys) - len(REFUSED) - 1
+
+
+@pytest.mark.torch
+def test_the_latents_of_an_upright_picture_are_upright(encoded):
+    """A picture turned by EXIF, and one that is taller than wide."""
+    _folder, store, _report = encoded
+    found = catalog(store)
+    facts = {sample: found.column("latents", "image").row_cells(row)[0].facts for row, sample in enumerate(found.ids)}
+    assert facts["rotated.jpg"]["size"] == (64, 96)
+    assert facts["tall.webp"]["size"] == (40, 120)
+    assert facts["plain.jpg"]["size"] == (96, 64)
+
+
+@pytest.mark.torch
+def test_a_second_run_over_the_nasty_folder_reuses_all_that_did_not_fail(encoded, model):
+    folder, store, first = encoded
+    report = cs.precompute(folder, model=model, store=store, resolution=64, device="cpu", inline=True)
+    assert (report.encoded, report.reused, report.failed) == (0, first.wanted - first.failed, first.failed)
+    assert list_generations(Layout(store), "train") == [report.generation] == [first.generation]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("names", [(), ("plain.jpg",)])
+def test_a_folder_of_nothing_and_of_one_file_go_through_with_a_real_model(encoded, model, tmp_path, names):
+    (tmp_path / "data").mkdir()
+    for name in names:
+        picture(tmp_path / "data" / name, (encoded[0] / name).read_bytes())
+    report = cs.precompute(tmp_path / "data", model=model, store=tmp_path / "store", resolution=64, device="cpu", inline=True)
+    assert (report.complete, report.samples) == (True, len(names))
+    assert report.wanted == (2 if names else 0)
+    assert Path(report.store) == tmp_path / "store"
+
+
+@pytest.mark.torch
+def test_the_segments_of_a_store_open_in_the_stock_library(encoded):
+    from safetensors import safe_open
+
+    for path in (encoded[1] / "segments").glob("*/*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            assert list(file.keys())

@@ -1,0 +1,177 @@
+"""Repair with refill: what was lost is made again, with the source and the model that it was made with."""
+
+import os
+
+import pytest
+
+import cachestore as cs
+from cachestore.errors import BadInput, RecipeMismatch, StoreNotFound
+from cachestore.files.paths import Layout
+from cachestore.request import PrecomputeRequest
+from cachestore.run import precompute_here
+from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.snapshot import list_segments, load_snapshot
+from tests import fakes
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.request._encoders", makers)
+    return makers
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Four pictures with captions, modified long ago."""
+    root = tmp_path / "data"
+    root.mkdir()
+    for n in range(4):
+        (root / f"{n}.png").write_bytes(b"picture %d" % n)
+        (root / f"{n}.txt").write_text(f"caption {n}")
+        os.utime(root / f"{n}.png", (n, n))
+    return root
+
+
+@pytest.fixture
+def store(tmp_path, data, makers):
+    """A store of text and latents, in which each recipe has its own segment."""
+    for encode in (("text",), ("latents",)):
+        precompute_here(PrecomputeRequest(str(data), "model", str(tmp_path / "store"), encode=encode))
+    makers.encoded()
+    return tmp_path / "store"
+
+
+def flip_entry(store, sample, encoder):
+    """Change a byte of one entry; returns its key."""
+    layout = Layout(store)
+    catalog = newest_catalog(layout, "train")
+    column = next(column for column in catalog.columns if column.encoder == encoder)
+    key = column.row_keys(list(catalog.ids).index(sample))[0]
+    snapshot = load_snapshot(layout)
+    place = snapshot.find([key])[0][0]
+    snapshot.close()
+    path = layout.segment(place.segment.digest)
+    path.chmod(0o644)
+    raw = bytearray(path.read_bytes())
+    raw[place.offset] ^= 0xFF
+    path.write_bytes(raw)
+    return key
+
+
+def test_where_there_is_no_store_there_is_nothing_to_repair(tmp_path):
+    with pytest.raises(StoreNotFound):
+        cs.repair(tmp_path, refill=True)
+
+
+def test_a_whole_store_stays_as_it_is(store, makers):
+    before = list_segments(Layout(store))
+    report = cs.repair(store, refill=True)
+    assert (report.salvaged, report.quarantined, report.missing, report.refilled) == (0, (), 0, 0)
+    assert list_segments(Layout(store)) == before
+    assert makers.encoded() == []
+
+
+def test_a_store_without_data_sets_is_repaired_without_asking_anybody(tmp_path):
+    with cs.open(tmp_path / "store", mode="a") as store, store.writer() as writer:
+        import numpy as np
+
+        writer.put(cs.key("a"), {"x": np.ones(2)})
+    assert cs.repair(tmp_path / "store", refill=True).refilled == 0
+
+
+def test_without_refill_a_lost_entry_is_counted_as_missing(store, makers):
+    flip_entry(store, "2.png", "latents")
+    report = cs.repair(store)
+    assert (report.salvaged, report.missing, report.refilled, len(report.quarantined)) == (3, 1, 0, 1)
+    assert makers.made == []
+
+
+def test_with_refill_exactly_the_lost_entry_is_made_again(store, makers):
+    key = flip_entry(store, "2.png", "latents")
+    report = cs.repair(store, refill=True)
+    assert makers.encoded() == [b"picture 2"]
+    assert (report.salvaged, report.missing, report.refilled) == (3, 0, 1)
+    assert cs.verify(store).ok
+    with cs.open(store) as opened:
+        assert opened.get(key, as_numpy=True)["value"].tobytes() == bytes(key)
+
+
+@pytest.mark.parametrize("encoder", ["text", "latents"])
+def test_each_encoder_is_refilled_by_the_request_that_made_it(store, makers, encoder):
+    """Text and latents were asked for apart."""
+    flip_entry(store, "1.png", encoder)
+    assert cs.repair(store, refill=True).refilled == 1
+    assert cs.verify(store).ok
+    catalog = newest_catalog(Layout(store), "train")
+    assert {column.encoder for column in catalog.columns} == {"text", "latents"}
+    assert all(key is not None for column in catalog.columns for row in range(4) for key in column.row_keys(row))
+
+
+def test_a_deleted_segment_is_refilled(store, makers):
+    layout = Layout(store)
+    for digest in list_segments(layout):
+        layout.segment(digest).unlink()
+    report = cs.repair(store, refill=True)
+    assert (report.missing, report.refilled) == (0, 9)
+    assert cs.verify(store).ok
+
+
+def test_a_dry_run_changes_nothing_and_encodes_nothing(store, makers):
+    flip_entry(store, "2.png", "latents")
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    report = cs.repair(store, refill=True, dry_run=True)
+    assert (report.salvaged, report.dry_run, len(report.quarantined)) == (3, True, 1)
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+    assert makers.made == []
+
+
+def test_refilling_twice_makes_it_once(store, makers):
+    flip_entry(store, "2.png", "latents")
+    cs.repair(store, refill=True)
+    assert cs.repair(store, refill=True).refilled == 0
+
+
+def test_a_source_that_moved_is_named(store, data, makers, tmp_path):
+    flip_entry(store, "2.png", "latents")
+    data.rename(tmp_path / "moved")
+    with pytest.raises(BadInput, match="data"):
+        cs.repair(store, refill=True)
+    assert cs.repair(store, refill=True, source=tmp_path / "moved").refilled == 1
+    assert cs.verify(store).ok
+
+
+def test_a_store_that_moved_is_refilled_where_it_is(store, makers, tmp_path):
+    flip_entry(store, "2.png", "latents")
+    moved = store.rename(tmp_path / "moved store")
+    assert cs.repair(moved, refill=True).refilled == 1
+    assert cs.verify(moved).ok
+    assert not store.exists()
+
+
+def test_another_model_is_refused_and_nothing_is_encoded(store, makers):
+    flip_entry(store, "2.png", "latents")
+    with pytest.raises(RecipeMismatch, match="other"):
+        cs.repair(store, refill=True, model="other")
+    assert makers.encoded() == []
+
+
+def test_a_picture_that_changed_since_is_encoded_as_it_is_now_and_the_lost_value_leaves(store, data, makers):
+    """The data set never pairs a sample with what its picture was before."""
+    flip_entry(store, "2.png", "latents")
+    (data / "2.png").write_bytes(b"PICTURE 2")
+    os.utime(data / "2.png", (99, 99))
+    cs.repair(store, refill=True)
+    column = newest_catalog(Layout(store), "train").column("latents", "image")
+    assert column.row_cells(2)[0].input.hex() == fakes.digest_bytes(b"PICTURE 2")
+    assert makers.encoded("latents") == [b"PICTURE 2"]
+
+
+def test_every_data_set_of_a_store_is_refilled(store, data, makers):
+    other = PrecomputeRequest(str(data), "second model", str(store), encode=("latents",), name="other")
+    precompute_here(other)
+    layout = Layout(store)
+    for digest in list_segments(layout):
+        layout.segment(digest).unlink()
+    assert cs.repair(store, refill=True).refilled == 13
+    assert cs.verify(store).ok
