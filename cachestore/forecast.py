@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
 
 HEADER_BYTES: Final = 256 * 1024
+TRAINING_BATCH: Final = 8
+"""The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
+
 LOOKED_AT: Final = 2000
 """Captions and picture headers that are looked at beforehand, at most; the rest is said as an estimate."""
 
@@ -60,7 +63,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     limit = len(missing) if look_at_all else LOOKED_AT
     facts = _facts_of(wanted, by_encoder.get("latents"), missing, limit)
     buckets = Counter(facts)
-    buckets.update(_known_buckets(reconciler, plan))
+    buckets.update(_known_buckets(reconciler, plan, frozenset(missing)))
     captions = [str(plan.unit(place).request["caption"]) for place in missing if "caption" in plan.unit(place).request]
     tokens = _count(by_encoder.get("text"), captions[:limit])
     size = _bytes_of(by_encoder, facts, [place for place in missing if "image" in plan.unit(place).request], tokens, captions)
@@ -110,9 +113,9 @@ def _measure(wanted: Wanted, reference: str) -> "Size":
         return measure(wanted.listing.read(reference)[0])
 
 
-def _known_buckets(reconciler: Reconciler, plan: Plan) -> Counter[tuple[int, int]]:
-    known = reconciler.outcomes()
-    found = (outcome.facts.get("bucket") for place, outcome in known.items() if place < plan.unit_count and outcome.result != "failed")
+def _known_buckets(reconciler: Reconciler, plan: Plan, missing: Collection[int]) -> Counter[tuple[int, int]]:
+    known = {place: outcome for place, outcome in reconciler.outcomes().items() if place not in missing and outcome.result != "failed"}
+    found = (outcome.facts.get("bucket") for place, outcome in known.items() if place < plan.unit_count)
     return Counter((int(bucket[0]), int(bucket[1])) for bucket in found if bucket)
 
 
@@ -147,7 +150,7 @@ def _seconds(layout: Layout, units: int) -> float | None:
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
-def in_words(forecast: Forecast, root: Path, batch_size: int = 1) -> list[str]:
+def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -> list[str]:
     """The forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"

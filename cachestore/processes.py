@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+from cachestore import errors
 from cachestore.errors import BadInput, CacheStoreError, Incomplete
 
 _USAGE: Final = 2
@@ -37,25 +38,34 @@ class Child:
     """The end of what it wrote to stderr."""
 
 
-def run_children(arguments: Sequence[str], count: int, *, is_launch: bool = True) -> list[Child]:
-    """Run `count` workers with the same arguments and wait for all of them.
+def run_children(arguments: Sequence[str], count: int) -> list[Child]:
+    """Run `count` workers with the same arguments as one launch, each with its own rank, and wait for all of them.
 
-    With `is_launch` each gets its rank and the launch they share; without, they are one for this process's own rank and find it in
-    the environment they inherit. Returns as they ended, in the order of ranks. Interrupting the caller stops them all: each
-    publishes what it has encoded.
+    Returns as they ended, in the order of ranks. Interrupting the caller stops them all: each publishes what it has encoded.
     """
     launch = f"procs:{secrets.token_hex(8)}"
+    return _run(arguments, [_as_rank(rank, count, launch) for rank in range(count)])
+
+
+def run_child(arguments: Sequence[str], environment: Mapping[str, str]) -> list[Child]:
+    """As `run_children`, for one worker of a launch that others started; `environment` says which, over what it inherits."""
+    return _run(arguments, [environment])
+
+
+def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> list[Child]:
+    """One worker for each environment; the first one's words go to our stderr."""
     with ExitStack() as stack:
         started: list[tuple[subprocess.Popen[str], IO[str], IO[str]]] = []
-        for rank in range(count):
-            out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _stream in range(2))
-            own = _as_rank(rank, count, launch) if is_launch else {}
-            quiet = [] if rank == 0 else ["--quiet"]
-            command = [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet]
-            heard = None if rank == 0 else err
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=heard, text=True, env={**os.environ, **own})
-            started.append((process, out, err))
         try:
+            for rank, own in enumerate(environments):
+                out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _stream in range(2))
+                quiet = [] if rank == 0 else ["--quiet"]
+                command = [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet]
+                heard = None if rank == 0 else err
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=heard, text=True, env={**os.environ, **own}
+                )
+                started.append((process, out, err))
             for process, _out, _err in started:
                 process.wait()
         except BaseException:  # an interrupted wait must not leave workers behind, whatever interrupted it
@@ -98,7 +108,7 @@ def _ended(process: "subprocess.Popen[str]", out: IO[str], err: IO[str]) -> Chil
 def joined_report(children: Sequence[Child]) -> dict[str, Any]:
     """The report that the surviving workers agree on, with what all of them published in `encoded_here`.
 
-    Raises the error of a worker whose arguments were refused, or Incomplete where none of them reached the end.
+    Raises the error that a worker ended with, as its own class, or Incomplete where none of them reached the end.
     """
     ended = [child for child in children if child.returncode in _ENDED_WELL and child.report is not None]
     if ended:
@@ -108,10 +118,18 @@ def joined_report(children: Sequence[Child]) -> dict[str, Any]:
     if any(child.returncode == _USAGE for child in children):
         message = next(child.last_words for child in children if child.returncode == _USAGE) or "the arguments were refused"
         raise BadInput(message.strip())
+    for child in children:
+        if child.report and "error" in child.report:
+            raise _class_of(str(child.report.get("kind")))(str(child.report["error"]))
     said = [f"worker {rank} (pid {child.pid}) {_how(child)}" for rank, child in enumerate(children)]
-    error = next(((child.report or {}).get("error") for child in children if child.report), None)
-    message = f"no worker reached the end: {'; '.join(said[:4])}. {error or 'Run the same command again: it goes on where it stopped'}"
-    raise (CacheStoreError if error else Incomplete)(message)
+    message = f"no worker reached the end: {'; '.join(said[:4])}. Run the same command again: it goes on where it stopped"
+    raise Incomplete(message)
+
+
+def _class_of(kind: str) -> type[CacheStoreError]:
+    """The class of an error by the name that a worker printed."""
+    found = getattr(errors, kind, None)
+    return found if isinstance(found, type) and issubclass(found, CacheStoreError) else CacheStoreError
 
 
 def _how(child: Child) -> str:

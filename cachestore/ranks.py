@@ -144,7 +144,8 @@ def launch_name(environment: Mapping[str, str]) -> str | None:
         return name
     run = environment.get("TORCHELASTIC_RUN_ID")
     if run is not None and run != "none":
-        return f"torchrun:{run}"
+        # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
+        return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
     if environment.get("SLURM_STEP_ID", "").isdecimal() and environment.get("SLURM_JOB_ID"):
         return f"slurm:{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"):

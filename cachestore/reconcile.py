@@ -88,13 +88,12 @@ class Reconciler:
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Units that neither an unfinished pass nor the newest catalog shows to be present; no file is read for it."""
+        known = self.outcomes()
         if list_rounds(self.ref.folder(self.layout)):
-            known = self.outcomes()
             present = self._present([outcome.key for outcome in known.values() if outcome.key is not None], snapshot)
             kept = {place for place, outcome in known.items() if outcome.result != "failed" and outcome.key in present}
         else:
-            catalog = newest_catalog(self.layout, self.plan.catalog) if self.plan.catalog else None
-            kept = self._kept(self._known_before(catalog), snapshot)
+            kept = self._kept(known, snapshot)
         return [place for place in range(self.plan.unit_count) if place not in kept]
 
     def _known_before(self, catalog: Catalog | None) -> dict[int, Outcome]:
@@ -125,8 +124,10 @@ class Reconciler:
         return self._finish(outcomes, failed, snapshot)
 
     def outcomes(self) -> dict[int, Outcome]:
-        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last."""
-        return self._history().outcomes
+        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
+        if list_rounds(self.ref.folder(self.layout)):
+            return self._history().outcomes
+        return self._known_before(newest_catalog(self.layout, self.plan.catalog) if self.plan.catalog else None)
 
     def _history(self) -> "_History":
         """Read the rounds and ledgers of the pass, once."""

@@ -18,7 +18,7 @@ from cachestore.encode.unit import Encoder, Prepared, Read, Resolved
 from cachestore.errors import BadInput, EncodeFailed, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key, Recipe, canonical, digest_parts
-from cachestore.processes import joined_report, run_children
+from cachestore.processes import joined_report, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler, Source
@@ -244,8 +244,21 @@ def precompute(
     if on_progress or cancel:
         message = "on_progress and cancel need inline=True: without it the work is done by another process"
         raise BadInput(message)
-    children = run_children(request.arguments(), request.procs or 1, is_launch=request.procs is not None)
+    arguments = replace(request, procs=None).arguments()
+    children = run_child(arguments, _own_place(request)) if request.procs is None else run_children(arguments, request.procs)
     return _held_to(Report.from_json(joined_report(children)), request)
+
+
+def _own_place(request: PrecomputeRequest) -> dict[str, str]:
+    """What a worker started for this process's own rank is told: its launch and rank, which it could not find out by itself.
+
+    Its parent is this process and not the agent, and where only rank 0 prints, another rank would get no report.
+    """
+    placement = find_placement(request.rank, request.world_size)
+    launch = {"CACHESTORE_LAUNCH": _launch(placement)}
+    if placement.rank is None or placement.found_in == "single process":
+        return launch
+    return launch | {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
 
 
 def precompute_here(

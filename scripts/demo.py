@@ -227,8 +227,9 @@ class Demo:
     def read_an_epoch(self) -> None:
         """One epoch through a DataLoader with two workers, by the lines that precompute prints."""
         self.say("\n7. one epoch through a DataLoader")
-        import cachestore as cs
         from torch.utils.data import DataLoader
+
+        import cachestore as cs
 
         data = cs.CachedDataset(str(self.store), name="train")
         sampler = cs.BucketBatchSampler(data, batch_size=2, tail="pad", rank=0, num_replicas=1)

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from cachestore.ranks import Placement
 from cachestore.reconcile import Reconciler
 from cachestore.run import Job, run_pass
 from cachestore.samples import Sample
+from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.commit import create_store
+from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.passes import list_passes
 from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
 
@@ -161,12 +165,15 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
 
 
-def job(root, samples, encoders, *, source=None, launch="launch", rank=0, world=1, **options):
+def job(
+    root, samples, encoders: Sequence[Any], *, source: Any = None, launch="launch", rank: int | None = 0, world=1, extra=(), **options
+) -> Any:
     """A job over a store, which is made if needed, with its plan published."""
     layout = create_store(Path(root))
-    plan = plan_of(samples, encoders)
+    plan = plan_of(samples, encoders, extra=extra)
     publish_plan(layout, plan)
-    return Job(layout, plan, encoders, source or Pictures(), Placement(rank, world), launch, **options)
+    read: Any = source or Pictures()
+    return Job(layout, plan, encoders, read, Placement(rank, world), launch, **options)
 
 
 def run(root, samples, *encoders, **options):
@@ -180,10 +187,32 @@ def reconciler(one: Job, number=None):
     from cachestore.work.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
-    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, one.request)
+    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, request=one.request)
 
 
-def as_launch(one: Job, launch, **options):
+def catalog(root, name="train") -> Any:
+    """The newest catalog of a store, which is there."""
+    found = newest_catalog(Layout(Path(root)), name)
+    assert found is not None
+    return found
+
+
+def flip_entry(root, sample, encoder):
+    """Change a byte of the entry that a sample's cell names, as a failing disk would; returns its key."""
+    layout, found = Layout(Path(root)), catalog(root)
+    column = next(column for column in found.columns if column.encoder == encoder)
+    key = column.row_keys(list(found.ids).index(sample))[0]
+    with closing(load_snapshot(layout)) as snapshot:
+        place = snapshot.find([key])[0][0]
+    path = layout.segment(place.segment.digest)
+    path.chmod(0o644)
+    raw = bytearray(path.read_bytes())
+    raw[place.offset] ^= 0xFF
+    path.write_bytes(raw)
+    return key
+
+
+def as_launch(one: Job, launch, **options) -> Any:
     """The same job under another launch."""
     return replace(one, launch=launch, **options)
 
@@ -211,14 +240,10 @@ def program(source: str, *arguments: str, **environment: str) -> "subprocess.Pop
     )
 
 
-def layout_of(root) -> Layout:
-    return Layout(Path(root))
-
-
 # precompute with fake encoders: in this process, and in others through `at_start/sitecustomize.py`
 
 GATE = "FAKE_ENCODER_GATE"
-"""A folder with two pipes: an encoder writes its pid into `begun` and waits until somebody opens `go`."""
+"""A folder: an encoder leaves `<pid>.begun` there, and waits until there is a file `open`."""
 
 
 @dataclass
@@ -229,9 +254,7 @@ class Makers:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, _layout, request):
-        encoders = tuple(
-            FakeEncoder(name, model=request.model, **self.options) for name in ("text", "latents") if name in request.encode
-        )
+        encoders = tuple(FakeEncoder(name, model=request.model, **self.options) for name in ("text", "latents") if name in request.encode)
         self.made += encoders
         return encoders
 
@@ -254,9 +277,9 @@ def plug_in(options: dict[str, Any]):
 def at_the_gate(items):
     """Tell that a batch has begun, and wait until the test lets it go on."""
     folder = Path(os.environ[GATE])
-    if not (folder / "open").exists():
-        (folder / "begun").write_text(f"{os.getpid()}\n")
-        (folder / "go").read_text()
+    (folder / f"{os.getpid()}.begun").touch()
+    while not (folder / "open").exists():
+        time.sleep(0.01)
 
 
 class Gate:
@@ -265,20 +288,19 @@ class Gate:
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir()
-        os.mkfifo(folder / "begun")
-        os.mkfifo(folder / "go")
 
     def wait(self):
         """Wait until an encoder stands at the gate; returns its pid."""
-        return int((self.folder / "begun").read_text().split()[0])
+        while not (standing := sorted(self.folder.glob("*.begun"))):
+            time.sleep(0.01)
+        return int(standing[0].stem)
 
     def open(self):
         """Let it go on, and everybody who comes later."""
         (self.folder / "open").touch()
-        (self.folder / "go").write_text("")
 
 
-def command(*arguments, module="cachestore", cwd=ROOT, **environment):
+def command(*arguments, module="cachestore", cwd: Path = ROOT, **environment: str):
     """Start `python -m cachestore …` in which encoders are fake; `communicate` reads its output."""
     paths = os.pathsep.join([str(ROOT / "tests/cli/at_start"), str(ROOT)])
     return subprocess.Popen(
@@ -314,7 +336,7 @@ def play(body):
         with cs.open(body["store"], mode="a") as store:
             return cs.fill(store, [(cs.key(name), name) for name in body["fill"]], encode_and_log, **body.get("options", {})).as_json()
     plug_in({"limit": 2})
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in body.get("options", {}).items()}
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in body.get("options", {}).items()}
     return precompute_here(PrecomputeRequest(body["precompute"], "model", body["store"], **options)).as_json()
 
 
@@ -352,7 +374,12 @@ class Zygote:
         self._folder = folder
         self._count = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            [sys.executable, "-c", ZYGOTE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
     def begin(self, *jobs, **environment):

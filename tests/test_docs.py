@@ -24,4 +24,3 @@ def test_every_invariant_names_tests_that_exist():
     assert len(rows) == 12
     assert all("`test_" in row for row in rows)
     assert missing(text) == []
-

@@ -3,23 +3,29 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cachestore as cs
+from cachestore.cli import main
+from cachestore.cli.lines import training_lines
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead, precompute_here
-from cachestore.storage.catalog import list_generations, newest_catalog
+from cachestore.storage.catalog import list_generations, list_names
+from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
 from tests import fakes
 from tests.encode import tiny
+from tests.fakes import catalog
 
 
 @pytest.fixture
@@ -52,10 +58,6 @@ def data(tmp_path):
 
 def run(data, root, **options):
     return precompute_here(PrecomputeRequest(str(data), options.pop("model", "model"), str(root), **options))
-
-
-def catalog(root, name="train"):
-    return newest_catalog(Layout(root), name)
 
 
 def cells(root, encoder):
@@ -269,7 +271,15 @@ def test_all_captions_of_a_sample_or_the_first(tmp_path, root, makers):
 def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers):
     manifest = tmp_path / "m.jsonl"
     picture(tmp_path / "a.png", b"a")
-    row = {"id": "x", "image": "a.png", "control": ["c.png", "d.png"], "mask": "m.png", "caption": "c", "artist": "é", "n": [1, {"deep": None}]}
+    row = {
+        "id": "x",
+        "image": "a.png",
+        "control": ["c.png", "d.png"],
+        "mask": "m.png",
+        "caption": "c",
+        "artist": "é",
+        "n": [1, {"deep": None}],
+    }
     manifest.write_text(json.dumps(row) + "\n")
     run(manifest, root)
     found = catalog(root)
@@ -298,7 +308,7 @@ def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
     said = []
     precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
     text = "\n".join(said)
-    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "11 to encode", "free"):
+    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "10 to encode", "free"):
         assert words in text
 
 
@@ -322,7 +332,9 @@ def test_a_failed_picture_is_tried_again_by_the_next_run_and_its_reason_is_kept(
     picture(data / "bad.png", b"undecodable")
     for _ in range(2):
         report = run(data, root)
-        assert [dict(failure) for failure in report.failures] == [{"sample": "bad.png", "encoder": "latents", "reason": "this is no picture"}]
+        assert [dict(failure) for failure in report.failures] == [
+            {"sample": "bad.png", "encoder": "latents", "reason": "this is no picture"}
+        ]
         assert fakes.adds_up(report)
     picture(data / "bad.png", b"mended", at=3)
     assert run(data, root).complete
@@ -382,7 +394,7 @@ def test_looking_ahead_counts_and_encodes_nothing(photos, root, makers):
     assert len(forecast.buckets) == 2
     assert forecast.estimated_bytes == 6 * 16
     assert makers.encoded() == []
-    assert catalog(root) is None
+    assert list_names(Layout(root)) == []
 
 
 def test_looking_ahead_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
@@ -439,7 +451,8 @@ from cachestore.work.workers import read_beats
 from cachestore.files.paths import Layout
 from pathlib import Path
 cs.precompute(sys.argv[1], model="model", store=sys.argv[2], procs=2)
-print(sorted(beat["rank"] for beat in read_beats(Layout(Path(sys.argv[2])))), {beat["world_size"] for beat in read_beats(Layout(Path(sys.argv[2])))})
+beats = read_beats(Layout(Path(sys.argv[2])))
+print(sorted(beat["rank"] for beat in beats), {beat["world_size"] for beat in beats})
 """
 
 
@@ -488,15 +501,20 @@ else:
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"model": "other"}, RecipeMismatch), ({"strict": True}, EncodeFailed), ({"caption_lines": "none"}, BadInput), ({"max_failures": "x"}, BadInput)],
+    [
+        ({"model": "other"}, RecipeMismatch),
+        ({"model": "model", "strict": True}, EncodeFailed),
+        ({"model": "model", "caption_lines": "none"}, BadInput),
+        ({"model": "model", "max_failures": "x"}, BadInput),
+    ],
 )
-def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers, monkeypatch, options, error):
+def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers, monkeypatch, options: Any, error):
     picture(data / "bad.png", b"undecodable")
     run(data, root)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
     monkeypatch.setenv("FAKE_ENCODERS", "1")
     with pytest.raises(error) as raised:
-        cs.precompute(data, **{"model": "model", "store": root, **options})
+        cs.precompute(data, store=root, **options)
     assert type(raised.value) is error
 
 
@@ -513,7 +531,9 @@ def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, monkeypat
 
 def test_one_killed_worker_of_two_does_not_matter(data, root, monkeypatch, tmp_path):
     gate = fakes.Gate(tmp_path / "gate")
-    starting = fakes.command("precompute", data, "--model", "model", "--store", root, "--procs", "2", "--json", **{fakes.GATE: str(gate.folder)})
+    starting = fakes.command(
+        "precompute", data, "--model", "model", "--store", root, "--procs", "2", "--json", FAKE_ENCODER_GATE=str(gate.folder)
+    )
     os.kill(gate.wait(), 9)
     gate.open()
     out, err = starting.communicate(timeout=50)
@@ -537,9 +557,9 @@ def nasty(folder):
         pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], bands), dtype=np.uint8)
         return Image.fromarray(pixels[..., 0] if bands == 1 else pixels, mode)
 
-    def save(name, image, format, **options):
+    def save(name, image, kind, **options):
         file = BytesIO()
-        image.save(file, format, **options)
+        image.save(file, kind, **options)
         return picture(folder / name, file.getvalue())
 
     jpeg = save("plain.jpg", noise("RGB"), "JPEG")
@@ -597,7 +617,7 @@ def encoded(model, tmp_path_factory):
 
 @pytest.mark.torch
 def test_every_sample_of_the_nasty_folder_is_encoded_or_listed_with_its_reason(encoded):
-    folder, store, report = encoded
+    _folder, store, report = encoded
     listed = {failure["sample"] for failure in report.failures}
     assert listed == REFUSED
     assert all(failure["reason"] and failure["encoder"] == "latents" for failure in report.failures)
@@ -684,3 +704,33 @@ def test_the_segments_of_a_store_open_in_the_stock_library(encoded):
     for path in (encoded[1] / "segments").glob("*/*.safetensors"):
         with safe_open(path, "numpy") as file:
             assert list(file.keys())
+
+
+@pytest.mark.torch
+def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_other_model(encoded, model, tmp_path):
+    folder, _store, _report = encoded
+    data = shutil.copytree(folder, tmp_path / "moved", symlinks=True)
+    moved, other = shutil.copytree(model, tmp_path / "moved model"), shutil.copytree(model, tmp_path / "other model")
+    weights = next((other / "vae").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
+    store = data / "cache"
+    for digest in list_segments(Layout(store)):
+        Layout(store).segment(digest).unlink()
+    with pytest.raises(RecipeMismatch, match="model"):
+        cs.repair(store, refill=True, source=data, model=other)
+    code = main(["repair", str(store), "--refill", "--source", str(data), "--model", str(moved), "--json"])
+    assert code == 0
+    assert verify(store).ok
+    assert {cell.key is None for cell in catalog(store).column("latents", "image").row_cells(0)} == {False}
+
+
+@pytest.mark.torch
+def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
+    _folder, _store, report = encoded
+    lines = training_lines(report, batch_size=2)
+    assert all(word in "\n".join(lines) for word in ("prompt_embeds", "latents from moments", f"generation={report.generation}"))
+    path = tmp_path / "train.py"
+    path.write_text("\n".join([*lines, "    print(sorted(batch)[0], batch['latents'].shape[0])"]))
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=50, cwd=fakes.ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout

@@ -17,7 +17,14 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "run-7",
     "OMP_NUM_THREADS": "1",
 }
-STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_NAME": "cache"}
+STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_NAME": "cache",
+}
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_STEP": "2"}
 BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "cache"}
 
@@ -160,6 +167,12 @@ def test_torchruns_default_run_id_names_nothing_as_it_is_everybodys():
 
 def test_two_job_steps_are_two_launches():
     assert launch_name(STEP) != launch_name({**STEP, "SLURM_STEP_ID": "1"})
+
+
+def test_two_torchruns_with_one_run_id_are_two_launches():
+    """Were they one, the second would return the first one's report and look at nothing."""
+    first, second = ({**TORCHRUN, "MASTER_ADDR": "node1", "MASTER_PORT": port} for port in ("39515", "33061"))
+    assert launch_name(first) != launch_name(second)
 
 
 def test_ranks_of_one_torchrun_are_one_launch():

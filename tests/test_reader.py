@@ -241,8 +241,10 @@ class TestDamage:
             with pytest.raises(CorruptEntry):
                 values(reading, n)
 
-    def test_an_error_that_a_newer_snapshot_cannot_help_with_is_passed_on(self, layout, reader, monkeypatch):
-        put(layout, 1)
+    @pytest.mark.parametrize("copies", [1, 2])
+    def test_an_error_that_a_newer_snapshot_cannot_help_with_is_passed_on(self, layout, reader, monkeypatch, copies):
+        for n in range(copies):
+            put(layout, 1, 2 + n)
         reading = reader()
 
         def fail(_path):
@@ -251,6 +253,19 @@ class TestDamage:
         monkeypatch.setattr(fetching, "open_regular", fail)
         with pytest.raises(PermissionError):
             values(reading, 1)
+
+    @pytest.mark.parametrize("error", [FormatError("changed"), FileNotFoundError()], ids=repr)
+    def test_an_index_that_cannot_be_opened_again_is_passed_over(self, layout, reader, monkeypatch, error):
+        put(layout, 1)
+        commit(layout).close()
+
+        def fail(_keys):
+            raise error
+
+        for look in (lambda reading: values(reading, 1) == [tensors_of(1)], lambda reading: key_of(1) in reading):
+            reading = reader()
+            monkeypatch.setattr(reading.snapshot.index, "find", fail)
+            assert look(reading)
 
     def test_an_index_that_was_removed_under_an_open_reader_does_not_matter(self, layout, reader):
         put(layout, 1, 2)
@@ -269,6 +284,20 @@ class TestDescribing:
         found = reader().describe(key_of(1))
         assert found.tensors == {"wide": ("F32", (2, 1)), "narrow": ("U8", (3,)), "none": ("F16", (0, 4))}
         assert (found.meta, found.size_bytes, found.segment) == ({"n": 1}, 11, f"segments/{digest[:2]}/{digest}.safetensors")
+
+    def test_it_is_shown_as_json(self, layout, reader):
+        digest = put(layout, 1)
+        assert reader().describe(key_of(1)).as_json() == {
+            "key": str(key_of(1)),
+            "bytes": 11,
+            "segment": f"segments/{digest[:2]}/{digest}.safetensors",
+            "tensors": {
+                "wide": {"dtype": "F32", "shape": [2, 1]},
+                "narrow": {"dtype": "U8", "shape": [3]},
+                "none": {"dtype": "F16", "shape": [0, 4]},
+            },
+            "meta": {"n": 1},
+        }
 
     def test_no_tensor_is_read_for_it(self, layout, reader, monkeypatch):
         put(layout, 1)

@@ -9,9 +9,9 @@ from cachestore.errors import BadInput, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.request import PrecomputeRequest
 from cachestore.run import precompute_here
-from cachestore.storage.catalog import newest_catalog
-from cachestore.storage.snapshot import list_segments, load_snapshot
+from cachestore.storage.snapshot import list_segments
 from tests import fakes
+from tests.fakes import catalog, flip_entry
 
 
 @pytest.fixture
@@ -40,23 +40,6 @@ def store(tmp_path, data, makers):
         precompute_here(PrecomputeRequest(str(data), "model", str(tmp_path / "store"), encode=encode))
     makers.encoded()
     return tmp_path / "store"
-
-
-def flip_entry(store, sample, encoder):
-    """Change a byte of one entry; returns its key."""
-    layout = Layout(store)
-    catalog = newest_catalog(layout, "train")
-    column = next(column for column in catalog.columns if column.encoder == encoder)
-    key = column.row_keys(list(catalog.ids).index(sample))[0]
-    snapshot = load_snapshot(layout)
-    place = snapshot.find([key])[0][0]
-    snapshot.close()
-    path = layout.segment(place.segment.digest)
-    path.chmod(0o644)
-    raw = bytearray(path.read_bytes())
-    raw[place.offset] ^= 0xFF
-    path.write_bytes(raw)
-    return key
 
 
 def test_where_there_is_no_store_there_is_nothing_to_repair(tmp_path):
@@ -103,9 +86,9 @@ def test_each_encoder_is_refilled_by_the_request_that_made_it(store, makers, enc
     flip_entry(store, "1.png", encoder)
     assert cs.repair(store, refill=True).refilled == 1
     assert cs.verify(store).ok
-    catalog = newest_catalog(Layout(store), "train")
-    assert {column.encoder for column in catalog.columns} == {"text", "latents"}
-    assert all(key is not None for column in catalog.columns for row in range(4) for key in column.row_keys(row))
+    found = catalog(store)
+    assert {column.encoder for column in found.columns} == {"text", "latents"}
+    assert all(key is not None for column in found.columns for row in range(4) for key in column.row_keys(row))
 
 
 def test_a_deleted_segment_is_refilled(store, makers):
@@ -162,7 +145,7 @@ def test_a_picture_that_changed_since_is_encoded_as_it_is_now_and_the_lost_value
     (data / "2.png").write_bytes(b"PICTURE 2")
     os.utime(data / "2.png", (99, 99))
     cs.repair(store, refill=True)
-    column = newest_catalog(Layout(store), "train").column("latents", "image")
+    column = catalog(store).column("latents", "image")
     assert column.row_cells(2)[0].input.hex() == fakes.digest_bytes(b"PICTURE 2")
     assert makers.encoded("latents") == [b"PICTURE 2"]
 

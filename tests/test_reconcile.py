@@ -5,12 +5,14 @@ from contextlib import closing
 import pytest
 
 from cachestore.files.paths import LedgerName
-from cachestore.storage.catalog import list_generations, newest_catalog
+from cachestore.storage.catalog import list_generations
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
 from cachestore.work.passes import PassRef, join_pass, list_rounds, read_done, read_round
+from cachestore.work.workers import Beat
+from cachestore.worker import Task, Worker
 from tests import fakes
-from tests.fakes import FakeEncoder, Pictures, as_launch, captions, pictures, run_pass
+from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, pictures, run_pass
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_a_pass_over_nothing_begins_and_ends(root):
     done = close_round(one)
     assert done is not None
     assert (done.report["complete"], done.report["wanted"], done.report["samples"]) == (True, 0, 0)
-    assert len(newest_catalog(one.layout, "train")) == 0
+    assert len(catalog(root)) == 0
 
 
 def test_the_first_pass_works_on_everything(root):
@@ -118,16 +120,6 @@ def test_a_picture_whose_time_proved_nothing_is_looked_at_again(root, monkeypatc
     again = as_launch(one, "again")
     open_pass(again)
     assert worked_on(again) == {"a.png"}
-
-
-def test_without_a_catalog_a_plan_of_keys_asks_the_store(root, tmp_path):
-    import cachestore as cs
-    from tests.test_run import fill_with
-
-    with cs.open(root, mode="a") as store:
-        fill_with(store, "a", "b")
-        second = fill_with(store, "a", "b", "c")
-    assert (second.encoded, second.reused) == (1, 2)
 
 
 # Rounds
@@ -194,6 +186,7 @@ def test_two_launches_at_once_try_a_failing_unit_once_more_each_and_then_end(roo
     """Whoever of them works and whoever reconciles: rounds do not go on for ever."""
     one = fakes.job(root, captions("a"), [FakeEncoder()], launch="worker's")
     open_pass(one)
+    number = 0
     for number in range(10):
         record(one, number, failed(), launch="worker's")
         if close_round(as_launch(one, "reconciler's")) is not None:
@@ -217,9 +210,6 @@ def half(root, source, names, *, launch="killed"):
     """A pass over pictures in which one worker recorded everything and died before it reconciled."""
     one = fakes.job(root, pictures(*names), [FakeEncoder("latents")], source=source, launch=launch)
     ref = open_pass(one)
-    from tests.test_worker import Task, Worker
-    from cachestore.work.workers import Beat
-
     with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat:
         task = Task(one.layout, one.plan, ref, one.encoders, source, 0, 1, launch)
         with closing(Worker(task, beat)) as worker:
@@ -235,8 +225,8 @@ def test_a_picture_replaced_since_an_unfinished_pass_recorded_it_is_encoded_agai
     report = run_pass(as_launch(one, "later", encoders=[encoder]))
     assert encoder.encoded == [b"ONE"]
     assert (report.complete, report.wanted, report.encoded) == (True, 2, 2)
-    catalog = newest_catalog(one.layout, "train")
-    assert [cell.input.hex() for row in range(2) for cell in catalog.columns[0].row_cells(row)] == [
+    found = catalog(root)
+    assert [cell.input.hex() for row in range(2) for cell in found.columns[0].row_cells(row)] == [
         fakes.digest_bytes(b"ONE"),
         fakes.digest_bytes(b"two"),
     ]
@@ -250,7 +240,7 @@ def test_a_picture_that_was_only_touched_since_is_read_but_not_encoded_and_its_n
     report = run_pass(as_launch(one, "later", encoders=[encoder]))
     assert encoder.encoded == []
     assert report.complete
-    assert newest_catalog(one.layout, "train").columns[0].cell(0).stat == (3, 5)
+    assert catalog(root).columns[0].cell(0).stat == (3, 5)
 
 
 def test_a_picture_that_disappeared_since_is_a_failure(root):
@@ -270,9 +260,9 @@ def test_the_catalog_pairs_each_sample_with_the_entries_of_its_own_inputs(root):
     one = fakes.job(root, pictures(*source.files), [FakeEncoder("text"), FakeEncoder("latents")], source=source)
     report = run_pass(one)
     assert report.failed == 1
-    catalog = newest_catalog(one.layout, "train")
-    latents, text = catalog.column("latents", "image"), catalog.column("text", "caption")
-    for row, name in enumerate(catalog.ids):
+    found = catalog(root)
+    latents, text = found.column("latents", "image"), found.column("text", "caption")
+    for row, name in enumerate(found.ids):
         assert text.row_cells(row)[0].input.hex() == fakes.digest_text(f"caption of {name}")
         cell = latents.row_cells(row)[0]
         assert (cell.key is None) == (name == "2.png")
@@ -291,10 +281,10 @@ def test_another_encoders_column_is_kept(root):
     samples = pictures("a.png")
     fakes.run(root, samples, FakeEncoder("text"), source=source)
     report = fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    catalog = newest_catalog(fakes.job(root, [], []).layout, "train")
-    assert report.generation == catalog.generation == 2
-    assert {(column.encoder, column.keys[0] != bytes(16)) for column in catalog.columns} == {("text", True), ("latents", True)}
-    assert {recipe.encoder for recipe in catalog.recipes.values()} == {"text", "latents"}
+    found = catalog(root)
+    assert report.generation == found.generation == 2
+    assert {(column.encoder, column.keys[0] != bytes(16)) for column in found.columns} == {("text", True), ("latents", True)}
+    assert {recipe.encoder for recipe in found.recipes.values()} == {"text", "latents"}
 
 
 def test_a_kept_cell_is_emptied_when_what_it_was_made_from_changes(root):
@@ -303,7 +293,7 @@ def test_a_kept_cell_is_emptied_when_what_it_was_made_from_changes(root):
     fakes.run(root, samples, FakeEncoder("latents"), source=source)
     source.files["a.png"], source.times["a.png"] = b"ONE", 5
     fakes.run(root, samples, FakeEncoder("text"), source=source)
-    latents = newest_catalog(fakes.job(root, [], []).layout, "train").column("latents", "image")
+    latents = catalog(root).column("latents", "image")
     assert [latents.row_keys(row)[0] is None for row in range(2)] == [True, False]
 
 
@@ -312,7 +302,7 @@ def test_a_kept_cell_stays_when_its_file_was_only_touched(root):
     fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
     source.times["a.png"] = 5
     fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
-    latents = newest_catalog(fakes.job(root, [], []).layout, "train").column("latents", "image")
+    latents = catalog(root).column("latents", "image")
     assert latents.row_keys(0)[0] is not None
 
 
@@ -321,9 +311,9 @@ def test_a_kept_column_has_empty_cells_for_new_samples_and_none_for_those_that_l
     source = Pictures({"x.png": b"x"})
     samples = [*captions("a")[:1], *pictures("x.png")]
     fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    catalog = newest_catalog(fakes.job(root, [], []).layout, "train")
-    text = catalog.column("text", "caption")
-    assert list(catalog.ids) == ["0000", "x.png"]
+    found = catalog(root)
+    text = found.column("text", "caption")
+    assert list(found.ids) == ["0000", "x.png"]
     assert [text.row_keys(row)[0] is None for row in range(2)] == [False, True]
 
 
@@ -331,7 +321,7 @@ def test_a_kept_caption_cell_is_emptied_when_the_caption_is_edited(root):
     source = Pictures({"a.png": b"one"})
     fakes.run(root, captions("before"), FakeEncoder("text"))
     fakes.run(root, captions("after"), FakeEncoder("latents"), source=source)
-    text = newest_catalog(fakes.job(root, [], []).layout, "train").column("text", "caption")
+    text = catalog(root).column("text", "caption")
     assert text.row_keys(0) == [None]
 
 
@@ -340,8 +330,8 @@ def test_the_catalog_remembers_what_each_encoder_was_asked_for(root):
     source = Pictures({"a.png": b"one"})
     for name in ("text", "latents"):
         run_pass(fakes.job(root, samples, [FakeEncoder(name)], source=source, launch=name, request={"asked": name}))
-    catalog = newest_catalog(fakes.job(root, [], []).layout, "train")
-    assert catalog.request == {"text": {"asked": "text"}, "latents": {"asked": "latents"}}
+    found = catalog(root)
+    assert found.request == {"text": {"asked": "text"}, "latents": {"asked": "latents"}}
 
 
 def test_a_damaged_catalog_costs_looking_not_encoding(root):
@@ -366,7 +356,7 @@ def test_a_catalog_that_is_damaged_while_a_pass_builds_on_it_is_done_without(roo
     path.write_bytes(b"?")
     report = run_pass(again)
     assert (report.complete, report.reused) == (True, 2)
-    assert all(key is not None for row in range(2) for key in newest_catalog(one.layout, "train").columns[0].row_keys(row))
+    assert all(key is not None for row in range(2) for key in catalog(root).columns[0].row_keys(row))
 
 
 # Reports
@@ -396,10 +386,7 @@ def test_a_failed_unit_that_no_sample_refers_to_is_listed_without_one(root):
         raise ValueError(message)
 
     encoder = FakeEncoder(before_encode=refuse)
-    layout = fakes.create_store(root)
-    plan = fakes.plan_of([], [encoder], extra=[(0, {"caption": ""})])
-    fakes.publish_plan(layout, plan)
-    report = run_pass(fakes.Job(layout, plan, [encoder], Pictures(), fakes.Placement(0, 1), "launch"))
+    report = run_pass(fakes.job(root, [], [encoder], extra=[(0, {"caption": ""})]))
     assert [(failure["sample"], failure["encoder"]) for failure in report.failures] == [("", "text")]
 
 
@@ -423,12 +410,16 @@ def test_the_index_covers_everything_at_the_end(root):
     assert list_segments(one.layout)
 
 
+def lasting(root):
+    """The files of a store that outlive a pass."""
+    return {path for name in ("segments", "index", "catalogs", "recipes") for path in (root / name).rglob("*")}
+
+
 def test_a_pass_that_adds_nothing_adds_no_file_but_its_own_end(root):
     one = fakes.job(root, captions("a"), [FakeEncoder()])
     run_pass(one)
-    before = {path for path in root.rglob("*") if path.is_file() and path.parts[-2] in {"index", "train", "recipes"} or "segments" in path.parts}
+    before = lasting(root)
     run_pass(as_launch(one, "again"))
-    after = {path for path in root.rglob("*") if path.is_file() and path.parts[-2] in {"index", "train", "recipes"} or "segments" in path.parts}
-    assert after == before
+    assert lasting(root) == before
     assert list_generations(one.layout, "train") == [1]
     assert read_ledgers(PassRef(one.plan.name, 2).folder(one.layout), 0) == []

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_items_of_one_call_share_their_group_and_are_at_most_a_batch(root):
     with cs.open(root, mode="a") as store:
         fill_with(store, *names(25), function=look, batch_size=4, group_by=lambda name: int(name[5:]) % 3)
     assert all(len(call) <= 4 and len({int(name[5:]) % 3 for name in call}) == 1 for call in calls)
-    assert sorted(sum(calls, [])) == sorted(names(25))
+    assert sorted(name for call in calls for name in call) == sorted(names(25))
 
 
 def test_fill_calls_in_the_callers_thread(root):
@@ -138,7 +139,10 @@ def test_fill_calls_in_the_callers_thread(root):
     assert seen == {threading.get_ident()}
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"batch_size": -1}, {"rank": 0}, {"rank": 2, "world_size": 2}, {"max_failures": "some"}, {"max_failures": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 0}, {"batch_size": -1}, {"rank": 0}, {"rank": 2, "world_size": 2}, {"max_failures": "some"}, {"max_failures": -1}],
+)
 def test_options_that_cannot_be_used_are_refused_before_anything_is_encoded(root, options):
     with cs.open(root, mode="a") as store, pytest.raises(BadInput):
         fill_with(store, "a", function=lambda batch: pytest.fail("called"), **options)
@@ -210,7 +214,8 @@ print([name for name in ("torch", "transformers", "diffusers") if name in sys.mo
 
 
 @pytest.mark.parametrize(
-    ("text", "units", "allowed"), [("0", 10, 0), ("3", 10, 3), ("0%", 10, 0), ("2%", 1000, 20), ("2%", 10, 0), ("100%", 7, 7), ("1.5%", 200, 3)]
+    ("text", "units", "allowed"),
+    [("0", 10, 0), ("3", 10, 3), ("0%", 10, 0), ("2%", 1000, 20), ("2%", 10, 0), ("100%", 7, 7), ("1.5%", 200, 3)],
 )
 def test_failures_may_be_allowed_as_a_count_or_a_share(text, units, allowed):
     assert allowed_failures(text, units) == allowed
@@ -226,9 +231,6 @@ def test_a_report_is_the_same_from_its_json():
     report = Report(True, 1, 2, 1, 1, 0, 0, 1, 0.5, 10, "s", "n", "p", 3, ({"sample": "x", "encoder": "e", "reason": "r"},))
     assert Report.from_json(report.as_json()) == report
     assert Report.from_json({**report.as_json(), "of tomorrow": 1}) == report
-
-
-texts = st.text("ab", max_size=2)
 
 
 @settings(max_examples=40)
@@ -281,13 +283,8 @@ def ranks(root, samples, world, *, make=FakeEncoder, **options):
 
 def test_ten_thousand_samples_with_one_caption_on_eight_ranks_encode_two_units(root):
     """The caption and the empty one."""
-    layout = fakes.create_store(root)
-    encoders = [FakeEncoder() for _rank in range(8)]
-    plan = fakes.plan_of(captions(*["the caption"] * 10_000), encoders[:1], extra=[(0, {"caption": ""})])
-    fakes.publish_plan(layout, plan)
-    jobs = [
-        fakes.Job(layout, plan, [encoder], Pictures(), fakes.Placement(rank, 8), "one launch") for rank, encoder in enumerate(encoders)
-    ]
+    samples, encoders = captions(*["the caption"] * 10_000), [FakeEncoder() for _rank in range(8)]
+    jobs = [fakes.job(root, samples, [encoder], rank=rank, world=8, extra=[(0, {"caption": ""})]) for rank, encoder in enumerate(encoders)]
     reports = as_threads(*jobs)
     assert sorted(item for encoder in encoders for item in encoder.encoded) == ["", "the caption"]
     assert {(report.samples, report.wanted, report.encoded) for report in reports} == {(10_000, 2, 2)}
@@ -495,7 +492,9 @@ def test_a_stopped_run_resumed_with_another_world_size_encodes_only_the_rest(roo
 
 def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_claim_alone(root, zygote, tmp_path):
     gate = Gate(tmp_path / "gate")
-    jobs = [{"store": str(root), "fill": names(1003), "options": {"rank": rank, "world_size": 4}} for rank in range(4)]
+    jobs: list[dict[str, Any]] = [
+        {"store": str(root), "fill": names(1003), "options": {"rank": rank, "world_size": 4}} for rank in range(4)
+    ]
     jobs[1]["environment"] = {fakes.GATE: str(gate.folder)}
     zygote.begin(*jobs, CACHESTORE_LAUNCH="one launch")
     victim = gate.wait()
@@ -554,7 +553,7 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, p
     present = set()
     if list_segments(Layout(root)):
         with cs.open(root) as store:
-            present = {str(key) for key in store.keys()}
+            present = set(map(str, store.keys()))
     zygote.log()
     [(code, report)] = zygote.run(one)
     assert code == 0

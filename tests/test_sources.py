@@ -68,7 +68,7 @@ def test_what_is_no_source_is_refused(tmp_path, name):
 
 
 def test_a_folder_lists_its_images_by_their_relative_names_sorted(tmp_path):
-    folder(tmp_path, {name: "x" for name in ("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "a.json")})
+    folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "a.json"), "x"))
     assert ids(list_source(tmp_path)) == ["B.JPG", "a.jpg", "b.png", "sub/b.png", "sub/deep/a.webp"]
 
 
@@ -87,7 +87,9 @@ def test_two_images_of_one_stem_are_two_samples_with_one_caption(tmp_path):
     assert captions(list_source(tmp_path)) == {"a.jpg": ("both",), "a.png": ("both",)}
 
 
-@pytest.mark.parametrize("name", ["with space.png", "dots.in.the.name.png", "ünïcöde 写真.png", "UPPER.JPG", "-dash.png", "a%20b.png", "[x].png"])
+@pytest.mark.parametrize(
+    "name", ["with space.png", "dots.in.the.name.png", "ünïcöde 写真.png", "UPPER.JPG", "-dash.png", "a%20b.png", "[x].png"]
+)
 def test_odd_names_keep_their_captions(tmp_path, name):
     stem = name.rpartition(".")[0]
     folder(tmp_path, {name: "x", f"{stem}.txt": "a caption"})
@@ -267,7 +269,15 @@ def test_a_malformed_row_of_a_table_is_named_by_file_and_line(tmp_path, content,
 def test_a_manifest_names_images_captions_controls_and_masks(tmp_path):
     path = manifest(
         tmp_path / "data.jsonl",
-        {"id": "x", "image": "a.png", "caption": ["one", "two"], "control": ["c1.png", "c2.png"], "mask": "m.png", "artist": "y", "size": [4, 5]},
+        {
+            "id": "x",
+            "image": "a.png",
+            "caption": ["one", "two"],
+            "control": ["c1.png", "c2.png"],
+            "mask": "m.png",
+            "artist": "y",
+            "size": [4, 5],
+        },
     )
     [sample] = list_source(path).samples
     assert (sample.id, sample.captions) == ("x", ("one", "two"))
@@ -380,7 +390,7 @@ def test_the_content_is_the_same_for_any_order_root_and_times(tmp_path_factory, 
         root = tmp_path_factory.mktemp("data")
         ordered = list(names)
         seed.shuffle(ordered)
-        folder(root, {name: "x" for name in ordered} | {f"{name[:-4]}.txt": words for name in ordered})
+        folder(root, dict.fromkeys(ordered, "x") | {f"{name[:-4]}.txt": words for name in ordered})
         for name in names:
             os.utime(root / name, (number, number))
         found.append(list_source(root))

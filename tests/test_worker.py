@@ -38,9 +38,9 @@ class Bench:
         sleep = options.pop("sleep", clock.sleep)
         encoders = options.pop("encoders", self.job.encoders)
         task = Task(self.job.layout, self.job.plan, self.ref, encoders, self.job.source, rank, world, "launch", **options)
-        with Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world) as beat:
-            with closing(Worker(task, beat, clock=clock, sleep=sleep)) as worker:
-                yield worker
+        beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world)
+        with beat, closing(Worker(task, beat, clock=clock, sleep=sleep)) as worker:
+            yield worker
 
     def work(self, **options):
         with self.worker(**options) as worker:
@@ -259,7 +259,12 @@ def test_a_batch_that_does_not_fit_is_halved_until_all_are_encoded(root, most):
 
 def test_after_a_batch_did_not_fit_smaller_ones_are_tried_at_once(root):
     tried = []
-    encoder = FakeEncoder(limit=8, before_encode=lambda items: (tried.append(len(items)), too_many(4)(items)))
+
+    def before(items):
+        tried.append(len(items))
+        too_many(4)(items)
+
+    encoder = FakeEncoder(limit=8, before_encode=before)
     Bench(root, captions(*map(str, range(32))), encoder).work()
     assert tried.count(8) == 1
 
@@ -285,45 +290,24 @@ def test_nothing_of_a_batch_that_did_not_fit_is_kept_while_its_halves_are_tried(
     assert {outcome.reason for outcome in bench.outcomes().values()} == {""}
 
 
-def answers(kind):
-    def wrong(batch):
-        right = {key: {"value": np.zeros(1)} for key, _item in batch}
-        first = next(iter(right))
-        return {
-            "nothing": None,
-            "no keys": {},
-            "one too few": {key: value for key, value in right.items() if key != first},
-            "one too many": {**right, Key(bytes(16)): {"value": np.zeros(1)}},
-            "a list": [np.zeros(1) for _key in right],
-            "no names": dict.fromkeys(right, np.zeros(1)),
-            "no tensors": dict.fromkeys(right, {"value": [1, 2]}),
-            "nothing for a key": dict.fromkeys(right, None),
-            "a name that is no text": dict.fromkeys(right, {3: np.zeros(1)}),
-            "an unknown dtype": dict.fromkeys(right, {"value": np.zeros(1, "datetime64[s]")}),
-            "an empty name": dict.fromkeys(right, {"": np.zeros(1)}),
-        }[kind]
-
-    return wrong
+WRONG = {
+    "nothing": lambda keys: None,
+    "no keys": lambda keys: {},
+    "one too few": lambda keys: {key: {"value": np.zeros(1)} for key in keys[1:]},
+    "one too many": lambda keys: {key: {"value": np.zeros(1)} for key in [*keys, Key(bytes(16))]},
+    "a list": lambda keys: [np.zeros(1) for _key in keys],
+    "no names": lambda keys: {key: np.zeros(1) for key in keys},
+    "no tensors": lambda keys: {key: {"value": [1, 2]} for key in keys},
+    "nothing for a key": dict.fromkeys,
+    "a name that is no text": lambda keys: {key: {3: np.zeros(1)} for key in keys},
+    "an unknown dtype": lambda keys: {key: {"value": np.zeros(1, "datetime64[s]")} for key in keys},
+    "an empty name": lambda keys: {key: {"": np.zeros(1)} for key in keys},
+}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "nothing",
-        "no keys",
-        "one too few",
-        "one too many",
-        "a list",
-        "no names",
-        "no tensors",
-        "nothing for a key",
-        "a name that is no text",
-        "an unknown dtype",
-        "an empty name",
-    ],
-)
+@pytest.mark.parametrize("kind", WRONG)
 def test_an_encoder_that_returns_something_else_fails_its_units_and_ends_nothing(root, kind):
-    bench = Bench(root, captions("a", "b", "c"), FakeEncoder(answer=answers(kind)))
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder(answer=lambda batch: WRONG[kind]([key for key, _item in batch])))
     bench.work()
     assert {(outcome.result, outcome.is_transient) for outcome in bench.outcomes().values()} == {("failed", False)}
     assert all(outcome.reason for outcome in bench.outcomes().values())

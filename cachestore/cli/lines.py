@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cachestore.forecast import TRAINING_BATCH
 from cachestore.reader import Reader
 from cachestore.storage.catalog import newest_catalog
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from cachestore.run import Report
 
 
-def training_lines(report: "Report", batch_size: int = 8) -> list[str]:
+def training_lines(report: "Report", batch_size: int = TRAINING_BATCH) -> list[str]:
     """Python that reads one epoch, with the names and shapes that are stored."""
     path = Path(report.store)
     return [

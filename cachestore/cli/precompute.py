@@ -244,7 +244,7 @@ def _print_report(report: "Report") -> None:
     print(f"{counts}; {report.samples} samples, {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
-    print(f"data set {report.name!r} generation {report.generation} in {report.store}")
+    print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
     if report.samples:
         print("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in training_lines(report)))
 

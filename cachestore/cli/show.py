@@ -1,6 +1,7 @@
 """`cachestore show`: one entry, or everything that belongs to a sample."""
 
 import argparse
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import OK, add_store, human_bytes, print_json, printable
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         if key is not None and key in reader:
             shown: dict[str, Any] = reader.describe(key).as_json()
         else:
-            shown = {"sample": arguments.what, "in": _samples(reader, arguments.what)}
+            sample = unicodedata.normalize("NFC", arguments.what)
+            shown = {"sample": sample, "in": _samples(reader, sample)}
     if arguments.json:
         print_json(shown)
     elif "in" in shown:

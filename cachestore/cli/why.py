@@ -1,6 +1,7 @@
 """`cachestore why`: why a sample is, or is not, ready to train on; field by field."""
 
 import argparse
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
@@ -24,17 +25,18 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.reader import Reader
     from cachestore.storage.catalog import list_names, newest_catalog
 
+    sample = unicodedata.normalize("NFC", arguments.sample)
     answers: list[dict[str, Any]] = []
     with Reader(arguments.store) as reader:
         for name in list_names(reader.layout):
             catalog = newest_catalog(reader.layout, name)
-            if catalog is not None and arguments.sample in catalog.ids:
-                answers.append(_answer(reader, catalog, list(catalog.ids).index(arguments.sample)))
+            if catalog is not None and sample in catalog.ids:
+                answers.append(_answer(reader, catalog, list(catalog.ids).index(sample)))
         if not answers:
-            message = f"no data set in {reader.layout.root} lists {arguments.sample!r} (`cachestore stats` names the data sets)"
+            message = f"no data set in {reader.layout.root} lists {sample!r} (`cachestore stats` names the data sets)"
             raise BadInput(message)
     if arguments.json:
-        print_json({"sample": arguments.sample, "in": answers})
+        print_json({"sample": sample, "in": answers})
     else:
         for answer in answers:
             _print(answer)
@@ -76,15 +78,16 @@ def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has
     from cachestore.files.paths import parse_plan
     from cachestore.work.passes import PassRef, list_passes, read_done
 
+    newest, reason = (-1, -1), "it was not made yet: run `cachestore precompute` again"
     for plan in filter(None, map(parse_plan, names_in(reader.layout.plans))):
-        for number in reversed(list_passes(reader.layout, plan)):
+        for number in list_passes(reader.layout, plan):
             done = read_done(reader.layout, PassRef(plan, number))
-            if done is None or done.report["name"] != catalog.name:
+            if done is None or done.report["name"] != catalog.name or (done.report["generation"], number) < newest:
                 continue
             for failure in done.report["failures"]:
                 if failure["sample"] == catalog.ids[row] and failure["encoder"] == encoder:
-                    return str(failure["reason"])
-    return "it was not made yet: run `cachestore precompute` again"
+                    newest, reason = (done.report["generation"], number), str(failure["reason"])
+    return reason
 
 
 def _print(answer: dict[str, Any]) -> None:

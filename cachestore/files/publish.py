@@ -60,6 +60,8 @@ def sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # a folder above the store, in which one may make files but not list them
         return
+    except OSError as error:
+        _refuse(folder, error)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -53,22 +54,22 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     before = load_snapshot(layout, earlier=snapshot)
     if not before.uncovered and not before.vanished and (before.index is not None or not before.listed):
         return before
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.indexes)
-    number = max((name.number for name in list_indexes(layout)), default=0) + 1
-    failpoint("commit.before_index")
-    temporary, name = build(
-        layout,
-        number,
-        base=before.index,
-        dropped=before.vanished,
-        segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
-        entries=_new_entries(before.uncovered),
-    )
-    publish_file(layout, temporary, layout.index(name))
-    verdict = check(layout, name)
-    failpoint("commit.after_index")
-    before.close()
+    with closing(before):
+        make_folder(layout, layout.temporary)
+        make_folder(layout, layout.indexes)
+        number = max((name.number for name in list_indexes(layout)), default=0) + 1
+        failpoint("commit.before_index")
+        temporary, name = build(
+            layout,
+            number,
+            base=before.index,
+            dropped=before.vanished,
+            segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
+            entries=_new_entries(before.uncovered),
+        )
+        publish_file(layout, temporary, layout.index(name))
+        verdict = check(layout, name)
+        failpoint("commit.after_index")
     return load_snapshot(layout, verdict=verdict)
 
 

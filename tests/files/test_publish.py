@@ -5,11 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.errors import WriteFailed
 from cachestore.files import publish as publishing
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
@@ -253,23 +252,6 @@ def test_permission_bits_come_from_the_store_and_not_from_the_umask(tmp_path, mo
     assert {bits(folder / name) for name in ("segment", "index")} == {0o444}
 
 
-def test_a_file_above_the_read_back_buffer_is_digested_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "_READ_BACK_BYTES", 4)
-    (tmp_path / "f").write_bytes(WHOLE)
-    assert digest_file(tmp_path / "f") == xxhash.xxh3_128(WHOLE).hexdigest() == digest_of(CONTENT)
-
-
-def test_nothing_has_a_digest_of_its_own(tmp_path):
-    (tmp_path / "f").touch()
-    assert digest_file(tmp_path / "f") == digest_of([]) == digest_of([b"", b""])
-
-
-def test_a_link_has_no_digest(tmp_path):
-    (tmp_path / "f").symlink_to("/etc/hostname")
-    with pytest.raises(FormatError):
-        digest_file(tmp_path / "f")
-
-
 class TestWithoutLinks:
     """File systems that know no hard links: check, then rename, under a lock."""
 
@@ -357,7 +339,7 @@ class TestFolders:
         with pytest.raises(WriteFailed, match="plans"):
             make_folder(layout, layout.plans)
 
-    @pytest.mark.parametrize("call", ["mkdir", "chmod", "fsync"])
+    @pytest.mark.parametrize("call", ["mkdir", "chmod", "open", "fsync"])
     def test_a_refused_call_is_a_write_failed_that_names_the_folder(self, layout, monkeypatch, call):
         monkeypatch.setattr(os, call, raiser(errno.ENOSPC))
         with pytest.raises(WriteFailed, match=r"store.*make room") as caught:

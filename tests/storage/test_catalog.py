@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -107,6 +108,12 @@ def write(path, catalog):
     return digest
 
 
+def newest(layout, name="train"):
+    found = newest_catalog(layout, name)
+    assert found is not None
+    return found
+
+
 def seen(catalog):
     """A catalog as plain values."""
     rows = range(len(catalog))
@@ -182,18 +189,16 @@ def test_a_fact_that_is_unknown_for_a_cell_is_left_out():
 class TestDigests:
     def test_rows_and_recipes_decide_it(self):
         base = encode_catalog(small())[0]
-        others = {
-            encode_catalog(small(**changes))[0]
-            for changes in (
-                {"name": "other"},
-                {"ids": ["0", "1", "x"]},
-                {"captions": ["0", "1", "x"]},
-                {"extras": ["{}", "{}", '{"a":1}']},
-                {"recipes": {}},
-                {"images": {}},
-                {"columns": ()},
-            )
-        }
+        changes: list[dict[str, Any]] = [
+            {"name": "other"},
+            {"ids": ["0", "1", "x"]},
+            {"captions": ["0", "1", "x"]},
+            {"extras": ["{}", "{}", '{"a":1}']},
+            {"recipes": {}},
+            {"images": {}},
+            {"columns": ()},
+        ]
+        others = {encode_catalog(small(**change))[0] for change in changes}
         assert len(others) == 7
         assert base not in others
 
@@ -301,13 +306,13 @@ class TestPublishing:
 
     def test_an_empty_catalog_is_published(self, layout):
         generation, digest = publish_catalog(layout, EMPTY)
-        found = newest_catalog(layout, "train")
+        found = newest(layout)
         assert (generation, len(found), found.digest) == (1, 0, digest)
 
     def test_generations_count_up_and_the_newest_is_found(self, layout):
         assert [publish_catalog(layout, small(n=n))[0] for n in (1, 2, 3)] == [1, 2, 3]
         assert list_generations(layout, "train") == [1, 2, 3]
-        assert len(newest_catalog(layout, "train")) == 3
+        assert len(newest(layout)) == 3
 
     def test_one_equal_to_the_newest_is_not_published_again(self, layout):
         assert publish_catalog(layout, small()) == publish_catalog(layout, small(request={"text": {"data": "moved"}}))
@@ -320,7 +325,7 @@ class TestPublishing:
         touched = dataclasses.replace(small().columns[0], stats=[5] * 6)
         generations = [publish_catalog(layout, small())[0], publish_catalog(layout, small(columns=(touched,)))[0]]
         assert generations == [1, 2]
-        assert list(newest_catalog(layout, "train").columns[0].stats) == [5] * 6
+        assert list(newest(layout).columns[0].stats) == [5] * 6
 
     def test_names_do_not_see_each_other(self, layout):
         for name in ("train", "a/b", "käse"):
@@ -356,7 +361,7 @@ class TestPublishing:
         publish_catalog(layout, small(n=1))
         publish_catalog(layout, small(n=2))
         flip(layout.catalog("train", 2), 500)
-        assert len(newest_catalog(layout, "train")) == 1
+        assert len(newest(layout)) == 1
         assert publish_catalog(layout, small(n=2))[0] == 3
 
     def test_a_catalog_copied_into_another_data_sets_folder_is_refused(self, layout):
@@ -365,7 +370,7 @@ class TestPublishing:
         layout.catalog("val", 2).write_bytes(layout.catalog("train", 1).read_bytes())
         with pytest.raises(FormatError, match="'train'"):
             read_catalog(layout.catalog("val", 2), generation=2)
-        assert len(newest_catalog(layout, "val")) == 1
+        assert len(newest(layout, "val")) == 1
 
     def test_files_that_are_not_ours_are_not_generations(self, layout):
         publish_catalog(layout, small())

@@ -3,6 +3,7 @@
 import errno
 import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,12 @@ class TestCreating:
         monkeypatch.setattr(committing, "publish", slower)
         assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
 
+    def test_a_marker_that_a_look_up_does_not_see_yet_is_found_in_the_listing(self, tmp_path, monkeypatch):
+        """NFS answers "not there" from its cache for 30 s after another node made a file."""
+        create_store(tmp_path / "store", mode=Mode.GROUP)
+        monkeypatch.setattr(Path, "exists", lambda _path: False)
+        assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
+
     def test_a_refused_write_is_a_write_failed(self, tmp_path, monkeypatch):
         def full(*_arguments):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -109,7 +116,8 @@ class TestCommitting:
         put(layout, 2)
         with closing(commit(layout)) as snapshot:
             assert snapshot.generation == 2
-            assert len(snapshot.index) == 2
+            assert len(snapshot) == 2
+            assert not snapshot.uncovered
 
     def test_a_segment_that_is_gone_leaves_the_next_index(self, layout):
         gone = put(layout, 1)
@@ -160,7 +168,7 @@ class TestCommitting:
         assert [name.number for name in list_indexes(layout)] == [1, 1]
         with closing(commit(layout)) as snapshot:
             assert not snapshot.uncovered
-            assert len(snapshot.index) == 2
+            assert len(snapshot) == 2
 
     def test_equal_commits_at_once_make_one_file(self, layout, monkeypatch):
         put(layout, 1)

@@ -40,11 +40,12 @@ def entries_in(layout, *digests):
         for digest, found in contents.items()
         for each in found.entries
     ]
-    return {"segments": [ref_of(digest, found) for digest, found in contents.items()], "entries": entries}
+    return [ref_of(digest, found) for digest, found in contents.items()], entries
 
 
 def built(layout, number, *digests, base=None, dropped=()):
-    temporary, name = build(layout, number, base=base, dropped=frozenset(dropped), **entries_in(layout, *digests))
+    segments, entries = entries_in(layout, *digests)
+    temporary, name = build(layout, number, base=base, dropped=frozenset(dropped), segments=segments, entries=entries)
     publish_file(layout, temporary, layout.index(name))
     return check(layout, name)
 
@@ -142,6 +143,12 @@ def test_equal_shapes_share_one_layout(layout):
     with closing(Index(layout, built(layout, 1, put(layout, *range(20))))) as index:
         assert len(index.raw_layouts()) == 1
         assert len({id(place.specs) for _key, [place] in index.items()}) == 1
+
+
+@pytest.fixture(autouse=True)
+def _environments_of_this_test(monkeypatch):
+    """Other tests may have left theirs open."""
+    monkeypatch.setattr(indexing, "_environments", {})
 
 
 def test_two_indexes_on_one_file_share_it_and_close_apart(layout):

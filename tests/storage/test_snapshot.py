@@ -1,5 +1,6 @@
 """Snapshots: index and tail together equal what the listed segments hold, whatever indexes there are."""
 
+import os
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -140,6 +141,32 @@ def test_a_segment_whose_header_is_damaged_is_left_out_and_said(layout):
         assert set(snapshot.unreadable) == {bad}
         assert list(snapshot.keys()) == [key_of(2)]
         assert [ref.digest for ref in snapshot.segments()] == [good]
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "link", "gone"])
+def test_where_it_decides_what_to_encode_a_covered_segment_of_another_size_counts_as_vanished(layout, change):
+    path = layout.segment(put(layout, 1))
+    put(layout, 2)
+    commit(layout).close()
+    path.chmod(0o644)
+    if change in {"link", "gone"}:
+        path.unlink()
+    if change == "link":
+        path.symlink_to("nothing")
+    if change in {"cut", "grown"}:
+        os.truncate(path, path.stat().st_size + (1 if change == "grown" else -1))
+    with closing(load_snapshot(layout, check_sizes=True)) as careful, closing(load_snapshot(layout)) as quick:
+        assert list(careful.keys()) == [key_of(2)]
+        assert (key_of(1) in quick) == (change != "gone")
+
+
+def test_a_key_in_the_index_and_in_the_tail_is_listed_once(layout):
+    put(layout, 1, 2)
+    commit(layout).close()
+    put(layout, 2, 3)
+    with closing(load_snapshot(layout)) as snapshot:
+        assert sorted(snapshot.keys()) == sorted(key_of(n) for n in (1, 2, 3))
+        assert len(snapshot) == 3
 
 
 def test_files_that_are_not_ours_are_not_listed(layout):

@@ -1,5 +1,7 @@
 """Claims: create-only, numbered, and taken over from the dead."""
 
+from typing import Any
+
 import pytest
 
 from cachestore.files.paths import ClaimName
@@ -21,7 +23,7 @@ def beat(layout, **options):
     return Beat(layout, PLAN, 1, "launch", 0, 1, **options)
 
 
-def claims_of(layout, worker, clock=None):
+def claims_of(layout, worker, clock=None) -> Any:
     folder = join_pass(layout, PLAN, "launch").folder(layout)
     return Claims(layout, folder, worker, Watch(layout, clock or Clock()))
 

@@ -1,5 +1,7 @@
 """How units are cut, and in which order a worker looks at the parts."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_partitions_are_disjoint_and_together_everything_in_order(units):
     cut = [bounds(units, p) for p in range(partition_count(units))]
     assert cut[0][0] == 0
     assert cut[-1][1] == units
-    assert all(end == start for (_, end), (start, _) in zip(cut, cut[1:], strict=False))
+    assert all(end == start for (_, end), (start, _) in pairwise(cut))
 
 
 @given(UNITS)
@@ -43,7 +45,8 @@ def test_few_units_have_a_partition_each_and_many_at_most_4096():
 
 @given(workers(), st.integers(0, 300), st.integers(0, 2**32))
 def test_every_worker_looks_at_every_partition_once(worker, count, seed):
-    assert sorted(order_for(*worker, count, seed=seed)) == list(range(count))
+    rank, world = worker
+    assert sorted(order_for(rank, world, count, seed=seed)) == list(range(count))
 
 
 @given(workers(), st.integers(0, 300), st.integers(0, 2**32))

@@ -2,6 +2,7 @@
 
 import os
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,14 +27,18 @@ def layout(tmp_path):
 
 def same(one, other):
     """Whether two plans say the same, however their rows are held."""
-    rows = [
-        (plan.name, plan.request, plan.content, plan.catalog, [recipe.as_json() for recipe in plan.recipes], plan.columns)
-        + (list(plan.ids), list(plan.captions_at), list(plan.captions), list(plan.extras), list(plan.units_at))
-        + (list(plan.unit_ids), list(plan.unit_requests), [(list(at), list(units)) for at, units in plan.cells])
-        + ({role: (list(at), list(refs)) for role, (at, refs) in plan.images.items()},)
-        for plan in (one, other)
-    ]
-    return rows[0] == rows[1]
+    return plain(one) == plain(other)
+
+
+def plain(plan):
+    """A plan in lists."""
+    rows: dict[str, Any] = {
+        name: list(getattr(plan, name)) for name in ("ids", "captions_at", "captions", "extras", "units_at", "unit_ids", "unit_requests")
+    }
+    rows["cells"] = [(list(at), list(units)) for at, units in plan.cells]
+    rows["images"] = {role: (list(at), list(references)) for role, (at, references) in plan.images.items()}
+    rows["recipes"] = [recipe.as_json() for recipe in plan.recipes]
+    return rows | {name: getattr(plan, name) for name in ("name", "request", "content", "catalog", "columns")}
 
 
 def folder(root, names):

@@ -1,0 +1,475 @@
+"""What every command promises: exit codes, one JSON object of a fixed shape, and nothing that a terminal would obey."""
+
+import json
+import os
+import sys
+
+import pytest
+
+import cachestore as cs
+from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, NO_STORE, OK, main, printable
+from cachestore.files.paths import Layout
+from cachestore.storage.snapshot import list_segments
+from tests import fakes
+
+USAGE = 2
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why")
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.request._encoders", makers)
+    return makers
+
+
+@pytest.fixture
+def data(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    for n in range(3):
+        (root / f"{n}.png").write_bytes(b"picture %d" % n)
+        (root / f"{n}.txt").write_text(f"caption {n}")
+        os.utime(root / f"{n}.png", (n, n))
+    return root
+
+
+@pytest.fixture
+def store(tmp_path, data, makers, capsys):
+    assert main(["precompute", str(data), "--model", "model", "--store", str(tmp_path / "store"), "--json"]) == OK
+    capsys.readouterr()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        try:
+            code = main(list(map(str, arguments)))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def run_json(run):
+    """Runs a command with --json: (exit code, the object)."""
+
+    def call(*arguments):
+        code, out, _err = run(*arguments, "--json")
+        return code, json.loads(out)
+
+    return call
+
+
+def arguments_of(command, store):
+    """A command with the least it needs."""
+    return [command, store, *({"show": ["0.png"], "why": ["0.png"]}.get(command, []))]
+
+
+def flip(store):
+    """Change a byte of a sample's latents; returns their key."""
+    return str(fakes.flip_entry(store, "1.png", "latents"))
+
+
+# Exit codes
+
+
+def test_no_command_is_a_usage_error(run):
+    assert run()[0] == USAGE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(run, command):
+    code, out, _err = run(command, "--help")
+    assert code == OK
+    assert "usage: cachestore" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_a_usage_error(run, command):
+    assert run(*arguments_of(command, "x"), "--no-such-option")[0] == USAGE
+
+
+@pytest.mark.parametrize("command", ON_STORES)
+def test_a_path_without_a_store_is_10_and_stays_as_it_is(run, command, tmp_path):
+    code, out, err = run(*arguments_of(command, tmp_path / "nothing"))
+    assert (code, out) == (NO_STORE, "")
+    assert "there is no store" in err
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("command", ON_STORES)
+def test_an_error_with_json_is_an_object_on_stdout_too(run, command, tmp_path):
+    code, out, err = run(*arguments_of(command, tmp_path / "nothing"), "--json")
+    assert code == NO_STORE
+    assert json.loads(out)["kind"] == "StoreNotFound"
+    assert json.loads(out)["error"] in err
+
+
+@pytest.mark.parametrize("command", ON_STORES)
+def test_every_command_works_on_a_store_of_nothing_but_those_that_name_a_sample(run, command, tmp_path):
+    cs.open(tmp_path / "store", mode="a").close()
+    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if command in {"show", "why"} else OK)
+
+
+@pytest.mark.parametrize("command", ON_STORES)
+def test_every_command_ends_well_on_a_whole_store(run, command, store):
+    assert run(*arguments_of(command, store))[0] == OK
+
+
+def test_damage_is_4_for_verify_and_repair_is_4_only_while_something_is_missing(run, store):
+    flip(store)
+    assert run("verify", store)[0] == DAMAGE
+    assert run("repair", store)[0] == DAMAGE
+    assert run("repair", store, "--refill")[0] == OK
+    assert run("verify", store)[0] == OK
+
+
+def test_quick_verify_and_a_part_that_holds_no_damage_do_not_see_a_flipped_byte(run, store):
+    flip(store)
+    assert run("verify", store, "--quick")[0] == OK
+    count = len(list_segments(Layout(store)))
+    codes = [run("verify", store, "--subset", f"{part}/{count}")[0] for part in range(1, count + 1)]
+    assert sorted(codes) == [OK] * (count - 1) + [DAMAGE]
+
+
+@pytest.mark.parametrize("subset", ["0/2", "3/2", "x", "1", "1/0", "-1/2"])
+def test_a_part_that_is_none_is_refused(run, store, subset):
+    assert run("verify", store, f"--subset={subset}")[0] in {ERROR, USAGE}
+
+
+def test_failures_are_3_and_within_the_limit_0(run, data, store):
+    (data / "bad.png").write_bytes(b"undecodable")
+    arguments = ["precompute", data, "--model", "model", "--store", store]
+    code, out, _err = run(*arguments)
+    assert code == FAILURES
+    assert "failed: bad.png (latents): this is no picture" in out
+    assert run(*arguments, "--max-failures", "1")[0] == OK
+    assert run(*arguments, "--strict")[0] == ERROR
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--batch-size", "0"],
+        ["--batch-size", "x"],
+        ["--encode-arg", "x"],
+        ["--resolution", "0"],
+        ["--max-failures", "x"],
+        ["--procs", "0"],
+        ["--rank", "1"],
+        ["--workers", "-1"],
+    ],
+)
+def test_a_malformed_option_is_refused_before_anything_is_encoded(run, data, store, makers, option):
+    makers.encoded()
+    code, _out, err = run("precompute", data, "--model", "model", "--store", store, *option)
+    assert code in {ERROR, USAGE}
+    assert err
+    assert makers.encoded() == []
+
+
+def test_a_source_that_is_not_there_is_1(run, store, tmp_path, makers):
+    code, out, err = run("precompute", tmp_path / "gone", "--model", "m", "--store", store)
+    assert (code, out) == (ERROR, "")
+    assert "gone" in err
+
+
+def test_a_folder_that_holds_something_else_is_no_place_for_a_store(run, data, makers):
+    code, _out, err = run("precompute", data, "--model", "m", "--store", data)
+    assert code == ERROR
+    assert "another --store" in err
+
+
+def test_underscores_work_as_hyphens_in_names_and_are_left_alone_in_values(run_json, data, tmp_path, makers):
+    arguments = [
+        "precompute",
+        data,
+        "--model",
+        "a_b",
+        "--store",
+        tmp_path / "s",
+        "--max_failures=1",
+        "--caption_lines",
+        "first",
+        "--name",
+        "my_name",
+    ]
+    code, report = run_json(*arguments)
+    assert (code, report["name"]) == (OK, "my_name")
+    assert makers.made[0].model == "a_b"
+
+
+def test_who_reads_our_output_may_go_away(store):
+    source = "import sys; from cachestore.cli import main; sys.exit(main(['ls', sys.argv[1]]))"
+    process = fakes.program(source, store)
+    process.stdout.close()
+    process.stdout = None
+    _out, err = process.communicate(timeout=50)
+    assert err == ""
+    assert process.returncode in {0, 120}
+
+
+# JSON
+
+
+FINDING = {"kind", "path", "key", "sample", "message"}
+
+
+def test_precompute_prints_the_contracts_fields(run_json, data, store):
+    (data / "bad.png").write_bytes(b"undecodable")
+    code, report = run_json("precompute", data, "--model", "model", "--store", store)
+    assert code == FAILURES
+    assert {"complete", "samples", "wanted", "reused", "encoded", "failed", "missing", "encoded_here"} <= set(report)
+    assert {"seconds", "bytes", "store", "name", "plan", "generation", "failures", "stages"} <= set(report)
+    assert report["wanted"] == report["reused"] + report["encoded"] + report["failed"] + report["missing"]
+    assert report["failures"] == [{"sample": "bad.png", "encoder": "latents", "reason": "this is no picture"}]
+    assert (report["samples"], report["store"], report["name"]) == (4, str(store), "train")
+
+
+def test_an_empty_folder_is_all_zero(run_json, tmp_path, makers):
+    (tmp_path / "empty").mkdir()
+    code, report = run_json("precompute", tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
+    assert code == OK
+    assert {report[name] for name in ("samples", "wanted", "reused", "encoded", "failed", "missing", "encoded_here", "bytes")} == {0}
+    assert (report["complete"], report["failures"], report["generation"]) == (True, [], 1)
+
+
+def test_plan_only_prints_the_contracts_fields_and_encodes_nothing(run_json, data, tmp_path, makers):
+    code, forecast = run_json("precompute", data, "--model", "m", "--store", tmp_path / "s", "--plan-only")
+    assert code == OK
+    assert {"samples", "wanted", "present", "to_encode", "estimated_bytes", "estimated_seconds", "free_bytes"} <= set(forecast)
+    assert {"buckets", "truncated_captions"} <= set(forecast)
+    assert (forecast["samples"], forecast["wanted"], forecast["present"], forecast["to_encode"]) == (3, 7, 0, 7)
+    assert makers.encoded() == []
+
+
+def test_verify_prints_the_contracts_fields_and_names_key_and_sample(run_json, store):
+    code, whole = run_json("verify", store)
+    assert (code, whole["ok"], whole["findings"]) == (OK, True, [])
+    assert {"ok", "entries", "segments", "bytes", "seconds", "findings"} <= set(whole)
+    key = flip(store)
+    code, damaged = run_json("verify", store)
+    assert (code, damaged["ok"]) == (DAMAGE, False)
+    assert all(set(finding) == FINDING for finding in damaged["findings"])
+    assert {(finding["key"], finding["sample"]) for finding in damaged["findings"]} == {(key, "1.png")}
+    assert {finding["kind"] for finding in damaged["findings"]} == {"corrupt-entry", "missing-entry"}
+
+
+def test_repair_prints_the_contracts_fields(run_json, store):
+    flip(store)
+    code, repaired = run_json("repair", store)
+    assert {"salvaged", "quarantined", "rebuilt", "missing", "refilled"} <= set(repaired)
+    assert (code, repaired["missing"], repaired["refilled"]) == (DAMAGE, 1, 0)
+    code, refilled = run_json("repair", store, "--refill")
+    assert (code, refilled["missing"], refilled["refilled"]) == (OK, 0, 1)
+
+
+def test_ls_prints_the_contracts_fields_in_the_order_of_keys(run, run_json, store):
+    code, listed = run_json("ls", store)
+    assert code == OK
+    assert all({"key", "bytes", "segment", "tensors", "meta"} <= set(entry) for entry in listed["entries"])
+    keys = [entry["key"] for entry in listed["entries"]]
+    assert keys == sorted(keys)
+    assert len(keys) == 7
+    assert listed["entries"][0]["tensors"] == {"value": {"dtype": "U8", "shape": [16]}}
+    assert {"input_digest", "encoder"} <= set(listed["entries"][0]["meta"])
+    assert (store / listed["entries"][0]["segment"]).is_file()
+    assert run("ls", store, "--keys")[1].split() == keys
+
+
+def test_stats_prints_the_contracts_fields(run_json, store):
+    code, found = run_json("stats", store)
+    assert code == OK
+    assert {"entries", "segments", "bytes", "generation", "recipes", "catalogs"} <= set(found)
+    assert (found["entries"], len(found["recipes"])) == (7, 2)
+    [catalog] = found["catalogs"]
+    assert (catalog["name"], catalog["samples"], catalog["complete"]) == ("train", 3, 3)
+
+
+def test_status_prints_the_contracts_fields(run_json, store):
+    code, found = run_json("status", store)
+    assert code == OK
+    [plan] = found["plans"]
+    assert {"plan", "pass", "partitions", "finished", "claimed", "encoded", "failed", "complete", "ranks"} <= set(plan)
+    assert {"rank", "host", "pid", "rate", "done", "beat_age_seconds"} <= set(plan["ranks"][0])
+    assert (plan["complete"], plan["encoded"], plan["finished"] == plan["partitions"]) == (True, 7, True)
+
+
+# One sample, one entry
+
+
+def test_show_finds_an_entry_by_its_key(run, run_json, store):
+    key = run("ls", store, "--keys")[1].split()[0]
+    code, shown = run_json("show", store, key)
+    assert (code, shown["key"]) == (OK, key)
+    assert key in run("show", store, key)[1]
+    assert run_json("show", store, key.upper())[1]["key"] == key
+
+
+def test_show_finds_everything_of_a_sample(run, run_json, store):
+    code, shown = run_json("show", store, "1.png")
+    assert code == OK
+    [found] = shown["in"]
+    assert found["captions"] == ["caption 1"]
+    assert set(found["entries"]) == {"text/caption", "latents/image"}
+    assert found["entries"]["latents/image"][0]["meta"]["input_digest"] == fakes.digest_bytes(b"picture 1")
+    assert "caption: caption 1" in run("show", store, "1.png")[1]
+
+
+@pytest.mark.parametrize("what", ["nobody.png", "0" * 32])
+def test_show_refuses_what_is_neither(run, store, what):
+    code, _out, err = run("show", store, what)
+    assert code == ERROR
+    assert "neither a key" in err
+
+
+def test_show_finds_a_sample_whose_id_looks_like_a_key(run_json, tmp_path, makers):
+    odd = "ab" * 16
+    (tmp_path / "m.jsonl").write_text(json.dumps({"id": odd, "caption": "c"}) + "\n")
+    run_json("precompute", tmp_path / "m.jsonl", "--model", "m", "--store", tmp_path / "s")
+    assert run_json("show", tmp_path / "s", odd)[1]["in"][0]["captions"] == ["c"]
+
+
+def test_why_says_that_a_sample_is_ready(run, run_json, store):
+    code, answer = run_json("why", store, "1.png")
+    assert (code, answer["in"][0]["ready"]) == (OK, True)
+    assert {cell["state"] for cell in answer["in"][0]["cells"]} == {"present"}
+    assert "ready" in run("why", store, "1.png")[1]
+
+
+def test_why_says_why_a_sample_failed(run, run_json, data, store):
+    (data / "bad.png").write_bytes(b"undecodable")
+    run("precompute", data, "--model", "model", "--store", store)
+    code, answer = run_json("why", store, "bad.png")
+    cells = {cell["encoder"]: cell for cell in answer["in"][0]["cells"]}
+    assert (code, answer["in"][0]["ready"]) == (DAMAGE, False)
+    assert (cells["latents"]["state"], cells["latents"]["reason"]) == ("not made", "this is no picture")
+    assert cells["text"]["state"] == "present"
+
+
+def test_why_says_that_an_entry_was_lost(run_json, store):
+    key = flip(store)
+    run_json("repair", store)
+    code, answer = run_json("why", store, "1.png")
+    cell = next(cell for cell in answer["in"][0]["cells"] if cell["key"] == key)
+    assert (code, cell["state"]) == (DAMAGE, "missing")
+    assert "--refill" in cell["reason"]
+
+
+def test_why_gives_the_newest_reason(run, run_json, data, store):
+    """The sample failed in earlier plans too, for other reasons."""
+    for n in range(6):
+        (data / "bad.png").unlink(missing_ok=True)
+        if n % 2:
+            (data / "bad.png").write_bytes(b"undecodable")
+        else:
+            (data / "bad.png").symlink_to("gone")
+        (data / f"new {n}.png").write_bytes(b"another")
+        run("precompute", data, "--model", "model", "--store", store)
+        _code, answer = run_json("why", store, "bad.png")
+        cell = next(cell for cell in answer["in"][0]["cells"] if cell["encoder"] == "latents")
+        assert ("this is no picture" if n % 2 else "No such file") in cell["reason"]
+
+
+def test_why_refuses_a_sample_that_nobody_lists(run, store):
+    code, _out, err = run("why", store, "nobody.png")
+    assert code == ERROR
+    assert "nobody.png" in err
+
+
+def test_a_sample_may_be_named_as_the_disk_spells_it(run_json, tmp_path, makers):
+    import unicodedata
+
+    decomposed = unicodedata.normalize("NFD", "é.png")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / decomposed).write_bytes(b"x")
+    run_json("precompute", tmp_path / "data", "--model", "m", "--store", tmp_path / "s")
+    for command in ("show", "why"):
+        assert run_json(command, tmp_path / "s", decomposed)[0] == OK
+
+
+# Terminals
+
+
+ESCAPE = "\x1b[31mred\x07"
+
+
+def test_printable_leaves_words_of_any_script_alone():
+    assert printable("plain, ünïcöde, 写真 \U0001f600") == "plain, ünïcöde, 写真 \U0001f600"
+
+
+@pytest.mark.parametrize("text", [ESCAPE, "\x9b31m", "\u202eright to left", "\r", "\ud800", "\x7f"])
+def test_what_a_terminal_would_obey_is_escaped(text):
+    assert printable(text).isascii()
+    assert printable(text) != text
+
+
+@pytest.fixture
+def hostile(tmp_path, makers, run):
+    """A store in which every name and text that a user brings tries to speak to the terminal."""
+    data = tmp_path / f"data {ESCAPE}"
+    data.mkdir()
+    rows = [
+        {"id": f"sample {ESCAPE}", "caption": f"caption {ESCAPE}", "image": f"{ESCAPE}.png"},
+        {"id": f"bad {ESCAPE}", "image": f"gone {ESCAPE}.png", "caption": "c"},
+        {"id": "fine", "caption": "f"},
+    ]
+    (data / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (data / f"{ESCAPE}.png").write_bytes(b"picture")
+    store = tmp_path / f"store {ESCAPE}"
+    arguments = ["precompute", data / "m.jsonl", "--model", f"model {ESCAPE}", "--store", store, "--name", f"name {ESCAPE}"]
+    return store, arguments
+
+
+def test_no_command_hands_an_escape_to_the_terminal(run, hostile):
+    store, arguments = hostile
+    printed = [run(*arguments), run(*arguments, "--plan-only")]
+    assert printed[0][0] == FAILURES
+    printed += [run(command, store) for command in ("status", "verify", "stats", "ls", "repair")]
+    printed += [run(command, store, f"sample {ESCAPE}") for command in ("show", "why")]
+    printed += [run(command, store, f"bad {ESCAPE}") for command in ("show", "why")]
+    printed += [run("why", store, f"nobody {ESCAPE}"), run("ls", f"{store}{ESCAPE}"), run("precompute", f"gone{ESCAPE}", *arguments[2:])]
+    for digest in list_segments(Layout(store)):
+        Layout(store).segment(digest).unlink()
+    printed += [run("verify", store), run("repair", store)]
+    lines = [line for _code, out, err in printed for line in (out + err).split("\n")]
+    assert any("\\x1b" in line for line in lines)
+    assert [line for line in lines if not line.isprintable()] == []
+
+
+def test_json_carries_the_names_as_they_are(run_json, hostile):
+    store, arguments = hostile
+    _code, report = run_json(*arguments)
+    assert report["name"] == f"name {ESCAPE}"
+    assert report["failures"][0]["sample"] == f"bad {ESCAPE}"
+    assert report["store"] == str(store)
+
+
+# What is loaded
+
+
+LOADED = """
+import sys
+from cachestore.cli import main
+code = main(sys.argv[1:])
+print(sorted({"torch", "transformers", "diffusers", "PIL"} & set(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("command", ["verify", "stats", "ls", "status", "show", "why", "repair"])
+def test_looking_at_a_store_never_imports_torch(command, store):
+    process = fakes.program(LOADED, *arguments_of(command, store))
+    _out, err = process.communicate(timeout=50)
+    assert (process.returncode, err) == (OK, "[]\n")
+
+
+def test_this_module_runs_without_torch(store):
+    assert "transformers" not in sys.modules or "torch" in sys.modules

@@ -1,0 +1,230 @@
+"""`cachestore precompute` as processes: what it prints where, how it is stopped, and how many of it work together."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import cachestore as cs
+from cachestore.cli import ERROR, FAILURES, OK, main
+from cachestore.storage.verify import verify
+from tests import fakes
+from tests.fakes import Gate, command
+
+
+@pytest.fixture
+def data(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    for n in range(12):
+        (root / f"{n:02}.png").write_bytes(b"picture %d" % n)
+        os.utime(root / f"{n:02}.png", (n, n))
+    return root
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def asked(data, tmp_path):
+    return ["precompute", data, "--model", "model", "--store", tmp_path / "store"]
+
+
+def ended(process):
+    """(exit code, stdout, stderr) of a command."""
+    out, err = process.communicate(timeout=50)
+    return process.returncode, out, err
+
+
+def keys(store):
+    with cs.open(store) as opened:
+        return set(opened.keys())
+
+
+# What is printed
+
+
+def test_stdout_carries_the_result_alone_and_stderr_the_words(asked):
+    code, out, err = ended(command(*asked, "--json"))
+    assert code == OK
+    assert json.loads(out)["encoded"] == 13
+    assert "12 samples" in err
+
+
+def test_quiet_says_nothing_but_the_result(asked):
+    code, out, err = ended(command(*asked, "--json", "--quiet"))
+    assert (code, err) == (OK, "")
+    assert json.loads(out)["complete"]
+
+
+def test_a_person_gets_counts_and_the_lines_that_train(asked):
+    code, out, _err = ended(command(*asked))
+    assert code == OK
+    assert "13 units: 0 reused, 13 encoded, 0 failed, 0 missing" in out
+    assert "cs.CachedDataset(" in out
+    assert "generation=1" in out
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_under_a_launcher_only_rank_0_prints(asked, rank, lines):
+    code, out, _err = ended(command(*asked, "--json", RANK=str(rank), WORLD_SIZE="2", TORCHELASTIC_RUN_ID="x"))
+    assert (code, len(out.splitlines())) == (OK, lines)
+
+
+def test_ranks_named_by_hand_each_print_their_report(asked):
+    for rank in range(2):
+        code, out, _err = ended(command(*asked, "--json", "--rank", rank, "--world-size", 2))
+        assert (code, json.loads(out)["wanted"]) == (OK, 13)
+
+
+def test_a_launcher_that_contradicts_itself_is_said_once_and_goes_on(asked):
+    code, out, err = ended(command(*asked, "--json", RANK="7", WORLD_SIZE="2"))
+    assert (code, json.loads(out)["encoded"]) == (OK, 13)
+    assert err.count("rank 7 of 2") == 1
+
+
+# Several processes
+
+
+def test_ranks_started_by_the_command_report_as_one(asked):
+    code, out, err = ended(command(*asked, "--procs", "2", "--json"))
+    report = json.loads(out)
+    assert (code, report["encoded"], report["encoded_here"], report["complete"]) == (OK, 13, 13, True), err
+
+
+def test_any_number_of_processes_makes_the_same_keys(asked, tmp_path):
+    found = []
+    for procs in (1, 3):
+        store = tmp_path / f"store of {procs}"
+        assert ended(command(*asked[:-1], store, "--procs", procs))[0] == OK
+        found.append(keys(store))
+        assert verify(store).ok
+    assert found[0] == found[1]
+    assert len(found[0]) == 13
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_under_torchrun_the_same_keys_are_made(asked, tmp_path):
+    assert ended(command(*asked))[0] == OK
+    store = tmp_path / "torchrun's"
+    launcher = ["--nproc-per-node", 4, "-m", "cachestore", *asked[:-1], store, "--json"]
+    code, out, err = ended(command(*launcher, module="torch.distributed.run"))
+    assert code == OK, err
+    assert json.loads(out)["encoded"] == 13
+    assert keys(store) == keys(asked[-1])
+    beats = [json.loads(path.read_text())["body"] for path in (store / "workers").glob("*.json")]
+    assert sorted(beat["rank"] for beat in beats) == [0, 1, 2, 3]
+    assert len({beat["launch"] for beat in beats}) == 1
+    again, _out, _err = ended(command(*launcher, module="torch.distributed.run"))
+    assert again == OK
+    assert len(list(store.glob("plans/*/*/done.json"))) == 2, "a later launch looks at everything again"
+
+
+def test_an_error_in_all_ranks_is_1_and_named(asked, tmp_path):
+    asked[1] = tmp_path / "gone"
+    code, out, err = ended(command(*asked, "--procs", "2", "--json"))
+    assert code == ERROR
+    assert json.loads(out)["kind"] == "BadInput"
+    assert "gone" in err
+
+
+def test_failures_in_a_rank_are_3_for_all(asked, data):
+    (data / "bad.png").write_bytes(b"undecodable")
+    code, out, _err = ended(command(*asked, "--procs", "2", "--json"))
+    assert (code, json.loads(out)["failed"]) == (FAILURES, 1)
+
+
+# Seen from another shell
+
+
+def test_status_shows_a_running_pass_from_another_shell(asked, gate, capsys):
+    process = command(*asked, "--json", FAKE_ENCODER_GATE=str(gate.folder))
+    pid = gate.wait()
+    assert main(["status", str(asked[-1]), "--json"]) == OK
+    [plan] = json.loads(capsys.readouterr().out)["plans"]
+    [rank] = plan["ranks"]
+    assert (plan["complete"], plan["claimed"] > 0, plan["finished"], plan["encoded"]) == (False, True, 0, 0)
+    assert (rank["pid"], rank["alive"]) == (pid, True)
+    gate.open()
+    assert ended(process)[0] == OK
+    main(["status", str(asked[-1]), "--json"])
+    [plan] = json.loads(capsys.readouterr().out)["plans"]
+    assert (plan["complete"], plan["encoded"]) == (True, 13)
+
+
+# Stopped
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, code, tmp_path):
+    process = command(*asked, "--json", cwd=tmp_path, FAKE_ENCODER_GATE=str(gate.folder))
+    gate.wait()
+    process.send_signal(number)
+    gate.open()
+    returned, out, err = ended(process)
+    assert (returned, out) == (code, "")
+    assert verify(asked[-1]).ok
+    assert len(keys(asked[-1])) == 1, "the batch that was being encoded"
+    line = err.strip().splitlines()[-1].partition("Go on with: ")[2]
+    program, *arguments = shlex.split(line.removeprefix("python -m "))
+    assert program == "cachestore"
+    returned, out, err = ended(command(*arguments, "--json"))
+    report = json.loads(out)
+    assert (returned, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 12), err
+
+
+def interrupted(process, gate, send):
+    """Signal a process whose rank stands at the gate, then let it go on; returns how it ended."""
+    gate.wait()
+    send(process)
+    gate.open()
+    return ended(process)
+
+
+def test_one_signal_to_the_parent_stops_its_ranks(asked, gate):
+    process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder))
+    code, out, err = interrupted(process, gate, lambda process: process.send_signal(signal.SIGTERM))
+    assert (code, out) == (143, "")
+    assert err.count("Go on with: ") == 1
+    assert verify(asked[-1]).ok
+    code, out, _err = ended(command(*asked, "--json"))
+    assert (code, json.loads(out)["complete"]) == (OK, True)
+
+
+def test_ctrl_c_reaches_parent_and_ranks_and_nothing_encoded_is_lost(asked, gate, tmp_path):
+    """The terminal signals all of them, and the parent then signals its ranks once more."""
+    log = tmp_path / "log"
+    paths = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cachestore", *map(str, asked), "--procs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", fakes.GATE: str(gate.folder), fakes.LOG: str(log)},
+    )
+    code, _out, err = interrupted(process, gate, lambda process: os.killpg(process.pid, signal.SIGINT))
+    assert code == 130, err
+    assert err.count("Go on with: ") == 1
+    made = {key for _pid, _encoder, key in fakes.logged(log)}
+    assert made == {str(key) for key in (keys(asked[-1]) if made else set())}
+    assert verify(asked[-1]).ok
+
+
+def test_no_rank_outlives_the_command(asked, gate):
+    process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder))
+    gate.wait()
+    process.send_signal(signal.SIGTERM)
+    gate.open()
+    ended(process)
+    beats = [json.loads(path.read_text())["body"] for path in (asked[-1] / "workers").glob("*.json")]
+    for beat in beats:
+        with pytest.raises(ProcessLookupError):
+            os.kill(beat["pid"], 0)

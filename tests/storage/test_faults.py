@@ -1,0 +1,133 @@
+"""The n-th call of the file system fails, for every n: SQLite's method.
+
+Whatever is refused, once or from then on, the caller gets one clean error, what was acknowledged stays, nothing wrong becomes
+visible, and the same work done again goes through.
+"""
+
+import errno
+import os
+import shutil
+from contextlib import closing
+
+import pytest
+
+from cachestore.errors import WriteFailed
+from cachestore.files import publish as publishing
+from cachestore.files.opening import names_in
+from cachestore.keys import Recipe
+from cachestore.storage.append import Appender
+from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.storage.catalog_writer import publish_catalog
+from cachestore.storage.commit import commit, create_store, publish_recipe
+from cachestore.storage.repair import repair_store
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.storage.verify import HARMLESS, verify
+from tests.storage.stores import flip, key_of, put, read, tensors_of
+
+CALLS = ("open", "write", "fsync", "link", "chmod", "mkdir", "unlink")
+RECIPE = Recipe("own", {})
+
+
+class Faults:
+    """Makes the n-th of all watched calls fail, and those after it where it is sticky. Reading is not watched."""
+
+    def __init__(self, patch, nth, code, *, sticky):
+        self.count, self.nth, self.code, self.sticky = 0, nth, code, sticky
+        for name in CALLS:
+            patch.setattr(os, name, self.watched(getattr(os, name), name))
+
+    def watched(self, real, name):
+        def call(*arguments, **named):
+            if name != "open" or arguments[1] & (os.O_CREAT | os.O_DIRECTORY):
+                self.count += 1
+                if self.count == self.nth or (self.sticky and self.count > self.nth):
+                    raise OSError(self.code, os.strerror(self.code))
+            return real(*arguments, **named)
+
+        return call
+
+    @property
+    def struck(self):
+        return self.count >= self.nth
+
+
+def refusal(action, *arguments) -> WriteFailed | None:
+    """The one error that an action may end with."""
+    try:
+        action(*arguments)
+    except WriteFailed as error:
+        return error
+    return None
+
+
+def write(root, acknowledged):
+    """A little of everything that is written; says which entries were acknowledged."""
+    layout = create_store(root)
+    publish_recipe(layout, RECIPE)
+    appender = Appender(layout)
+    for n in (1, 2):
+        appender.put(key_of(n), tensors_of(n), {"n": n})
+        appender.close_segment()
+        acknowledged.add(n)
+        commit(layout).close()
+    column = make_column("own", "caption", RECIPE.fingerprint, {}, [[Cell(key_of(1))]])
+    publish_catalog(layout, Catalog("train", {}, {RECIPE.fingerprint: RECIPE}, ["a"], [0, 0], [], {}, ["{}"], (column,)))
+
+
+@pytest.fixture(autouse=True)
+def _each_run_is_a_new_process(monkeypatch):
+    """Which folders were synced is remembered for a process's life."""
+    monkeypatch.setattr(publishing, "_durable", set())
+
+
+@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_refused_call_while_writing_is_one_clean_error_and_loses_nothing(tmp_path, monkeypatch, code, sticky):
+    for nth in range(1, 1000):
+        root, acknowledged = tmp_path / str(nth), set()
+        publishing._durable.clear()
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, nth, code, sticky=sticky)
+            error = refusal(write, root, acknowledged)
+        assert error is None or (error.errno == code and str(tmp_path) in str(error))
+        if (root / "cachestore.json").exists():
+            assert {finding.kind for finding in verify(root).findings} <= HARMLESS
+            layout = create_store(root)
+            assert all(read(layout, n) == tensors_of(n) for n in acknowledged)
+            assert sticky or len(names_in(layout.temporary)) <= 1
+        else:
+            assert acknowledged == set()
+        write(root, acknowledged)
+        assert verify(root).ok
+        if not faults.struck:
+            assert nth > 40
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
+def test_a_refused_call_while_repairing_is_one_clean_error_and_loses_no_valid_entry(tmp_path, monkeypatch, sticky):
+    template = create_store(tmp_path / "template")
+    put(template, 1, 2, 3)
+    commit(template).close()
+    with closing(load_snapshot(template)) as snapshot:
+        [[place]] = snapshot.find([key_of(2)])
+    flip(template.segment(place.segment.digest), place.offset)
+    for nth in range(1, 1000):
+        root = tmp_path / str(nth)
+        shutil.copytree(template.root, root)
+        publishing._durable.clear()
+        layout = create_store(root)
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, nth, errno.ENOSPC, sticky=sticky)
+            error = refusal(repair_store, root)
+        assert error is None or error.errno == errno.ENOSPC
+        assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
+        repair_store(root)
+        assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
+        left = [finding for finding in verify(root).findings if finding.kind not in HARMLESS]
+        assert {(finding.kind, finding.key) for finding in left} == {("missing-entry", str(key_of(2)))}
+        if not faults.struck:
+            assert nth > 20
+            return
+    pytest.fail("it never ends")

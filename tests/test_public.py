@@ -1,0 +1,90 @@
+"""What users import: every module once, then every public name, twice."""
+
+import importlib
+import pkgutil
+import threading
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.errors import CacheStoreError
+from tests import fakes
+from tests.loading.stores import Row, make_store, recipes
+
+
+def encode(batch):
+    return {key: {"value": np.zeros(2)} for key, _item in batch}
+
+
+def calls(root, data, trained):
+    """How each public name is called; the call may be repeated with the same result."""
+
+    def fill():
+        with cs.open(root, mode="a") as store:
+            return cs.fill(store, [(cs.key("a"), 1)], encode).complete
+
+    def sampler():
+        return len(list(cs.BucketBatchSampler(cs.CachedDataset(trained), batch_size=1, rank=0, num_replicas=1)))
+
+    messages = {name: lambda name=name: str(getattr(cs, name)("what happened")) for name in cs.__all__ if is_error(name)}
+    return messages | {
+        "BucketBatchSampler": sampler,
+        "CachedDataset": lambda: len(cs.CachedDataset(trained)),
+        "Key": lambda: cs.Key(bytes(16)),
+        "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
+        "fill": fill,
+        "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
+        "key": lambda: cs.key("a", b"b"),
+        "open": lambda: cs.open(root, mode="a").close(),
+        "precompute": lambda: cs.precompute(data / "p.txt", model="m", store=root, encode=("text",), inline=True).complete,
+        "repair": lambda: cs.repair(root).missing,
+        "stats": lambda: cs.stats(root).catalogs[0].name,
+        "verify": lambda: cs.verify(root).ok,
+    }
+
+
+def is_error(name):
+    found = getattr(cs, name)
+    return isinstance(found, type) and issubclass(found, Exception)
+
+
+@pytest.mark.torch
+def test_every_public_name_can_be_called_twice_after_every_module_was_imported(tmp_path, monkeypatch):
+    for module in pkgutil.walk_packages(cs.__path__, "cachestore."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    (tmp_path / "p.txt").write_text("a cat\n")
+    trained = make_store(tmp_path / "trained", [Row("a"), Row("b")], recipes())
+    before = threading.active_count()
+    every = calls(tmp_path / "store", tmp_path, trained)
+    assert set(every) == set(cs.__all__)
+    first = {name: every[name]() for name in ("open", "precompute", *cs.__all__)}
+    second = {name: every[name]() for name in reversed(cs.__all__)}
+    assert first == second
+    assert threading.active_count() == before
+
+
+def test_every_public_name_is_listed_and_found():
+    assert set(cs.__all__) <= set(dir(cs))
+    assert all(getattr(cs, name) is getattr(cs, name) for name in cs.__all__)
+    assert isinstance(cs.__version__, str)
+
+
+def test_an_unknown_name_is_an_attribute_error_that_says_so():
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        _ = cs.opne
+
+
+def test_every_error_takes_one_message_and_survives_being_built_again_from_it():
+    """As a DataLoader does with a worker's error."""
+    for name in filter(is_error, cs.__all__):
+        kind = getattr(cs, name)
+        assert issubclass(kind, CacheStoreError)
+        assert str(kind(str(kind("what happened")))) == "what happened"
+
+
+def test_no_public_name_is_shadowed_by_a_module_of_the_same_name():
+    modules = {module.name for module in pkgutil.iter_modules(cs.__path__)}
+    assert modules.isdisjoint(cs.__all__)
