@@ -18,6 +18,7 @@ from cachestore.cli import main
 from cachestore.cli.lines import training_lines
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch
 from cachestore.files.paths import Layout
+from cachestore.processes import Child
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead, precompute_here
 from cachestore.storage.catalog import list_generations, list_names
@@ -444,22 +445,18 @@ def test_a_plain_script_without_a_guard_encodes_in_processes_of_their_own(data, 
     assert verify(root).ok
 
 
-COUNT_CHILDREN = """
-import os, sys
-import cachestore as cs
-from cachestore.work.workers import read_beats
-from cachestore.files.paths import Layout
-from pathlib import Path
-cs.precompute(sys.argv[1], model="model", store=sys.argv[2], procs=2)
-beats = read_beats(Layout(Path(sys.argv[2])))
-print(sorted(beat["rank"] for beat in beats), {beat["world_size"] for beat in beats})
-"""
+def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data, root, makers, monkeypatch):
+    """Told `--procs 2`, each of two would start two."""
+    told = []
+    report = run(data, root)
 
+    def children(arguments, count):
+        told.append((arguments, count))
+        return [Child(1, 0, report.as_json(), "")] * count
 
-def test_two_processes_asked_for_are_two_workers(data, root, tmp_path):
-    """Each is told its rank; none starts two more."""
-    ended = script(tmp_path, COUNT_CHILDREN, data, root)
-    assert ended.stdout == "[0, 1] {2}\n", ended.stderr
+    monkeypatch.setattr("cachestore.run.run_children", children)
+    assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
+    assert told == [(["precompute", str(data), "--model", "model", "--store", str(root)], 2)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

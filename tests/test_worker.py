@@ -1,7 +1,9 @@
 """One worker's part of a pass: claims, batches, failures, ledgers."""
 
 import threading
+import time
 from contextlib import closing, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +35,9 @@ class Bench:
         self.opened = read_round(self.job.layout, self.ref, self.job.plan, number)
 
     @contextmanager
-    def worker(self, *, rank=0, world=1, clock=None, **options):
+    def worker(self, *, rank=0, world=1, clock: Any = None, **options):
         clock = clock or Clock()
-        sleep = options.pop("sleep", clock.sleep)
+        sleep = options.pop("sleep", None) or clock.sleep
         encoders = options.pop("encoders", self.job.encoders)
         task = Task(self.job.layout, self.job.plan, self.ref, encoders, self.job.source, rank, world, "launch", **options)
         beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world)
@@ -334,7 +336,8 @@ def test_two_workers_do_no_partition_twice(root):
     samples = captions(*map(str, range(300)))
     one, other = FakeEncoder(), FakeEncoder()
     bench = Bench(root, samples, FakeEncoder())
-    threads = [threading.Thread(target=bench.work, kwargs={"rank": n, "world": 2, "encoders": [e]}) for n, e in enumerate((one, other))]
+    real = {"world": 2, "clock": time.monotonic, "sleep": time.sleep}
+    threads = [threading.Thread(target=bench.work, kwargs={"rank": n, "encoders": [e], **real}) for n, e in enumerate((one, other))]
     for thread in threads:
         thread.start()
     for thread in threads:

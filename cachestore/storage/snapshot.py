@@ -65,18 +65,21 @@ class Snapshot:
 
     def _index_keys(self) -> Iterator[Key]:
         assert self.index is not None
+        if not self.vanished:
+            yield from (Key(raw) for raw, _packed in self.index.raw_entries())
+            return
         gone = {self.index.segments[number].digest for number in self.vanished}
         for key, places in self.index.items():
-            if not gone or any(place.segment.digest not in gone for place in places):
+            if any(place.segment.digest not in gone for place in places):
                 yield key
 
     def __len__(self) -> int:
         """How many keys there are."""
         if self.index is None:
             return len(self.tail)
-        if not self.tail and not self.vanished:
-            return len(self.index)
-        return sum(1 for _key in self.keys())
+        if self.vanished:
+            return sum(1 for _key in self.keys())
+        return len(self.index) + sum(1 for places in self.index.find(list(self.tail)) if not places)
 
     @property
     def generation(self) -> int:
