@@ -90,8 +90,8 @@ class _Pool:
     slots: list[Slot]
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
     waiting: dict[Hashable, list[_Looked]] = field(default_factory=dict[Hashable, "list[_Looked]"])
-    promised: dict[Key, _Looked] = field(default_factory=dict[Key, _Looked])
-    """Keys that this pool encodes; further units with such a key are found."""
+    promised: set[Key] = field(default_factory=set[Key])
+    """Keys that this pool encodes; further units with such a key are found. The keys alone: a pool may hold 2,000 pictures of 4 MB."""
     unacknowledged: int = 0
 
 
@@ -107,7 +107,7 @@ class Worker:
         self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
         self.snapshot = load_snapshot(task.layout, check_sizes=True)
         self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
-        self._own: set[Key] = set()
+        self._own: dict[Key, str] = {}
         self._caps: dict[tuple[int, Hashable], int] = {}
         self._tokens: dict[str, dict[Key, Json]] = {}
         self._clock = clock
@@ -133,6 +133,10 @@ class Worker:
         """
         recipes = range(len(self.task.plan.recipes))
         waits = _Patience(self._clock)
+        if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
+            self._own.clear()
+            self._tokens.clear()
+            self._look_again()
         while True:
             worked = False
             for recipe in recipes:
@@ -262,14 +266,13 @@ class Worker:
 
     def _found(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
         """The outcome of a unit whose key the store holds, or this worker has acknowledged."""
-        if resolved.key in self._own:
-            return _outcome(unit, "found", resolved, stat, resolved.facts)
+        if digest := self._own.get(resolved.key):
+            facts = resolved.facts or self._stored_facts(resolved.key, digest)
+            return _outcome(unit, "made", resolved, stat, facts)
         places = self.snapshot.find([resolved.key])[0]
         if not places:
             return None
-        facts = dict(resolved.facts)
-        if not facts:
-            facts = self._stored_facts(resolved.key, places[0].segment.digest)
+        facts = resolved.facts or self._stored_facts(resolved.key, places[0].segment.digest)
         was_made_here = any(place.segment.origin == self.task.ref.origin for place in places)
         return _outcome(unit, "made" if was_made_here else "found", resolved, stat, facts)
 
@@ -290,10 +293,10 @@ class Worker:
             assert looked.outcome is not None
             pool.outcomes[looked.unit.place] = looked.outcome
             return
-        first = pool.promised.setdefault(looked.resolved.key, looked)
-        if first is not looked:
+        if looked.resolved.key in pool.promised:
             pool.outcomes[looked.unit.place] = _outcome(looked.unit, "found", looked.resolved, looked.stat, _facts(looked))
             return
+        pool.promised.add(looked.resolved.key)
         group = looked.prepared.group
         batch = pool.waiting.setdefault(group, [])
         batch.append(looked)
@@ -350,7 +353,7 @@ class Worker:
 
     def _acknowledge(self, pool: _Pool, acknowledged: Iterable[Acknowledged]) -> None:
         for segment in acknowledged:
-            self._own.update(segment.places)
+            self._own.update(dict.fromkeys(segment.places, segment.digest))
             self.beat.encoded += len(segment.places)
             pool.unacknowledged = 0
             self.beat.write()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cachestore.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
 from cachestore.run import Report, allowed_failures, run_pass
-from cachestore.storage.snapshot import list_segments
+from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes
 from cachestore.worker import Worker
@@ -464,6 +465,43 @@ def test_deleting_the_folders_themselves_loses_nothing_either(root):
     assert sorted(encoder.encoded + made) == sorted(names(40))
 
 
+def test_a_ledger_that_is_damaged_while_its_writer_lives_changes_no_count_and_no_fact(root):
+    """Its units come back in the next round, where the worker finds what it has made itself."""
+
+    def damage(_counts):
+        for path in root.glob("plans/*/1/ledgers/0.*"):
+            path.write_bytes(b"?")
+
+    report = fakes.run(root, captions("two words", "three more words"), FakeEncoder(), on_progress=damage)
+    assert (report.complete, report.encoded, report.reused) == (True, 2, 0)
+    column = fakes.catalog(root).columns[0]
+    assert [column.row_cells(row)[0].facts["tokens"] for row in range(2)] == [(2,), (3,)]
+
+
+@pytest.mark.parametrize("damage", ["deleted", "truncated"])
+def test_a_segment_that_is_lost_while_the_pass_runs_is_made_again(root, damage):
+    """Neither what a worker remembers of its own segments nor the index of its start is believed in a later round."""
+    layout, encoder = Layout(root), FakeEncoder()
+    fakes.run(root, captions(*names(3)), FakeEncoder())
+    lost = []
+
+    def lose(_counts):
+        for digest in list_segments(layout) if not lost and encoder.batches else ():
+            lost.append(digest)
+            layout.segment(digest).chmod(0o644)
+            if damage == "deleted":
+                layout.segment(digest).unlink()
+            else:
+                layout.segment(digest).write_bytes(layout.segment(digest).read_bytes()[:-1])
+
+    report = fakes.run(root, captions(*names(6)), encoder, on_progress=lose)
+    assert len(lost) == 2
+    assert (report.complete, report.wanted) == (True, 6)
+    assert Counter(encoder.encoded) == Counter(names(6)[:3]) + Counter(names(6)[3:] * 2)
+    with cs.open(root) as store:
+        assert len(store.get_many([FakeEncoder().resolve({"caption": name}, None).key for name in names(6)], as_numpy=True)) == 6
+
+
 @pytest.mark.parametrize("victim", ["rounds/0.json", "done.json", "plan.safetensors"])
 def test_a_damaged_file_of_the_plan_stands_in_nobodys_way(root, victim):
     """They are synced before anything builds on them, so only a failing disk does this; the command must still get through."""
@@ -620,3 +658,17 @@ def test_a_filled_store_leaves_no_thread_and_no_child(root):
     assert threading.active_count() == before
     assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
     assert Path(root).is_dir()
+
+
+def test_a_segment_that_no_index_covers_yet_is_looked_at_again_too(root):
+    """A worker that remembers its header from before still sees that it was cut short."""
+    layout = Layout(root)
+    with cs.open(root, mode="a") as store, store.writer() as writer:
+        writer.put(cs.key("a"), {"value": np.zeros(4)})
+    with closing(load_snapshot(layout, check_sizes=True)) as before:
+        assert cs.key("a") in before
+        [digest] = list_segments(layout)
+        layout.segment(digest).chmod(0o644)
+        layout.segment(digest).write_bytes(layout.segment(digest).read_bytes()[:-1])
+        with closing(load_snapshot(layout, earlier=before, check_sizes=True)) as after:
+            assert cs.key("a") not in after

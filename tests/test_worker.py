@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -171,6 +172,36 @@ def test_what_a_dead_worker_of_this_pass_published_counts_as_made(root):
     bench.work(encoders=[encoder])
     assert encoder.encoded == []
     assert results(bench) == {"a": "made"}
+
+
+def test_what_was_encoded_is_not_kept_until_its_partitions_are_finished(root):
+    """A pool may hold 2,000 pictures of 4 MB each."""
+
+    class Pixels:
+        pass
+
+    class Heavy(FakeEncoder):
+        def prepare(self, resolved):
+            prepared = super().prepare(resolved)
+            pixels = Pixels()
+            alive.add(pixels)
+            return type(prepared)(pixels, prepared.group)
+
+    alive: weakref.WeakSet[Pixels] = weakref.WeakSet()
+    most = []
+    files = {f"{n}.png": b"picture %d" % n for n in range(POOL_UNITS)}
+    encoder = Heavy("latents", limit=4, before_encode=lambda items: most.append(len(alive)))
+    encoder.batches = NothingKept()
+    Bench(root, pictures(*files), encoder, source=Pictures(files)).work()
+    assert len(most) == POOL_UNITS // 4
+    assert max(most) <= 8
+
+
+class NothingKept(list):
+    """A list of batches that forgets them."""
+
+    def append(self, batch):
+        del batch
 
 
 # Failures

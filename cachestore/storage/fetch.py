@@ -5,6 +5,7 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 from cachestore.errors import CorruptEntry, FormatError
@@ -48,8 +49,24 @@ class Checked:
         return None if first is None else first + place.ordinal
 
 
+class _Segment:
+    """An open segment, closed when nobody uses it any more: a descriptor closed under a read would be another file's soon."""
+
+    __slots__ = ("descriptor", "mapping")
+
+    def __init__(self, descriptor: int, mapping: mmap.mmap | None) -> None:
+        self.descriptor = descriptor
+        self.mapping = mapping
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 class Fetcher:
-    """Reads entries of one store. Holds at most min(256, RLIMIT_NOFILE / 4) segments open; a forked child opens its own."""
+    """Reads entries of one store. Holds at most min(256, RLIMIT_NOFILE / 4) segments open; a forked child opens its own.
+
+    Several threads may fetch.
+    """
 
     def __init__(self, layout: Layout, checked: Checked, *, verify: Verify = "first", io: Io = "pread") -> None:
         """Opens nothing yet."""
@@ -58,7 +75,7 @@ class Fetcher:
         self._io: Io = io
         self._limit = max(1, min(_DESCRIPTORS, descriptor_limit() // 4))
         self._pid = os.getpid()
-        self._open: OrderedDict[str, tuple[int, mmap.mmap | None]] = OrderedDict()
+        self._open: OrderedDict[str, _Segment] = OrderedDict()
         self.checked = checked
 
     def fetch(self, key: Key, place: Place) -> memoryview:
@@ -76,26 +93,28 @@ class Fetcher:
         return run
 
     def _read(self, place: Place) -> memoryview:
-        descriptor, mapping = self._segment(place)
-        if mapping is not None:
-            return memoryview(mapping)[place.offset : place.offset + place.size_bytes]
-        run = memoryview(read_at(descriptor, place.size_bytes, place.offset))
+        segment = self._segment(place)
+        if segment.mapping is not None:
+            return memoryview(segment.mapping)[place.offset : place.offset + place.size_bytes]
+        run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
         if len(run) < place.size_bytes:
             self._forget(place.segment.digest)
             raise CorruptEntry(self._complain(Key(bytes(16)), place, "ends before its last entry", named=False))
         return run
 
-    def _segment(self, place: Place) -> tuple[int, mmap.mmap | None]:
+    def _segment(self, place: Place) -> _Segment:
         if self._pid != os.getpid():
             self.close()  # this process's copies of the inherited descriptors; the parent's stay open
             self._pid = os.getpid()
         digest = place.segment.digest
         held = self._open.get(digest)
         if held is not None:
-            self._open.move_to_end(digest)
+            with suppress(KeyError):  # another thread has just let go of it
+                self._open.move_to_end(digest)
             return held
         while len(self._open) >= self._limit:
-            self._forget(next(iter(self._open)))
+            with suppress(KeyError):
+                self._open.popitem(last=False)
         descriptor, status = open_regular(self._layout.segment(digest))
         if status.st_size != place.segment.size_bytes:
             os.close(descriptor)
@@ -103,18 +122,15 @@ class Fetcher:
             message = f"{self._layout.segment(digest)} has {sizes}; run `cachestore repair {self._layout.root}`"
             raise CorruptEntry(message)
         mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        self._open[digest] = (descriptor, mapping)
-        return self._open[digest]
+        self._open[digest] = segment = _Segment(descriptor, mapping)
+        return segment
 
     def _forget(self, digest: str) -> None:
-        held = self._open.pop(digest, None)
-        if held is not None:
-            os.close(held[0])
+        self._open.pop(digest, None)
 
     def close(self) -> None:
         """Close every segment. Calling it twice is fine; fetching afterwards opens them again."""
-        for digest in list(self._open):
-            self._forget(digest)
+        self._open.clear()
 
     def _complain(self, key: Key, place: Place, what: str, *, named: bool = True) -> str:
         where = self._layout.segment(place.segment.digest).relative_to(self._layout.root)

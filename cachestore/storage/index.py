@@ -29,7 +29,7 @@ from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_plac
 
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
-_MAP_LIMIT_BYTES: Final = 1 << 40
+_SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
 
@@ -192,7 +192,7 @@ def build(
         b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
     }
     try:
-        _write(temporary, tables)
+        _write(temporary, tables, map_bytes=_room_for(base, fresh, layouts, everything))
     except lmdb.Error as error:
         temporary.unlink(missing_ok=True)
         message = f"cannot write the index {temporary}: {error}; nothing was acknowledged, the same command goes on from here"
@@ -200,11 +200,16 @@ def build(
     return temporary, IndexName(number, digest_file(temporary))
 
 
-def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]]) -> None:
+def _room_for(base: Index | None, fresh: Mapping[bytes, bytes], layouts: Mapping[bytes, int], segments: Mapping[int, SegmentRef]) -> int:
+    """Address space to reserve, amply: an endless reservation is refused under `ulimit -v`, and is written out on Windows."""
+    before = base.verdict.identity.size if base is not None else 0
+    values = sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(segments)
+    return _SPARE_BYTES + (4 * (before + values) >> 20 << 20)
+
+
+def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:
     """Make an LMDB file with these tables, each in the order of its keys."""
-    environment = lmdb.open(
-        str(path), map_size=_MAP_LIMIT_BYTES, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE
-    )
+    environment = lmdb.open(str(path), map_size=map_bytes, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE)
     try:
         handles = {name: environment.open_db(name) for name in tables}
         with environment.begin(write=True) as transaction:

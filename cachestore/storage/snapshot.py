@@ -142,8 +142,8 @@ def load_snapshot(
 ) -> Snapshot:
     """Look at a store now. Headers of the tail that `earlier` holds are not read again; a `verdict` saves checking the index.
 
-    A damaged index is passed over for an older one: with none left, the headers of all segments are read. With `check_sizes` a covered
-    segment of another size than the index says counts as vanished: what decides whether to encode again looks, what reads need not.
+    A damaged index is passed over for an older one: with none left, the headers of all segments are read. With `check_sizes` a segment
+    of another size than the index or `earlier` says counts as vanished: what decides whether to encode again looks, what reads need not.
     """
     index = _open_newest(layout, earlier, verdict)
     # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
@@ -153,7 +153,9 @@ def load_snapshot(
     vanished = frozenset(
         number for number, ref in refs.items() if ref.digest not in listed or (check_sizes and not _has_its_size(layout, ref))
     )
-    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
+    known = dict(earlier.uncovered) if earlier is not None else {}
+    if check_sizes:
+        known = {digest: contents for digest, contents in known.items() if _has_its_size(layout, ref_of(digest, contents))}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
     for digest in sorted(listed - covered):

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -222,6 +223,36 @@ def test_the_segment_used_longest_ago_is_closed_first(layout, fetcher, monkeypat
         reading.fetch(key_of(n), places[n])
     paths = {layout.segment(places[n].segment.digest): n for n in range(3)}
     assert [paths[path] for path in opened] == [0, 1, 2, 1]
+
+
+def test_a_segment_that_is_let_go_of_while_it_is_read_is_read_to_the_end(layout, fetcher, monkeypatch):
+    """Another thread may need the room in the middle of a read; the descriptor must not become another file's meanwhile."""
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 4)
+    put(layout, 1)
+    put(layout, 2)
+    places, reading, real = {n: place_of(layout, n) for n in (1, 2)}, fetcher(verify="never"), fetching.read_at
+
+    def while_another_thread_fetches(descriptor, size, offset):
+        monkeypatch.setattr(fetching, "read_at", real)
+        reading.fetch(key_of(2), places[2])
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(fetching, "read_at", while_another_thread_fetches)
+    assert plain(split(places[1].specs, reading.fetch(key_of(1), places[1]))) == tensors_of(1)
+
+
+def test_threads_that_share_a_fetcher_read_what_was_stored(layout, fetcher, monkeypatch):
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 8)
+    for n in range(12):
+        put(layout, n)
+    places, reading = {n: place_of(layout, n) for n in range(12)}, fetcher(verify="never")
+
+    def read_all(start):
+        order = [(start + step) % 12 for step in range(240)]
+        return all(plain(split(places[n].specs, reading.fetch(key_of(n), places[n]))) == tensors_of(n) for n in order)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(read_all, (0, 3, 6, 9)))
 
 
 def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):

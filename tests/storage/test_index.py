@@ -19,7 +19,9 @@ from cachestore.files.publish import publish_file
 from cachestore.storage import index as indexing
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit, create_store
+from cachestore.storage.entry import TensorSpec
 from cachestore.storage.index import Index, Verdict, build, check
+from cachestore.storage.places import SegmentRef
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot, ref_of
 from tests.storage.stores import entry_of, flip, key_of, put
@@ -342,6 +344,24 @@ print(json.dumps([before, child(lambda: say(snapshot)), child(lambda: child(lamb
     assert said == [[True] * 3] * 4
 
 
+def test_a_forked_child_uses_no_environment_of_its_parents(committed, tmp_path):
+    other = create_store(tmp_path / "other")
+    put(other, 2)
+    commit(other).close()
+    said = forked(
+        committed,
+        f"""
+from cachestore.storage.index import _environments
+one, two = load_snapshot(layout), load_snapshot(open_layout(Layout(Path({str(other.root)!r}))))
+def read():
+    say(one)
+    return [held.pid == os.getpid() for held in _environments.values()]
+print(json.dumps([child(read), len(_environments)]))
+""",
+    )
+    assert said == [[True], 2]
+
+
 def test_a_forked_child_that_looks_again_before_it_reads_goes_on_reading(committed):
     said = forked(
         committed,
@@ -392,6 +412,38 @@ def test_many_readers_in_one_process_share_one_environment(committed):
         assert len(indexing._environments) == 1
         assert all(snapshot.find([key_of(1)])[0] for snapshot in snapshots)
     assert indexing._environments == {}
+
+
+@pytest.mark.parametrize("spare", [1 << 20, 64 << 20])
+def test_the_room_that_is_reserved_is_enough_whatever_the_values_are(layout, monkeypatch, spare):
+    """Many keys, many copies of one key, many layouts and long ones: each could fill more pages than its bytes."""
+    monkeypatch.setattr(indexing, "_SPARE_BYTES", spare)
+    refs = [SegmentRef(f"{n:032x}", 1, 1, "x" * 64) for n in range(500)]
+    long = tuple(TensorSpec(f"{n:0128}", "F32", (1, 2, 3, 4)) for n in range(30))
+    entries = [(key_of(0), ref.digest, 0, 0, (), bytes(16)) for ref in refs]
+    entries += [(key_of(n), refs[n % 500].digest, 0, 0, (TensorSpec("a", "U8", (n,)), *long[: n % 31]), bytes(16)) for n in range(1, 3000)]
+
+    def published(number, base, segments, part):
+        temporary, name = build(layout, number, base=base, dropped=frozenset(), segments=segments, entries=part)
+        publish_file(layout, temporary, layout.index(name))
+        return Index(layout, check(layout, name))
+
+    with closing(published(1, None, refs, entries[:1500])) as base, closing(published(2, base, [], entries[1500:])) as index:
+        assert len(index) == 3000
+        assert len(copies(index, 0)) == 500
+
+
+def test_little_address_space_is_enough(layout):
+    put(layout, 1)
+    program = """
+import resource, sys
+from pathlib import Path
+from cachestore.storage.commit import commit, create_store
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+print(commit(create_store(Path(sys.argv[1]))).generation)
+"""
+    finished = subprocess.run([sys.executable, "-c", program, str(layout.root)], capture_output=True, text=True, timeout=50, check=False)
+    assert finished.stdout == "1\n", finished.stderr
 
 
 def test_an_index_grows_with_many_entries(layout):
