@@ -242,7 +242,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise BadInput(message)
             yield rows.line_num, {column: value for column, value in row.items() if value or column not in _REFERENCES}
     except csv.Error as error:
-        message = f"{path}, line {rows.line_num}: {error}"
+        message = f"{path}, line {rows.reader.line_num}: {error}"
         raise BadInput(message) from error
 
 

@@ -24,7 +24,7 @@ from cachestore.samples import Sample
 from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.passes import list_passes
+from cachestore.work.passes import join_pass, list_passes
 from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
 
 ROOT = Path(__file__).parent.parent
@@ -215,6 +215,14 @@ def flip_entry(root, sample, encoder):
 def as_launch(one: Job, launch, **options) -> Any:
     """The same job under another launch."""
     return replace(one, launch=launch, **options)
+
+
+def open_pass(one: Job):
+    """Begin a job's pass; returns it."""
+    ref = join_pass(one.layout, one.plan.name, one.launch)
+    with closing(load_snapshot(one.layout)) as snapshot:
+        reconciler(one).open_pass(snapshot)
+    return ref
 
 
 def adds_up(report):

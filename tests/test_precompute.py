@@ -16,7 +16,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.cli.lines import training_lines
-from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.processes import Child
 from cachestore.request import PrecomputeRequest
@@ -318,6 +318,14 @@ def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root
     said = []
     precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=said.append)
     assert any("1 captions are longer" in line for line in said)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
+    monkeypatch.setattr("cachestore.forecast.shutil.disk_usage", lambda _path: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(WriteFailed, match="10 are free"):
+        run(data, root)
+    assert makers.encoded() == []
+    monkeypatch.undo()
 
 
 def test_failures_within_the_limit_are_complete_and_beyond_it_are_not(data, root, makers):

@@ -8,11 +8,11 @@ from cachestore.files.paths import LedgerName
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
-from cachestore.work.passes import PassRef, join_pass, list_rounds, read_done, read_round
+from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
 from cachestore.work.workers import Beat
 from cachestore.worker import Task, Worker
 from tests import fakes
-from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, pictures, run_pass
+from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
 
 
 @pytest.fixture
@@ -25,13 +25,6 @@ def fetch(one, number=None):
     reconciler = fakes.reconciler(one, number)
     rounds = list_rounds(reconciler.ref.folder(one.layout))
     return read_round(one.layout, reconciler.ref, one.plan, rounds[-1]), reconciler.outcomes()
-
-
-def open_pass(one):
-    ref = join_pass(one.layout, one.plan.name, one.launch)
-    with closing(load_snapshot(one.layout)) as snapshot:
-        fakes.reconciler(one).open_pass(snapshot)
-    return ref
 
 
 def close_round(one):
@@ -304,6 +297,14 @@ def test_a_kept_cell_stays_when_its_file_was_only_touched(root):
     fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
     latents = catalog(root).column("latents", "image")
     assert latents.row_keys(0)[0] is not None
+
+
+def test_a_kept_cell_is_emptied_when_its_file_is_gone(root):
+    source = Pictures({"a.png": b"one"})
+    fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
+    del source.files["a.png"]
+    fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
+    assert catalog(root).column("latents", "image").row_keys(0) == [None]
 
 
 def test_a_kept_column_has_empty_cells_for_new_samples_and_none_for_those_that_left(root):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.request import PrecomputeRequest, look_at_request
+from cachestore.request import PrecomputeRequest, _differences, look_at_request
 from cachestore.run import precompute_here
 from cachestore.storage.commit import create_store
 from tests import fakes
@@ -200,6 +200,13 @@ def test_a_name_that_is_used_for_something_else_needs_replace(tmp_path, makers, 
     assert says in str(refused.value)
     assert "--replace" in str(refused.value)
     assert done(tmp_path, other, replace=True, **change).complete
+
+
+def test_differences_of_recipes_are_named_by_their_path():
+    before = {"dtype": "float32", "files": {"vae/config.json": "1", "vae/weights": "2"}, "outputs": ["mean"]}
+    now = {"dtype": "float32", "files": {"vae/config.json": "1", "vae/weights": "3", "vae/more": "4"}, "outputs": ["sample"]}
+    assert _differences(before, now) == ["files.vae/more", "files.vae/weights", "outputs"]
+    assert _differences(before, before) == []
 
 
 def test_another_resolution_needs_replace(tmp_path, makers):

@@ -478,6 +478,17 @@ def test_a_ledger_that_is_damaged_while_its_writer_lives_changes_no_count_and_no
     assert [column.row_cells(row)[0].facts["tokens"] for row in range(2)] == [(2,), (3,)]
 
 
+def test_a_unit_without_a_ledger_after_three_rounds_is_a_failure_that_says_so(root):
+    def damage(_counts):
+        for path in root.glob("plans/*/1/ledgers/*"):
+            path.write_bytes(b"?")
+
+    report = fakes.run(root, captions("a"), FakeEncoder(), on_progress=damage)
+    assert (report.complete, report.failed) == (False, 1)
+    assert report.failures[0]["reason"] == "no worker could finish it"
+    assert fakes.run(root, captions("a"), FakeEncoder()).complete
+
+
 @pytest.mark.parametrize("damage", ["deleted", "truncated"])
 def test_a_segment_that_is_lost_while_the_pass_runs_is_made_again(root, damage):
     """Neither what a worker remembers of its own segments nor the index of its start is believed in a later round."""

@@ -241,6 +241,19 @@ def test_metadata_may_be_a_table(tmp_path):
     assert other.captions == ("",)
 
 
+def test_a_table_that_python_cannot_read_is_named_by_file_and_line(tmp_path):
+    folder(tmp_path, {"metadata.csv": f"file_name,text\na.png,{'x' * 200_000}\n"})
+    with pytest.raises(BadInput, match=r"metadata\.csv, line 2: field larger"):
+        list_source(tmp_path)
+
+
+def test_an_empty_cell_of_a_reference_is_none(tmp_path):
+    folder(tmp_path, {"metadata.csv": "file_name,text,mask,note\na.png,x,,\nb.png,y,m.png,n\n"})
+    one, other = list_source(tmp_path).samples
+    assert (dict(one.images), dict(one.extras)) == ({"image": ("a.png",)}, {"note": ""})
+    assert dict(other.images) == {"image": ("b.png",), "mask": ("m.png",)}
+
+
 def test_jsonl_precedes_csv(tmp_path):
     folder(tmp_path, {"metadata.csv": "file_name,text\na.png,csv\n"})
     manifest(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "jsonl"})
@@ -325,6 +338,7 @@ def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
         ('{"id": "x", "image": {"path": "a.png"}}', "image is a text or a list of texts"),
         ('{"id": "x", "image": ""}', "image"),
         ('{"id": "x", "video": "a.mp4"}', "'video' cannot be encoded"),
+        ('{"id": "x", "prompt_embeds": 1}', "'prompt_embeds'"),
         ('{"id": "x", "score": NaN}', "not JSON"),
     ],
 )

@@ -143,6 +143,24 @@ def test_two_pictures_of_equal_bytes_are_encoded_once(root):
     assert sorted(results(bench).values()) == ["found", "made"]
 
 
+def test_pictures_of_equal_bytes_in_different_pools_are_encoded_once_too(root):
+    files = {f"{n:03}.png": b"same" for n in range(3 * POOL_UNITS)}
+    encoder = FakeEncoder("latents")
+    bench = Bench(root, pictures(*files), encoder, source=Pictures(files))
+    bench.work()
+    assert encoder.encoded == [b"same"]
+    assert len({outcome.key for outcome in bench.outcomes().values()}) == 1
+
+
+def test_what_was_encoded_a_minute_ago_is_published_though_its_partitions_are_not_finished(root):
+    clock, published = Clock(), []
+    encoder = FakeEncoder(limit=4, before_encode=lambda items: clock.sleep(25))
+    bench = Bench(root, captions(*map(str, range(20))), encoder)
+    bench.work(clock=clock, on_progress=lambda counts: published.append(counts["encoded"]))
+    assert published[0] == 16  # the fourth batch came 75 s after the first entry was gathered, the third 50 s
+    assert published[-1] == 20
+
+
 def test_what_the_store_holds_is_neither_prepared_nor_encoded(root):
     fakes.run(root, captions("a", "b"), FakeEncoder())
     encoder = FakeEncoder()

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     count = _process_count(request)
     with _stopping(say, request, is_parent=count > 1) as stop:
         if count > 1:
-            report = _run_children(request, count)
+            report = _run_children(request, count, ["--quiet"] if arguments.quiet else [])
         else:
             from cachestore.cli.progress import Bar
 
@@ -159,13 +159,13 @@ def _gpu_count() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def _run_children(request: "PrecomputeRequest", count: int) -> "Report":
+def _run_children(request: "PrecomputeRequest", count: int, more: list[str]) -> "Report":
     from dataclasses import replace
 
     from cachestore.processes import joined_report, run_children
     from cachestore.run import Report
 
-    return Report.from_json(joined_report(run_children(replace(request, procs=None).arguments(), count)))
+    return Report.from_json(joined_report(run_children([*replace(request, procs=None).arguments(), *more], count)))
 
 
 class _Stop:

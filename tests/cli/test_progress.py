@@ -1,0 +1,101 @@
+"""One honest bar: units are counted when published, over all ranks, and who is silent or gone is named."""
+
+import sys
+
+import pytest
+
+from cachestore.cli import progress
+from cachestore.cli.progress import Bar
+from cachestore.files.records import decode_record, encode_record
+from cachestore.work.passes import join_pass
+from cachestore.work.workers import FORMAT, VERSION, Beat
+from tests import fakes
+from tests.fakes import FakeEncoder, captions
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
+
+
+def counts(one):
+    return {"plan": one.plan.name, "pass": 1, "reused": 0, "encoded": 0, "failed": 0}
+
+
+def test_nothing_is_drawn_before_the_pause_is_over(root, capsys):
+    fakes.run(root, captions("a"), FakeEncoder(), on_progress=Bar(root, is_shown=True).look)
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_drawn_where_it_is_not_wanted(root, capsys, at_once):
+    bar = Bar(root, is_shown=False)
+    fakes.run(root, captions("a"), FakeEncoder(), on_progress=bar.look)
+    bar.end()
+    assert capsys.readouterr().err == ""
+
+
+def test_elsewhere_than_on_a_terminal_lines_are_printed_with_what_is_published(root, capsys, at_once):
+    bar = Bar(root, is_shown=True)
+    fakes.run(root, captions(*map(str, range(100))), FakeEncoder(), on_progress=bar.look)
+    bar.end()
+    lines = capsys.readouterr().err.splitlines()
+    done = [int(line.partition(" of ")[0]) for line in lines]
+    assert done == sorted(done)
+    assert done[-1] == 100
+    assert all(" of 100 units: " in line for line in lines)
+    assert "\r" not in "".join(lines)
+
+
+def test_on_a_terminal_one_line_is_drawn_over_and_left_at_the_end(root, capsys, at_once, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = Bar(root, is_shown=True)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), on_progress=bar.look)
+    bar.end()
+    err = capsys.readouterr().err
+    assert err.startswith("\r")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+
+
+def test_a_store_that_cannot_be_read_just_now_draws_nothing(tmp_path, capsys, at_once):
+    Bar(tmp_path / "gone", is_shown=True).look({"plan": "0" * 32, "pass": 1})
+    assert capsys.readouterr().err == ""
+
+
+def shown(one, capsys, **changes):
+    """What the bar says while another rank's beat has these changes."""
+    ref = join_pass(one.layout, one.plan.name, "launch")
+    fakes.open_pass(one)
+    with Beat(one.layout, one.plan.name, ref.number, "launch", 0, 2), Beat(one.layout, one.plan.name, ref.number, "launch", 1, 2) as other:
+        path = one.layout.worker(other.worker)
+        body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
+        path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
+        Bar(one.layout.root, is_shown=True).look(counts(one))
+    return capsys.readouterr().err
+
+
+def test_a_rank_that_is_silent_is_named(root, capsys, at_once):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    assert "; rank 1 silent " in shown(one, capsys, updated=0.0)
+
+
+def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(root, capsys, at_once):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    with Beat(one.layout, one.plan.name, 1, "launch", 1, 2) as ended:
+        pass
+    path = one.layout.worker(ended.worker)
+    body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
+    assert "is gone" not in shown(one, capsys)
+    path.write_bytes(encode_record(FORMAT, VERSION, body | {"phase": "working"}))
+    assert "; rank 1 is gone, others do its work" in shown(one, capsys)
+
+
+def test_the_slowest_rank_is_named_where_there_are_several(root, capsys, at_once):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    assert "; slowest rank 0 (0.0/s)" in shown(one, capsys, encoded=7, started=0.0, updated=1.0)
