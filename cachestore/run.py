@@ -458,7 +458,8 @@ def fill(
         store: open with `mode="a"`; it shows the new entries afterwards.
         wanted: (key, item) pairs; every rank passes the same keys. None at all is fine. Of equal keys the first item counts.
         encode: called in this process and thread with a list of (key, item); returns `{key: {name: tensor}}` for exactly these
-            keys, torch tensors or numpy arrays. If it raises, the batch is tried in halves, and what fails alone is a failure.
+            keys, torch tensors or numpy arrays. If it raises, the batch is tried in halves, and what fails alone is a failure;
+            BadInput says that nothing can be encoded like this, and ends the run.
         batch_size: items in one call at most; "auto" is 16, halved for a group that runs out of memory.
         group_by: items of one call have equal `group_by(item)`.
         rank: this process's rank, with `world_size`; found in the environment where not given.

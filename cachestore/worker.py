@@ -259,7 +259,9 @@ class Worker:
             if found := self._found(unit, resolved, stat):
                 return _Looked(unit, resolved, None, found, stat)
             return _Looked(unit, resolved, encoder.prepare(resolved), None, stat)
-        except (EncodeFailed, BadInput) as error:
+        except BadInput:
+            raise  # the request or the model itself is wrong: every unit would fail alike
+        except EncodeFailed as error:
             return _Looked(unit, None, None, Outcome(unit.place, "failed", reason=str(error)))
         except (OSError, MemoryError) as error:
             return _Looked(unit, None, None, Outcome(unit.place, "failed", reason=_words(error), is_transient=True))
@@ -315,6 +317,8 @@ class Worker:
         failure: Exception | None = None
         try:
             tensors = _encode_checked(encoder, batch)
+        except BadInput:
+            raise  # as when preparing: a model that cannot be loaded would fail a million samples one by one
         except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
             # Without its traceback, and outside this handler: its frames hold the memory that the halves will need.
             failure = error.with_traceback(None)

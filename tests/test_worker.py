@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachestore.errors import EncodeFailed, Incomplete, WriteFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.keys import Key
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.ledgers import list_ledgers, read_ledgers
@@ -564,3 +564,18 @@ def test_an_error_of_a_reading_thread_reaches_the_caller(root):
     with pytest.raises(RuntimeError, match="own code"):
         bench.work(threads=2)
     assert list_ledgers(bench.ref.folder(bench.job.layout), 0) == frozenset()
+
+
+@pytest.mark.parametrize("step", ["resolve", "prepare", "encode"])
+def test_a_model_that_cannot_be_used_ends_the_run_and_fails_no_unit(root, step):
+    encoder = FakeEncoder()
+
+    def refuse(*_arguments):
+        message = "cannot load vae"
+        raise BadInput(message)
+
+    setattr(encoder, step, refuse)
+    bench = Bench(root, captions("a", "b", "c"), encoder)
+    with pytest.raises(BadInput, match="cannot load vae"):
+        bench.work()
+    assert bench.outcomes() == {}

@@ -9,7 +9,8 @@ import importlib
 import inspect
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,15 +45,28 @@ def choose_device(asked: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
+@contextmanager
+def _loading(component: Component) -> "Generator[None]":
+    """One load at a time, and any error of the libraries as BadInput: a model that cannot be loaded ends the run, not one sample."""
+    with _one_at_a_time:
+        try:
+            yield
+        except (BadInput, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            message = f"cannot load {component.name} from {component.folder}: {type(error).__name__}: {error}"
+            raise BadInput(message) from error
+
+
 def load_tokenizer(component: Component) -> Foreign:
     """A tokenizer of its own class: nobody else shares its state."""
-    with _one_at_a_time:
+    with _loading(component):
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """A module in evaluation mode, without gradients, on its device. Raises BadInput where the weights do not fill it."""
-    with _one_at_a_time:
+    """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole."""
+    with _loading(component):
         name = "torch_dtype" if component.library == "diffusers" else "dtype"
         module, loading = _class_of(component).from_pretrained(
             component.folder,

@@ -1,5 +1,6 @@
 """Pictures to latents, compared with the VAE itself and with diffusers' training scripts."""
 
+import shutil
 from copy import deepcopy
 from io import BytesIO
 from typing import Any
@@ -269,3 +270,13 @@ def test_a_text_encoder_and_a_vae_of_other_models_work_together(plain_model, vae
     resolved = text.resolve({"caption": "a cat"}, pytest.fail)
     assert text.encode([(resolved.key, text.prepare(resolved).payload)])[resolved.key]["prompt_embeds"].shape[-1] == 32
     assert encode(latents, [picture()])[0]["moments"].shape == (8, 24, 40)
+
+
+@pytest.mark.torch
+def test_weights_that_cannot_be_read_are_bad_input_that_names_the_folder(tiny_model, digest, tmp_path):
+    folder = tmp_path / "vae"
+    shutil.copytree(tiny_model("sd15").folder / "vae", folder)
+    weights = folder / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(BadInput, match="cannot load vae from"):
+        encode(latents_encoder(folder, digest), [picture()])
