@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("cachestore", deadline=None)
+settings.register_profile("cachestore", deadline=None, max_examples=60)
 settings.load_profile("cachestore")
 
 

@@ -291,9 +291,7 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
 
 def _release(identity: FileIdentity) -> None:
     file = (identity.device, identity.inode)
-    held = _environments.get(file)
-    if held is None or held.pid != os.getpid():
-        return
+    held = _environments[file]
     held.users -= 1
     if held.users == 0:
         held.environment.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cachestore
+from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
 from cachestore.keys import key
 from cachestore.reader import Reader
@@ -172,6 +173,16 @@ def test_a_failpoint_that_is_not_named_does_nothing(monkeypatch):
     failpoint("here")
     monkeypatch.setenv(VARIABLE, "elsewhere")
     failpoint("here")
+
+
+def test_a_failpoint_counts_its_passings_and_cannot_be_caught(monkeypatch):
+    killed = []
+    monkeypatch.setattr(failpoints, "_reached", {})
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setenv(VARIABLE, "here:2")
+    for expected in (0, 1, 2):
+        failpoint("here")
+        assert killed == [(os.getpid(), signal.SIGKILL)] * expected
 
 
 def test_a_failpoint_kills_at_the_passing_that_is_asked_for():

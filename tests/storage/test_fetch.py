@@ -317,6 +317,18 @@ assert fetcher.checked.holds(places[3]) and good(1) and good(2)
 """
 
 
+def test_in_another_process_everything_is_opened_again(layout, fetcher, monkeypatch):
+    put(layout, 1)
+    reading, place, opened = fetcher(), place_of(layout, 1), []
+    real = fetching.open_regular
+    monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
+    reading.fetch(key_of(1), place)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for _time in range(2):
+        assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
+    assert len(opened) == 2
+
+
 @BOTH
 def test_a_forked_child_reads_with_descriptors_of_its_own_and_shares_what_was_checked(layout, io):
     put(layout, 1, 2)

@@ -406,6 +406,17 @@ print(json.dumps([child(lambda: [say(one), say(two), say(one)]), say(one), say(t
     assert said == [[[True] * 3, [False, True, False], [True] * 3], [True] * 3, [False, True, False]]
 
 
+def test_in_another_process_an_index_opens_an_environment_of_its_own_and_closes_only_that(committed, monkeypatch):
+    with closing(load_snapshot(committed)) as one, closing(load_snapshot(committed)) as other:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert other.find([key_of(1)])[0]
+        [held] = indexing._environments.values()
+        assert (held.pid, held.users) == (-1, 1)
+        one.close()
+        assert other.find([key_of(1)])[0]
+    assert indexing._environments == {}
+
+
 def test_many_readers_in_one_process_share_one_environment(committed):
     with ExitStack() as stack:
         snapshots = [stack.enter_context(closing(load_snapshot(committed))) for _ in range(5)]

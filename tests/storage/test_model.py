@@ -155,5 +155,5 @@ class StoreMachine(RuleBasedStateMachine):
                 reader.get_raw([key_of(n)])
 
 
-StoreMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
+StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestStoreAgainstModel = StoreMachine.TestCase

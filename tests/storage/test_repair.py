@@ -194,13 +194,13 @@ def test_a_cut_segment_gives_the_entries_before_the_cut(layout):
 
 
 def test_every_flipped_byte_is_mended_without_losing_a_valid_entry(tmp_path):
-    """Over a small segment, every fifth byte, with an index that knows the entries."""
+    """Over a small segment, every seventh byte, with an index that knows the entries."""
     template = create_store(tmp_path / "template")
     digest = put(template, 1, 2)
     commit(template).close()
     size = template.segment(digest).stat().st_size
     places = {n: place_of(template, n) for n in (1, 2)}
-    for number, offset in enumerate(range(0, size, 5)):
+    for number, offset in enumerate(range(0, size, 7)):
         layout = create_store(tmp_path / str(number))
         put(layout, 1, 2)
         commit(layout).close()
