@@ -83,7 +83,7 @@ class Reconciler:
             [place for place in self.plan.units_of(recipe) if place not in kept] if kept else self.plan.units_of(recipe)
             for recipe in range(len(self.plan.recipes))
         )
-        opened = Round(0, units, self.launch, time.time(), catalog.generation if catalog and kept else None)
+        opened = Round(0, units, self.launch, time.time(), catalog.generation if catalog is not None and kept else None)
         publish_round(self.layout, self.ref, self.plan, opened)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
@@ -101,7 +101,7 @@ class Reconciler:
         referenced = {place for _at, units in self.plan.cells for place in units}
         alone = (self.plan.unit(place) for place in range(self.plan.unit_count) if place not in referenced)
         known = {unit.place: Outcome(unit.place, "found", key) for unit in alone if (key := self.key_of(unit)) is not None}
-        return known | (self._known_from(catalog) if catalog else {})
+        return known | (self._known_from(catalog) if catalog is not None else {})
 
     def _kept(self, known: Mapping[int, Outcome], snapshot: Snapshot) -> set[int]:
         """Units that are present, and whose file is as it was recorded."""
@@ -258,7 +258,11 @@ class Reconciler:
         previous = newest_catalog(self.layout, self.plan.catalog)
         columns = tuple(self._column(number, outcomes, failed) for number in range(len(self.plan.columns)))
         made = {column.encoder for column in columns}
-        kept = tuple(self._kept_column(previous, column) for column in previous.columns if column.encoder not in made) if previous else ()
+        kept = (
+            tuple(self._kept_column(previous, column) for column in previous.columns if column.encoder not in made)
+            if previous is not None
+            else ()
+        )
         everything = (*kept, *columns)
         recipes = {recipe.fingerprint: recipe for recipe in self.plan.recipes}
         recipes |= _recipes_of(previous, kept)
@@ -371,11 +375,11 @@ def _reason(outcome: Outcome | None) -> str:
 
 
 def _recipes_of(previous: Catalog | None, kept: Sequence[KeyColumn]) -> dict[str, Recipe]:
-    return {column.fingerprint: previous.recipes[column.fingerprint] for column in kept} if previous else {}
+    return {column.fingerprint: previous.recipes[column.fingerprint] for column in kept} if previous is not None else {}
 
 
 def _requests_of(previous: Catalog | None, kept: Sequence[KeyColumn]) -> dict[str, Json]:
-    return {column.encoder: previous.request.get(column.encoder, {}) for column in kept} if previous else {}
+    return {column.encoder: previous.request.get(column.encoder, {}) for column in kept} if previous is not None else {}
 
 
 def _matching(catalog: Catalog, encoder: str, role: str, fingerprint: str, options: Mapping[str, Json]) -> KeyColumn | None:

@@ -32,7 +32,7 @@ def _stored(path: Path, name: str) -> list[str]:
     with closing(Reader(path)) as reader:
         catalog = newest_catalog(reader.layout, name)
         found: list[str] = []
-        for column in catalog.columns if catalog else ():
+        for column in catalog.columns if catalog is not None else ():
             key = next(
                 (key for row in range(len(column.at) - 1) for key in column.row_keys(row) if key is not None and key in reader), None
             )
