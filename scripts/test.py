@@ -24,6 +24,9 @@ QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARA
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the file system in memory itself; pytest makes folders of its own in it
 MEMORY_BYTES = 2 << 30
+LIMIT_SECONDS = 2400
+"""For one gate; the longest takes a few minutes."""
+TIMED_OUT = 124
 
 
 def fast_folder() -> dict[str, str]:
@@ -57,7 +60,12 @@ def run(name: str, command: Sequence[str]) -> Outcome:
     """Run one gate under a heading; its output goes to the terminal as it comes."""
     print(f"\n=== {name}", flush=True)
     begin = time.monotonic()
-    status = subprocess.run(command, cwd=environment.ROOT, env=QUIET_THREADS | fast_folder() | os.environ, check=False).returncode
+    surroundings = QUIET_THREADS | fast_folder() | os.environ
+    try:
+        status = subprocess.run(command, cwd=environment.ROOT, env=surroundings, check=False, timeout=LIMIT_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{name} had not ended after {LIMIT_SECONDS} s: a test may be in a loop that its own limit cannot leave", flush=True)
+        status = TIMED_OUT
     return Outcome(name, status, time.monotonic() - begin)
 
 

@@ -3,9 +3,8 @@
 import errno
 import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
+from itertools import count
 from typing import Final, Literal
 
 from cachestore.errors import CorruptEntry, FormatError
@@ -52,11 +51,12 @@ class Checked:
 class _Segment:
     """An open segment, closed when nobody uses it any more: a descriptor closed under a read would be another file's soon."""
 
-    __slots__ = ("descriptor", "mapping")
+    __slots__ = ("descriptor", "mapping", "used")
 
-    def __init__(self, descriptor: int, mapping: mmap.mmap | None) -> None:
+    def __init__(self, descriptor: int, mapping: mmap.mmap | None, used: int) -> None:
         self.descriptor = descriptor
         self.mapping = mapping
+        self.used = used
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -75,7 +75,8 @@ class Fetcher:
         self._io: Io = io
         self._limit = max(1, min(_DESCRIPTORS, descriptor_limit() // 4))
         self._pid = os.getpid()
-        self._open: OrderedDict[str, _Segment] = OrderedDict()
+        self._uses = count()
+        self._open: dict[str, _Segment] = {}
         self.checked = checked
 
     def fetch(self, key: Key, place: Place) -> memoryview:
@@ -109,12 +110,9 @@ class Fetcher:
         digest = place.segment.digest
         held = self._open.get(digest)
         if held is not None:
-            with suppress(KeyError):  # another thread has just let go of it
-                self._open.move_to_end(digest)
+            held.used = next(self._uses)
             return held
-        while len(self._open) >= self._limit:
-            with suppress(KeyError):
-                self._open.popitem(last=False)
+        self._make_room()
         descriptor, status = open_regular(self._layout.segment(digest))
         if status.st_size != place.segment.size_bytes:
             os.close(descriptor)
@@ -122,8 +120,14 @@ class Fetcher:
             message = f"{self._layout.segment(digest)} has {sizes}; run `cachestore repair {self._layout.root}`"
             raise CorruptEntry(message)
         mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        self._open[digest] = segment = _Segment(descriptor, mapping)
+        self._open[digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
+
+    def _make_room(self) -> None:
+        # An OrderedDict would keep this order for us, but threads that share one leave it inconsistent for good.
+        held = self._open.copy()
+        for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
+            self._forget(digest)
 
     def _forget(self, digest: str) -> None:
         self._open.pop(digest, None)

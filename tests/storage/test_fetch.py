@@ -225,6 +225,18 @@ def test_the_segment_used_longest_ago_is_closed_first(layout, fetcher, monkeypat
     assert [paths[path] for path in opened] == [0, 1, 2, 1]
 
 
+def test_no_segment_is_closed_while_there_is_room(layout, fetcher, monkeypatch):
+    monkeypatch.setattr(fetching, "descriptor_limit", lambda: 16)
+    for n in range(4):
+        put(layout, n)
+    places, reading, opened = {n: place_of(layout, n) for n in range(4)}, fetcher(), []
+    real = fetching.open_regular
+    monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
+    for n in (0, 1, 2, 3, 0, 1, 2, 3):
+        reading.fetch(key_of(n), places[n])
+    assert len(opened) == 4
+
+
 def test_a_segment_that_is_let_go_of_while_it_is_read_is_read_to_the_end(layout, fetcher, monkeypatch):
     """Another thread may need the room in the middle of a read; the descriptor must not become another file's meanwhile."""
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 4)
@@ -251,8 +263,13 @@ def test_threads_that_share_a_fetcher_read_what_was_stored(layout, fetcher, monk
         order = [(start + step) % 12 for step in range(240)]
         return all(plain(split(places[n].specs, reading.fetch(key_of(n), places[n]))) == tensors_of(n) for n in order)
 
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(read_all, (0, 3, 6, 9)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads meet in every line
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(read_all, (0, 3, 6, 9)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):
