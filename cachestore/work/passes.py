@@ -86,14 +86,19 @@ def list_passes(layout: Layout, plan: str) -> list[int]:
 
 def read_done(layout: Layout, ref: PassRef) -> Done | None:
     """How a pass ended, or None while it has not. Found by listing. A damaged one counts as not there."""
-    folder = ref.folder(layout)
-    if folder.done.name not in names_in(folder.root):
+    if not _is_listed(layout, ref):
         return None
     try:
-        body = read_record(folder.done, DONE_FORMAT, VERSION)
+        body = read_record(ref.folder(layout).done, DONE_FORMAT, VERSION)
     except (FormatError, FileNotFoundError):
         return None
     return Done(body["report"], tuple(body["launches"]))
+
+
+def _is_listed(layout: Layout, ref: PassRef) -> bool:
+    """Whether a pass has ended, by listing; the record itself may be damaged."""
+    folder = ref.folder(layout)
+    return folder.done.name in names_in(folder.root)
 
 
 def publish_done(layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str]) -> Done:
@@ -108,10 +113,10 @@ def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
     numbers = list_passes(layout, plan)
     if numbers:
         newest = PassRef(plan, numbers[-1])
-        done = read_done(layout, newest)
-        if done is None and newest.folder(layout).done.name not in names_in(newest.folder(layout).root) and _is_sound(layout, newest):
-            return _make(layout, newest)
-        if done is not None and launch in done.launches:
+        if not _is_listed(layout, newest):
+            if _is_sound(layout, newest):
+                return _make(layout, newest)
+        elif (done := read_done(layout, newest)) is not None and launch in done.launches:
             return newest
     return _make(layout, PassRef(plan, numbers[-1] + 1 if numbers else 1))
 

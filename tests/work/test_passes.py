@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cachestore.errors import FormatError
 from cachestore.files.records import encode_record
 from cachestore.storage.commit import create_store
+from cachestore.work import passes
 from cachestore.work.passes import (
     VERSION,
     PassRef,
@@ -71,6 +72,20 @@ def test_after_a_pass_whose_end_is_damaged_the_next_is_opened(layout):
     ref.folder(layout).done.write_bytes(b"{}")
     assert read_done(layout, ref) is None
     assert join_pass(layout, PLAN.name, "launch 1").number == 2
+
+
+def test_a_pass_that_ends_while_a_rank_of_its_launch_joins_is_the_one_joined(layout, monkeypatch):
+    ref, listed = opened(layout), passes.names_in
+
+    def ended_after_each_look(folder):
+        names = listed(folder)
+        if folder == ref.folder(layout).root:
+            monkeypatch.setattr(passes, "names_in", listed)
+            publish_done(layout, ref, REPORT, ["launch 1"])
+        return names
+
+    monkeypatch.setattr(passes, "names_in", ended_after_each_look)
+    assert join_pass(layout, PLAN.name, "launch 1") == ref
 
 
 def test_passes_are_ordered_by_number_not_by_name(layout):
