@@ -2,10 +2,12 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed
@@ -13,6 +15,8 @@ from cachestore.files.paths import Layout
 from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
+from cachestore.samples import CAPTION
+from cachestore.work.outcomes import FAILED
 from cachestore.work.plan import Plan
 from cachestore.work.workers import read_beats
 
@@ -61,12 +65,13 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     plan = wanted.plan
     by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
     limit = len(missing) if look_at_all else LOOKED_AT
-    facts = _facts_of(wanted, by_encoder.get("latents"), missing, limit)
+    captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
+    images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
+    facts = _facts_of(wanted, images, limit)
     buckets = Counter(facts)
-    buckets.update(_known_buckets(reconciler, plan, frozenset(missing)))
-    captions = [str(plan.unit(place).request["caption"]) for place in missing if "caption" in plan.unit(place).request]
-    tokens = _count(by_encoder.get("text"), captions[:limit])
-    size = _bytes_of(by_encoder, facts, [place for place in missing if "image" in plan.unit(place).request], tokens, captions)
+    buckets.update(_known_buckets(reconciler, missing))
+    tokens = _count(by_encoder.get("text"), [str(plan.unit(place).request["caption"]) for place in captions[:limit]])
+    size = _bytes_of(by_encoder, facts, len(images), tokens, len(captions))
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -78,27 +83,33 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         free_bytes=shutil.disk_usage(layout.root).free,
         buckets={f"{width}x{height}": count for (width, height), count in sorted(buckets.items())},
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
-        distinct_captions=len(set(plan.captions)),
+        distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
     )
 
 
-def _facts_of(wanted: Wanted, encoder: Encoder | None, missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
+def _distinct_captions(plan: Plan) -> int:
+    """How many different captions the samples have: the units of a column of captions, where there is one."""
+    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
+        if column.role == CAPTION:
+            return len(np.unique(np.asarray(units, np.int64)))
+    return len(set(plan.captions))
+
+
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> list[tuple[int, int]]:
     """The buckets of pictures that are to be encoded, from their headers."""
     from cachestore.encode.buckets import choose
 
-    if encoder is None:
-        return []
     found: list[tuple[int, int]] = []
-    for place in missing:
-        unit = wanted.plan.unit(place)
-        if "image" not in unit.request or len(found) >= limit:
-            continue
+    for place in images:
+        request = wanted.plan.unit(place).request
+        if len(found) >= limit:
+            break
         try:
-            size = _measure(wanted, str(unit.request["image"]))
+            size = _measure(wanted, str(request["image"]))
         except (EncodeFailed, OSError):
             continue
-        bucket = choose(size, int(unit.request["resolution"]), int(unit.request["step"]))
+        bucket = choose(size, int(request["resolution"]), int(request["step"]))
         found.append((bucket.width, bucket.height))
     return found
 
@@ -113,10 +124,15 @@ def _measure(wanted: Wanted, reference: str) -> "Size":
         return measure(wanted.listing.read(reference)[0])
 
 
-def _known_buckets(reconciler: Reconciler, plan: Plan, missing: Collection[int]) -> Counter[tuple[int, int]]:
-    known = {place: outcome for place, outcome in reconciler.outcomes().items() if place not in missing and outcome.result != "failed"}
-    found = (outcome.facts.get("bucket") for place, outcome in known.items() if place < plan.unit_count)
-    return Counter((int(bucket[0]), int(bucket[1])) for bucket in found if bucket)
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int]) -> Counter[tuple[int, int]]:
+    known = reconciler.outcomes()
+    if "bucket" not in known.facts:
+        return Counter()
+    counted = known.states != FAILED
+    counted[missing] = False
+    buckets, counts = np.unique(known.facts["bucket"][counted][:, :2], axis=0, return_counts=True)
+    found = zip(buckets.tolist(), counts.tolist(), strict=True)
+    return Counter({(width, height): count for (width, height), count in found if width > 0})
 
 
 def _count(encoder: Encoder | None, captions: Sequence[str]) -> list[int]:
@@ -124,17 +140,15 @@ def _count(encoder: Encoder | None, captions: Sequence[str]) -> list[int]:
     return count(captions) if count is not None and captions else []
 
 
-def _bytes_of(
-    encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: Sequence[int], tokens: Sequence[int], captions: Sequence[str]
-) -> int:
+def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: int, tokens: Sequence[int], captions: int) -> int:
     """Bytes of the entries to be made: those looked at, scaled up to all."""
     from cachestore.encode.buckets import Size
 
     total = 0
     if buckets:
-        total += sum(encoders["latents"].entry_bytes(Size(*bucket)) for bucket in buckets) * len(images) // len(buckets)
+        total += sum(encoders["latents"].entry_bytes(Size(*bucket)) for bucket in buckets) * images // len(buckets)
     if tokens:
-        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
+        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * captions // len(tokens)
     return total
 
 

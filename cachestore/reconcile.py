@@ -1,39 +1,38 @@
 """Reconcile: compare what is wanted with what is present, reopen what is missing, commit when nothing is.
 
 It opens a pass (round 0: what is not known to be present), closes each round, and makes the catalog. Any worker may do any of it:
-every file is create-only, and what is present is read from the segments, not from ledgers.
+every file is create-only, and what is present is read from the segments, not from ledgers. All of it works on columns, so that a
+pass over a million units that are there takes seconds.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol
+
+import numpy as np
 
 from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
-from cachestore.keys import Json, Key, Recipe, digest_bytes, digest_text
+from cachestore.files.table import Digests
+from cachestore.keys import KEY_BYTES, Json, Key, Recipe, digest_bytes
 from cachestore.samples import CAPTION
-from cachestore.storage.catalog import (
-    FACTS,
-    NO_INPUT,
-    Catalog,
-    Cell,
-    KeyColumn,
-    make_column,
-    newest_catalog,
-    read_catalog,
-)
+from cachestore.storage.catalog import FACTS, INPUT_BYTES, Catalog, KeyColumn, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import Snapshot
-from cachestore.work.ledgers import NO_STAT, Outcome, read_ledgers
+from cachestore.work.ledgers import NO_STAT, read_ledgers
+from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Numbers, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
-from cachestore.work.plan import Plan, Unit
+from cachestore.work.plan import Plan, PlanColumn, Unit
 from cachestore.work.workers import read_beats
 
 _NAMED_FAILURES: Final = 10_000
+_FEW: Final = 8
+"""Keys are looked up one by one where the store holds more than so many times as many."""
+_TOGETHER: Final = 65_536
 
 
 class Source(Protocol):
@@ -52,10 +51,10 @@ class Source(Protocol):
 class _History:
     """What the rounds and ledgers of a pass say so far."""
 
-    outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
-    earlier: set[int] = field(default_factory=set[int])
+    outcomes: Outcomes
+    earlier: Mask
     """Units recorded before this launch opened a round: their files may have changed since, and failures may have passed."""
-    tries: dict[int, int] = field(default_factory=dict[int, int])
+    tries: "np.ndarray[Any, np.dtype[np.int8]]"
     """In how many rounds a unit was."""
 
 
@@ -69,7 +68,7 @@ class Reconciler:
     source: Source
     launch: str
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
-    """The key of a unit where it is known without reading anything: of captions, and of what `fill` is given."""
+    """The key of a unit where it is known without reading anything: of captions."""
     request: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """What the catalog's header keeps as hints."""
 
@@ -77,36 +76,27 @@ class Reconciler:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
         if 0 in list_rounds(self.ref.folder(self.layout)):
             return
-        catalog = newest_catalog(self.layout, self.plan.catalog) if self.plan.catalog else None
+        catalog = self._newest()
         kept = self._kept(self._known_before(catalog), snapshot)
-        units = tuple(
-            [place for place in self.plan.units_of(recipe) if place not in kept] if kept else self.plan.units_of(recipe)
-            for recipe in range(len(self.plan.recipes))
-        )
-        opened = Round(0, units, self.launch, time.time(), catalog.generation if catalog is not None and kept else None)
+        any_kept = bool(kept.any())
+        units = self._by_recipe(~kept) if any_kept else tuple(self.plan.units_of(recipe) for recipe in range(len(self.plan.recipes)))
+        opened = Round(0, units, self.launch, time.time(), catalog.generation if catalog is not None and any_kept else None)
         publish_round(self.layout, self.ref, self.plan, opened)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Units that neither an unfinished pass nor the newest catalog shows to be present; no file is read for it."""
         known = self.outcomes()
         if list_rounds(self.ref.folder(self.layout)):
-            present = self._present([outcome.key for outcome in known.values() if outcome.key is not None], snapshot)
-            kept = {place for place, outcome in known.items() if outcome.result != "failed" and outcome.key in present}
+            kept = self._present(known, snapshot) & (known.states != FAILED)
         else:
             kept = self._kept(known, snapshot)
-        return [place for place in range(self.plan.unit_count) if place not in kept]
+        return np.flatnonzero(~kept).tolist()
 
-    def _known_before(self, catalog: Catalog | None) -> dict[int, Outcome]:
-        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
-        referenced = {place for _at, units in self.plan.cells for place in units}
-        alone = (self.plan.unit(place) for place in range(self.plan.unit_count) if place not in referenced)
-        known = {unit.place: Outcome(unit.place, "found", key) for unit in alone if (key := self.key_of(unit)) is not None}
-        return known | (self._known_from(catalog) if catalog is not None else {})
-
-    def _kept(self, known: Mapping[int, Outcome], snapshot: Snapshot) -> set[int]:
-        """Units that are present, and whose file is as it was recorded."""
-        present = self._present([outcome.key for outcome in known.values() if outcome.key is not None], snapshot)
-        return {place for place, outcome in known.items() if outcome.key in present and self._is_unchanged(place, outcome)}
+    def outcomes(self) -> Outcomes:
+        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
+        if list_rounds(self.ref.folder(self.layout)):
+            return self._history().outcomes
+        return self._known_before(self._newest())
 
     def close_round(self, opened: Round, snapshot: Snapshot) -> Done | None:
         """Reopen what is missing and return None, or commit, publish the catalog and end the pass.
@@ -114,25 +104,118 @@ class Reconciler:
         Every partition of the round must have a ledger.
         """
         history = self._history()
-        outcomes = history.outcomes
         missing = self._missing(history, snapshot)
-        if reopened := self._reopen(missing, history):
-            listed = tuple([place for place in self.plan.units_of(recipe) if place in reopened] for recipe in range(len(self.plan.recipes)))
-            publish_round(self.layout, self.ref, self.plan, Round(opened.number + 1, listed, self.launch, time.time(), opened.generation))
+        reopened = self._reopen(missing, history)
+        if reopened.any():
+            again = Round(opened.number + 1, self._by_recipe(reopened), self.launch, time.time(), opened.generation)
+            publish_round(self.layout, self.ref, self.plan, again)
             return None
-        failed = {place: _reason(outcomes.get(place)) for place in missing}
-        return self._finish(outcomes, failed, snapshot)
+        failed = {place: history.outcomes.reason(place) for place in np.flatnonzero(missing).tolist()}
+        return self._finish(history.outcomes, failed, snapshot)
 
-    def outcomes(self) -> dict[int, Outcome]:
-        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
-        if list_rounds(self.ref.folder(self.layout)):
-            return self._history().outcomes
-        return self._known_before(newest_catalog(self.layout, self.plan.catalog) if self.plan.catalog else None)
+    def _by_recipe(self, chosen: Mask) -> tuple[list[int], ...]:
+        """The chosen units of each recipe, by place."""
+        ranges = (self.plan.units_of(recipe) for recipe in range(len(self.plan.recipes)))
+        return tuple((np.flatnonzero(chosen[units.start : units.stop]) + units.start).tolist() for units in ranges)
+
+    # What is known
+
+    def _newest(self) -> Catalog | None:
+        return newest_catalog(self.layout, self.plan.catalog, io="mmap") if self.plan.catalog else None
+
+    def _catalog(self, generation: int | None) -> Catalog | None:
+        """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
+        if generation is None:
+            return None
+        try:
+            return read_catalog(self.layout.catalog(self.plan.catalog, generation), generation=generation, io="mmap")
+        except (FormatError, FileNotFoundError):
+            return None
+
+    def _known_before(self, catalog: Catalog | None) -> Outcomes:
+        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
+        known = Outcomes(self.plan.unit_count, FACTS)
+        if self.plan.ids_are_keys:
+            known.keys[:] = _rows(self.plan.unit_ids, KEY_BYTES)
+            known.states[:] = FOUND
+            return known
+        referenced = np.zeros(self.plan.unit_count, np.bool_)
+        for _at, units in self.plan.cells:
+            referenced[_numbers(units)] = True
+        for place in np.flatnonzero(~referenced).tolist():
+            if (key := self.key_of(self.plan.unit(place))) is not None:
+                known.keys[place] = np.frombuffer(key, np.uint8)
+                known.states[place] = FOUND
+        if catalog is not None:
+            self._take_cells(known, catalog)
+        return known
+
+    def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
+        """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
+        for number, column in enumerate(self.plan.columns):
+            earlier = _matching(catalog, column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options)
+            if earlier is None:
+                continue
+            at, units = self.plan.cells[number]
+            places = self._earlier_cells(catalog, earlier, at)
+            cells = _cells_of(earlier).take(places)
+            made = (places >= 0) & cells.keys.any(axis=1)
+            known.put(_numbers(units)[made], cells.take(np.flatnonzero(made)))
+
+    def _earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
+        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now."""
+        if _has_same_rows(self.plan, catalog, earlier.role) and np.array_equal(_numbers(at), _numbers(earlier.at)):
+            return np.arange(int(at[-1]), dtype=np.int64)
+        rows = {sample: row for row, sample in enumerate(catalog.ids)}
+        at_now, now = _inputs(self.plan, earlier.role)
+        at_before, before = _inputs(catalog, earlier.role)
+        found = np.full(int(at[-1]), -1, np.int64)
+        for row, sample in enumerate(self.plan.ids):
+            other = rows.get(sample)
+            if other is None:
+                continue
+            cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
+            for n, (cell, place) in enumerate(cells):
+                is_there = at_now[row] + n < at_now[row + 1] and at_before[other] + n < at_before[other + 1]
+                if is_there and now[at_now[row] + n] == before[at_before[other] + n]:
+                    found[cell] = place
+        return found
+
+    def _kept(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+        """Units that are present, and whose file is as it was recorded."""
+        kept = self._present(known, snapshot)
+        for place in np.flatnonzero(kept & self._of_files()).tolist():
+            kept[place] = self._is_unchanged(place, known)
+        return kept
+
+    def _present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+        """Units whose key is known and in the store."""
+        keyed = known.keyed
+        present = np.zeros(len(known), np.bool_)
+        present[keyed] = _held(snapshot, known.keys[keyed])
+        return present
+
+    def _of_files(self) -> Mask:
+        """Units that are made from a file; captions are in the plan itself."""
+        of_files = np.zeros(self.plan.unit_count, np.bool_)
+        for column in self.plan.columns:
+            if column.role != CAPTION:
+                units = self.plan.units_of(column.recipe)
+                of_files[units.start : units.stop] = True
+        return of_files
+
+    def _is_unchanged(self, place: int, known: Outcomes) -> bool:
+        """Whether the file of a unit is as it was recorded."""
+        reference = self.plan.unit(place).request.get("image")
+        stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
+        return not isinstance(reference, str) or (stat != NO_STAT and self.source.stat(reference) == stat)
+
+    # What is missing
 
     def _history(self) -> "_History":
         """Read the rounds and ledgers of the pass, once."""
-        folder = self.ref.folder(self.layout)
-        history = _History()
+        folder, count = self.ref.folder(self.layout), self.plan.unit_count
+        history = _History(Outcomes(count, FACTS), np.zeros(count, np.bool_), np.zeros(count, np.int8))
         began = False
         for number in list_rounds(folder):
             opened = read_round(self.layout, self.ref, self.plan, number)
@@ -140,111 +223,50 @@ class Reconciler:
                 # Opening it, this launch looked at all that was there. Were others' later ledgers looked at again each time, two
                 # launches at once would reopen what fails for good for ever.
                 began = True
-                history.earlier.clear()
-            worked = {place for units in opened.units for place in units}
-            if number == 0 and len(worked) < self.plan.unit_count:
-                before = self._known_before(self._catalog(opened.generation))
-                history.outcomes = {place: outcome for place, outcome in before.items() if place not in worked}
-                history.earlier = set() if began else set(history.outcomes)
-            for place in worked:
-                history.tries[place] = history.tries.get(place, 0) + 1
+                history.earlier[:] = False
+            worked = np.zeros(count, np.bool_)
+            for units in opened.units:
+                worked[_numbers(units)] = True
+            if number == 0 and not worked.all():
+                history.outcomes = self._known_before(self._catalog(opened.generation))
+                history.outcomes.forget(worked)
+                history.earlier = history.outcomes.known & (not began)
+            history.tries += worked
             for ledger in read_ledgers(folder, number):
-                places = {outcome.unit for outcome in ledger.outcomes}
-                history.outcomes.update({outcome.unit: outcome for outcome in ledger.outcomes})
-                history.earlier = history.earlier - places if began or ledger.launch == self.launch else history.earlier | places
+                history.outcomes.record(ledger.outcomes)
+                places = [outcome.unit for outcome in ledger.outcomes]
+                history.earlier[places] = not (began or ledger.launch == self.launch)
         return history
 
-    def _catalog(self, generation: int | None) -> Catalog | None:
-        """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
-        if generation is None:
-            return None
-        try:
-            return read_catalog(self.layout.catalog(self.plan.catalog, generation), generation=generation)
-        except (FormatError, FileNotFoundError):
-            return None
-
-    def _known_from(self, catalog: Catalog) -> dict[int, Outcome]:
-        """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
-        rows = {sample: row for row, sample in enumerate(catalog.ids)}
-        known: dict[int, Outcome] = {}
-        for number, column in enumerate(self.plan.columns):
-            earlier = _matching(catalog, column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options)
-            if earlier is None:
-                continue
-            at, units = self.plan.cells[number]
-            for row, sample in enumerate(self.plan.ids):
-                if sample not in rows:
-                    continue
-                cells = self._same_inputs(catalog, earlier, rows[sample], row, column.role)
-                known |= {
-                    units[place]: _as_outcome(units[place], cell)
-                    for place, cell in zip(range(at[row], at[row + 1]), cells, strict=False)
-                    if cell
-                }
-        return known
-
-    def _same_inputs(self, catalog: Catalog, column: KeyColumn, earlier: int, row: int, role: str) -> list[Cell | None]:
-        """The cells of an earlier row, None where the caption's digest or the image's reference is another now."""
-        cells = column.row_cells(earlier)
-        if role == CAPTION:
-            now = [bytes.fromhex(digest_text(caption)) for caption in self._captions(row)]
-            same = [cell.input == digest for cell, digest in zip(cells, now, strict=False)]
-        else:
-            same = [
-                one == other
-                for one, other in zip(_references(catalog.images, role, earlier), _references(self.plan.images, role, row), strict=False)
-            ]
-        return [cell if is_same and cell.key is not None else None for cell, is_same in zip(cells, same, strict=False)]
-
-    def _captions(self, row: int) -> list[str]:
-        return [self.plan.captions[place] for place in range(self.plan.captions_at[row], self.plan.captions_at[row + 1])]
-
-    def _is_unchanged(self, place: int, outcome: Outcome) -> bool:
-        """Whether the file of a unit is as it was recorded. Captions are in the plan itself."""
-        reference = self.plan.unit(place).request.get("image")
-        if not isinstance(reference, str):
-            return True
-        return outcome.stat != NO_STAT and self.source.stat(reference) == outcome.stat
-
-    def _present(self, keys: Iterable[Key], snapshot: Snapshot) -> set[Key]:
-        wanted = list(set(keys))
-        return {key for key, places in zip(wanted, snapshot.find(wanted), strict=True) if places}
-
-    def _missing(self, history: "_History", snapshot: Snapshot) -> set[int]:
+    def _missing(self, history: "_History", snapshot: Snapshot) -> Mask:
         """Units without a present entry. Those recorded before this launch whose file has another time are digested again."""
         outcomes = history.outcomes
-        present = self._present([outcome.key for outcome in outcomes.values() if outcome.key is not None], snapshot)
-        missing = {place for place in range(self.plan.unit_count) if place not in outcomes or outcomes[place].key not in present}
-        missing |= {place for place, outcome in outcomes.items() if outcome.result == "failed"}
-        for place in sorted(history.earlier - missing):
-            if not self._is_unchanged(place, outcomes[place]) and self._has_other_bytes(place, outcomes):
-                missing.add(place)
+        missing = ~self._present(outcomes, snapshot) | (outcomes.states == FAILED)
+        for place in np.flatnonzero(history.earlier & ~missing & self._of_files()).tolist():
+            if not self._is_unchanged(place, outcomes) and self._has_other_bytes(place, outcomes):
+                missing[place] = True
         return missing
 
-    def _has_other_bytes(self, place: int, outcomes: dict[int, Outcome]) -> bool:
+    def _has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
         """Whether the file behind a unit holds other bytes now. If only its time changed, the new time is kept."""
-        outcome = outcomes[place]
         reference = str(self.plan.unit(place).request["image"])
         try:
             data, stat = self.source.read(reference)
         except OSError:
             return True
-        if digest_bytes(data) != outcome.input:
+        if bytes.fromhex(digest_bytes(data)) != outcomes.inputs[place].tobytes():
             return True
-        outcomes[place] = Outcome(place, outcome.result, outcome.key, outcome.input, stat, outcome.facts)
+        outcomes.stats[place] = stat
         return False
 
-    def _reopen(self, missing: set[int], history: "_History") -> set[int]:
+    def _reopen(self, missing: Mask, history: "_History") -> Mask:
         """Which missing units deserve another round: not those that failed for good now, nor those that had three rounds."""
-        reopened: set[int] = set()
-        for place in missing:
-            outcome = history.outcomes.get(place)
-            is_final = outcome is not None and outcome.result == "failed" and not outcome.is_transient
-            if place in history.earlier or (not is_final and history.tries.get(place, 0) < ROUND_LIMIT):
-                reopened.add(place)
-        return reopened
+        is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
+        return missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
 
-    def _finish(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], snapshot: Snapshot) -> Done:
+    # The end
+
+    def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done:
         failpoint("reconcile.before_commit")
         with closing(commit(self.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
@@ -254,8 +276,8 @@ class Reconciler:
         launches = [str(beat["launch"]) for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
         return publish_done(self.layout, self.ref, report, [*launches, self.launch])
 
-    def _publish_catalog(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str]) -> tuple[int, str]:
-        previous = newest_catalog(self.layout, self.plan.catalog)
+    def _publish_catalog(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[int, str]:
+        previous = self._newest()
         columns = tuple(self._column(number, outcomes, failed) for number in range(len(self.plan.columns)))
         made = {column.encoder for column in columns}
         kept = (
@@ -279,56 +301,50 @@ class Reconciler:
         )
         return publish_catalog(self.layout, catalog)
 
-    def _column(self, number: int, outcomes: Mapping[int, Outcome], failed: Mapping[int, str]) -> KeyColumn:
+    def _column(self, number: int, outcomes: Outcomes, failed: Mapping[int, str]) -> KeyColumn:
+        """A key column of this plan; a failed cell keeps what it was made from, and has no key."""
         column = self.plan.columns[number]
         at, units = self.plan.cells[number]
-        cells = {place: _as_cell(outcomes[place], is_failed=place in failed) for place in set(units) if place in outcomes}
-        rows = ([cells.get(units[place], Cell()) for place in range(at[row], at[row + 1])] for row in range(len(self.plan.ids)))
-        return make_column(column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options, rows)
+        places = _numbers(units)
+        cells = outcomes.cells(places)
+        cells.keys[np.isin(places, list(failed))] = 0
+        return _key_column(column, self.plan.recipes[column.recipe].fingerprint, at, cells)
 
     def _kept_column(self, previous: Catalog, column: KeyColumn) -> KeyColumn:
         """An earlier encoder's column under the same name: a cell stays only while what it was made from is what the sample has now."""
-        rows = {sample: row for row, sample in enumerate(previous.ids)}
-        cells = [self._kept_cells(previous, column, rows.get(sample), row) for row, sample in enumerate(self.plan.ids)]
-        return make_column(column.encoder, column.role, column.fingerprint, column.options, cells)
-
-    def _kept_cells(self, previous: Catalog, column: KeyColumn, earlier: int | None, row: int) -> list[Cell]:
-        count = len(self._captions(row)) if column.role == CAPTION else len(_references(self.plan.images, column.role, row))
-        if earlier is None:
-            return [Cell()] * count
-        cells = self._same_inputs(previous, column, earlier, row, column.role)
+        at, references = _inputs(self.plan, column.role)
+        places = self._earlier_cells(previous, column, at)
+        cells = _cells_of(column).take(places)
         if column.role != CAPTION:
-            references = _references(self.plan.images, column.role, row)
-            cells = [
-                cell if cell and self._is_same_file(cell, reference) else None for cell, reference in zip(cells, references, strict=False)
-            ]
-        filled = [cell or Cell() for cell in cells]
-        return [*filled, *[Cell()] * (count - len(filled))]
+            for cell in np.flatnonzero(places >= 0).tolist():
+                stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
+                if not self._is_same_file(references[cell], stat, cells.inputs[cell].tobytes()):
+                    places[cell] = -1
+            cells = _cells_of(column).take(places)
+        return _key_column(column, column.fingerprint, at, cells)
 
-    def _is_same_file(self, cell: Cell, reference: str) -> bool:
-        if cell.stat != NO_STAT and self.source.stat(reference) == cell.stat:
+    def _is_same_file(self, reference: str, stat: tuple[int, int], digest: bytes) -> bool:
+        if stat != NO_STAT and self.source.stat(reference) == stat:
             return True
         try:
             data, _stat = self.source.read(reference)
         except OSError:
             return False
-        return digest_bytes(data) == cell.input.hex()
+        return bytes.fromhex(digest_bytes(data)) == digest
 
-    def _report(
-        self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot
-    ) -> dict[str, Json]:
-        made = self._made(outcomes, failed, snapshot)
+    def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
+        made, size_bytes = self._made(outcomes, failed, snapshot)
         opened = read_round(self.layout, self.ref, self.plan, 0)
         return {
             "complete": not failed,
             "samples": len(self.plan.ids),
             "wanted": self.plan.unit_count,
-            "reused": self.plan.unit_count - len(made) - len(failed),
-            "encoded": len(made),
+            "reused": self.plan.unit_count - made - len(failed),
+            "encoded": made,
             "failed": len(failed),
             "missing": 0,
             "seconds": round(max(0.0, time.time() - opened.started), 3),
-            "bytes": sum(made.values()),
+            "bytes": size_bytes,
             "store": str(self.layout.root),
             "name": self.plan.catalog,
             "plan": self.plan.name,
@@ -338,40 +354,105 @@ class Reconciler:
             "failures": self._failures(failed),
         }
 
-    def _made(self, outcomes: Mapping[int, Outcome], failed: Mapping[int, str], snapshot: Snapshot) -> dict[Key, int]:
-        """Keys that this pass made, each once, with the bytes of their entries."""
-        keys = sorted(
-            {
-                outcome.key
-                for place, outcome in outcomes.items()
-                if outcome.result == "made" and place not in failed and outcome.key is not None
-            }
-        )
-        return {key: places[0].size_bytes for key, places in zip(keys, snapshot.find(keys), strict=True) if places}
+    def _made(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:
+        """How many keys this pass made, each once, and the bytes of their entries."""
+        made = outcomes.states == MADE
+        made[list(failed)] = False
+        keys = np.unique(_as_text(outcomes.keys[made]))
+        count = size_bytes = 0
+        for start in range(0, len(keys), _TOGETHER):
+            some = Digests(memoryview(keys[start : start + _TOGETHER].tobytes()), KEY_BYTES)
+            sizes = [places[0].size_bytes for places in snapshot.find([Key(raw) for raw in some]) if places]
+            count, size_bytes = count + len(sizes), size_bytes + sum(sizes)
+        return count, size_bytes
 
     def _failures(self, failed: Mapping[int, str]) -> list[Json]:
         """A row for each sample affected; units that no sample refers to, such as the empty caption, stand with an empty sample."""
+        if not failed:
+            return []
         rows: list[Json] = []
         named: set[int] = set()
         for number, column in enumerate(self.plan.columns):
             at, units = self.plan.cells[number]
-            for row, sample in enumerate(self.plan.ids):
-                for place in range(at[row], at[row + 1]):
-                    if units[place] in failed:
-                        named.add(units[place])
-                        rows.append({"sample": sample, "encoder": column.encoder, "reason": failed[units[place]]})
+            for cell in np.flatnonzero(np.isin(_numbers(units), list(failed))).tolist():
+                row = int(np.searchsorted(_numbers(at), cell, side="right")) - 1
+                named.add(units[cell])
+                rows.append({"sample": self.plan.ids[row], "encoder": column.encoder, "reason": failed[units[cell]]})
         rows += [
-            {"sample": "", "encoder": self.plan.recipes[self.plan.recipe_of(place)].encoder, "reason": failed[place]}
+            {"sample": self._name_alone(place), "encoder": self.plan.recipes[self.plan.recipe_of(place)].encoder, "reason": failed[place]}
             for place in sorted(set(failed) - named)
         ]
         return rows[:_NAMED_FAILURES]
 
+    def _name_alone(self, place: int) -> str:
+        """What to call a unit that no sample refers to: its key for `fill`."""
+        return self.plan.unit_ids[place].hex() if self.plan.ids_are_keys else ""
 
-def _reason(outcome: Outcome | None) -> str:
-    """Why a unit that is still missing failed."""
-    if outcome is None:
-        return "no worker could finish it"
-    return outcome.reason or f"it was encoded, but its entry {outcome.key} is not in the store; look at `cachestore verify`"
+
+def _held(snapshot: Snapshot, keys: Bytes) -> Mask:
+    """Which of these keys the store holds."""
+    if len(keys) * _FEW < len(snapshot):
+        found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
+        return np.array([bool(places) for places in found], np.bool_)
+    present = np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES)
+    return np.isin(_as_text(keys), _as_text(present))
+
+
+def _as_text(keys: Bytes) -> Any:
+    """Keys as numpy's fixed-width strings, which compare as bytes do where all have one length."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)
+
+
+def _rows(values: Sequence[bytes], width: int) -> Bytes:
+    """Digests as rows of bytes, without a copy where they lie in one buffer."""
+    raw = values.raw if isinstance(values, Digests) else b"".join(values)
+    return np.frombuffer(raw, np.uint8).reshape(-1, width)
+
+
+def _numbers(values: Sequence[int]) -> Numbers:
+    """Numbers as an array, without a copy where they lie in one buffer."""
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, dtype=np.int64)
+    return np.frombuffer(values, np.int64) if isinstance(values, memoryview) else np.array(values, np.int64)
+
+
+def _inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str]]:
+    """Where each row's captions, or references of a role, start; and all of them."""
+    if role == CAPTION:
+        return rows.captions_at, rows.captions
+    return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
+
+
+def _has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:
+    """Whether samples and inputs are the same, row for row, as the checksums of their columns say."""
+    inputs = "captions" if role == CAPTION else f"images/{role}"
+    names = [f"{column}{part}" for column in ("ids", inputs) for part in (".text", ".offsets")]
+    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in [*names, f"{inputs}/at"])
+
+
+def _cells_of(column: KeyColumn) -> Cells:
+    """A catalog's key column as arrays."""
+    facts = {name: _numbers(values).reshape(-1, FACTS[name]) for name, values in column.facts.items()}
+    return Cells(_rows(column.keys, KEY_BYTES), _rows(column.inputs, INPUT_BYTES), _numbers(column.stats).reshape(-1, 2), facts)
+
+
+def _key_column(column: PlanColumn | KeyColumn, fingerprint: str, at: Sequence[int], cells: Cells) -> KeyColumn:
+    """A key column from arrays; facts that no cell has are left out."""
+    return KeyColumn(
+        column.encoder,
+        column.role,
+        fingerprint,
+        column.options,
+        at,
+        Digests(_flat(cells.keys), KEY_BYTES),
+        Digests(_flat(cells.inputs), INPUT_BYTES),
+        _flat(cells.stats).cast("q"),
+        {name: _flat(cells.facts[name]).cast("q") for name in FACTS if name in cells.facts and (cells.facts[name] >= 0).any()},
+    )
+
+
+def _flat(array: Bytes | Numbers) -> memoryview:
+    return memoryview(array.tobytes())
 
 
 def _recipes_of(previous: Catalog | None, kept: Sequence[KeyColumn]) -> dict[str, Recipe]:
@@ -385,25 +466,3 @@ def _requests_of(previous: Catalog | None, kept: Sequence[KeyColumn]) -> dict[st
 def _matching(catalog: Catalog, encoder: str, role: str, fingerprint: str, options: Mapping[str, Json]) -> KeyColumn | None:
     wanted = (encoder, role, fingerprint, dict(options))
     return next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
-
-
-def _references(images: Mapping[str, tuple[Sequence[int], Sequence[str]]], role: str, row: int) -> list[str]:
-    if role not in images:
-        return []
-    at, references = images[role]
-    return [references[place] for place in range(at[row], at[row + 1])]
-
-
-def _as_outcome(unit: int, cell: Cell) -> Outcome:
-    facts: dict[str, Json] = {name: list(values) for name, values in cell.facts.items()}
-    return Outcome(unit, "found", cell.key, cell.input.hex() if cell.input != NO_INPUT else "", cell.stat, facts)
-
-
-def _as_cell(outcome: Outcome, *, is_failed: bool) -> Cell:
-    facts = {name: _numbers(value) for name, value in outcome.facts.items() if name in FACTS}
-    digest = bytes.fromhex(outcome.input) if outcome.input else NO_INPUT
-    return Cell(None if is_failed else outcome.key, digest, outcome.stat, facts)
-
-
-def _numbers(value: Json) -> tuple[int, ...]:
-    return tuple(map(int, cast("Sequence[int]", value))) if isinstance(value, Sequence) else (int(value),)

@@ -3,7 +3,7 @@
 Everything here is the same on every rank; nothing here encodes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,7 +14,7 @@ from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, canonical, digest_parts
 from cachestore.samples import CAPTION, IMAGE, Sample
-from cachestore.sources import CaptionLines, Listing, list_source
+from cachestore.sources import CaptionLines, Listing, Remarks, list_source
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
@@ -100,6 +100,7 @@ def _option(name: str, value: str) -> list[str]:
 BUCKET_STEP = 64
 """Sides of buckets are multiples of this many pixels."""
 
+_IDS = ("ids.text", "ids.offsets")
 _PLACES = ("data", "model", "vae", "text_encoder")
 _NOT_HINTS = frozenset({"store", "procs", "rank", "world_size", "device", "batch_size", "workers", "strict", "max_failures", "replace"})
 
@@ -125,27 +126,38 @@ def look_at_request(layout: Layout, request: PrecomputeRequest) -> Wanted:
     """
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
     encoders = _encoders(layout, request)
-    samples = _with_chosen_captions(listing.samples, request.captions)
     columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
     asked = _digest_request(request, columns, encoders)
     content = digest_parts(listing.content, request.captions).hex()
-    name = plan_name(asked, content)
-    plan = _published(layout, name)
+    plan = _published(layout, plan_name(asked, content))
     if plan is None:
-        empty = [(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and samples]
-        plan = build_plan(
-            catalog=request.name,
-            request=asked,
-            content=content,
-            recipes=[encoder.recipe for encoder in encoders],
-            samples=samples,
-            columns=columns,
-            extra=empty,
-        )
+        plan = _build(request, listing, encoders, columns, (asked, content))
         publish_plan(layout, plan)
-    previous = newest_catalog(layout, request.name)
-    remarks = (*listing.remarks, *_compare(plan, previous, replace_allowed=request.replace))
+        plan = _published(layout, plan.name) or plan  # as read it takes less memory
+    previous = newest_catalog(layout, request.name, io="mmap")
+    remarks = (*plan.remarks, *_compare(plan, previous, replace_allowed=request.replace))
     return Wanted(request, listing, encoders, plan, previous, remarks)
+
+
+def _build(
+    request: PrecomputeRequest,
+    listing: Listing,
+    encoders: Sequence[Encoder],
+    columns: Sequence[ColumnRequest],
+    digests: tuple[str, str],
+) -> Plan:
+    """Lay out the plan of a request: (request, content) are its digests."""
+    seen = Remarks()
+    plan = build_plan(
+        catalog=request.name,
+        request=digests[0],
+        content=digests[1],
+        recipes=[encoder.recipe for encoder in encoders],
+        samples=_with_chosen_captions(listing.samples(seen), request.captions),
+        columns=columns,
+        extra=[(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text"],
+    )
+    return replace(plan, remarks=seen.in_words())
 
 
 def _published(layout: Layout, name: str) -> Plan | None:
@@ -182,10 +194,10 @@ def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]
     return encoders
 
 
-def _with_chosen_captions(samples: Sequence[Sample], captions: Literal["first", "all"]) -> Sequence[Sample]:
+def _with_chosen_captions(samples: Iterable[Sample], captions: Literal["first", "all"]) -> Iterable[Sample]:
     if captions == "all":
         return samples
-    return [replace(sample, captions=sample.captions[:1]) if len(sample.captions) > 1 else sample for sample in samples]
+    return (replace(sample, captions=sample.captions[:1]) if len(sample.captions) > 1 else sample for sample in samples)
 
 
 def _column(number: int, encoder: Encoder, request: PrecomputeRequest) -> ColumnRequest:
@@ -214,8 +226,9 @@ def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> 
     """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for."""
     if previous is None:
         return ()
-    ids, before = set(plan.ids), set(previous.ids)
     words: list[str] = []
+    is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
+    ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and ids and not ids & before and not replace_allowed:
         message = (
             f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source: "

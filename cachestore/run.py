@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved
 from cachestore.errors import BadInput, EncodeFailed, WriteFailed
 from cachestore.files.paths import Layout
-from cachestore.keys import Json, Key, Recipe, canonical, digest_parts
+from cachestore.keys import Json, Key, Recipe
 from cachestore.processes import joined_report, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
@@ -27,7 +27,7 @@ from cachestore.storage.commit import create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
 from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
-from cachestore.work.plan import Plan, Unit, build_plan, is_published, plan_name, publish_plan
+from cachestore.work.plan import Plan, Unit, is_published, plan_of_keys, publish_plan
 from cachestore.work.workers import Beat, Life, host_name
 from cachestore.worker import Cancel, Task, Worker
 
@@ -491,20 +491,10 @@ def fill(
         raise BadInput(message)
     encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
     placement = find_placement(rank, world_size)
-    plan = _plan_of_keys(store.layout, encoder.recipe, items)
+    plan = plan_of_keys(encoder.recipe, items)
+    if not is_published(store.layout, plan.name):
+        publish_plan(store.layout, plan)
     job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=on_progress)
     report = _held_to(run_pass(job), PrecomputeRequest("", "", "", strict=strict, max_failures=str(max_failures)))
     store.refresh()
     return report
-
-
-def _plan_of_keys(layout: Layout, recipe: Recipe, items: Mapping[Key, Any]) -> Plan:
-    """The plan of a set of keys: the same on every rank, whatever the order of the items."""
-    keys = sorted(items)
-    requests = {canonical({"key": str(key)}): bytes(key) for key in keys}
-    request, content = digest_parts("cachestore-fill").hex(), digest_parts("cachestore-keys", *keys).hex()
-    extra = [(0, {"key": str(key)}) for key in keys]
-    plan = build_plan(catalog="", request=request, content=content, recipes=[recipe], samples=(), columns=(), extra=extra, ids=requests)
-    if not is_published(layout, plan_name(request, content)):
-        publish_plan(layout, plan)
-    return plan

@@ -4,13 +4,15 @@ Every rank lists the source for itself; equal listings have equal content digest
 modification times or the absolute path of the root.
 """
 
+import codecs
 import csv
+import hashlib
 import io
 import json
 import os
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -41,11 +43,17 @@ class Listing:
 
     root: Path
     """What references are relative to."""
-    samples: tuple[Sample, ...]
     content: str
-    """Digest of what is listed: ids, captions, references and extra columns."""
-    remarks: tuple[str, ...] = ()
-    """What a user should know before encoding, in words."""
+    """Digest of what is listed: of a manifest's bytes, or of a folder's ids, captions and references."""
+    walk: "Callable[[Remarks], Iterator[Sample]]"
+
+    def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
+        """The samples in order; what a user should know of them is in `remarks` once they were gone through.
+
+        The rows of a manifest are read again each time, so that no million of them is held. Raises BadInput for a malformed row, two
+        samples with one id, or a manifest that changed since it was listed.
+        """
+        return self.walk(remarks or Remarks())
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes behind a reference, with (size, mtime_ns). Raises OSError, also if the file changes while it is read."""
@@ -76,15 +84,19 @@ class Listing:
 
 
 @dataclass(slots=True)
-class _Remarks:
-    """What is counted while listing."""
+class Remarks:
+    """What is counted while samples are gone through."""
 
     missing: list[str] = field(default_factory=list[str])
     multi_line: list[str] = field(default_factory=list[str])
     collapsed: int = 0
-    blank: int = 0
+
+    def take(self, other: "Remarks") -> None:
+        """Remember what was counted before."""
+        self.missing, self.multi_line, self.collapsed = other.missing, other.multi_line, other.collapsed
 
     def in_words(self) -> tuple[str, ...]:
+        """What a user should know before encoding."""
         words: list[str] = []
         if self.missing:
             words.append(f"{len(self.missing)} without a caption ({_some(self.missing)}): they get the empty one")
@@ -113,24 +125,65 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
         BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
-    remarks = _Remarks()
     if path.is_dir():
-        root = path
         metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
-        found = _from_metadata(metadata, remarks) if metadata else _from_folder(path, caption_lines, remarks)
-    elif path.suffix.lower() == ".jsonl" and path.is_file():
-        root, found = path.parent, _from_manifest(path, remarks)
-    elif path.suffix.lower() == ".txt" and path.is_file():
-        root, found = path.parent, _from_prompts(path, remarks)
-    else:
-        message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
-        raise BadInput(message)
-    samples = tuple(_with_caption(sample, caption, remarks) for sample in found)
-    _refuse_duplicates(samples, path)
-    return Listing(root.absolute(), samples, _content(samples), remarks.in_words())
+        if metadata is None:
+            return _list_folder(path, caption_lines, caption)
+        return _list_rows(path, metadata, _from_metadata, caption)
+    if path.suffix.lower() == ".jsonl" and path.is_file():
+        return _list_rows(path.parent, path, _from_manifest, caption)
+    if path.suffix.lower() == ".txt" and path.is_file():
+        return _list_rows(path.parent, path, _from_prompts, caption)
+    message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
+    raise BadInput(message)
 
 
-def _with_caption(sample: Sample, caption: str | None, remarks: _Remarks) -> Sample:
+def _list_folder(root: Path, caption_lines: CaptionLines, caption: str | None) -> Listing:
+    """A folder is walked once, as its content is known only then."""
+    seen = Remarks()
+    samples = tuple(_checked(lambda found: _from_folder(root, caption_lines, found), root, caption, seen))
+
+    def walk(remarks: Remarks) -> Iterator[Sample]:
+        remarks.take(seen)
+        return iter(samples)
+
+    return Listing(root.absolute(), _content(samples), walk)
+
+
+def _list_rows(root: Path, path: Path, parse: "Callable[[Path, Remarks], Iterator[Sample]]", caption: str | None) -> Listing:
+    """A manifest's content is known by its bytes: whoever finds a plan of them reads no row."""
+    before = _digest(path)
+
+    def walk(remarks: Remarks) -> Iterator[Sample]:
+        yield from _checked(lambda found: parse(path, found), path, caption, remarks)
+        if _digest(path) != before:
+            message = f"{path} changed while it was read; run the same command again"
+            raise BadInput(message)
+
+    kind = path.name.lower() if path.name in _METADATA else path.suffix.lower()
+    default = b"" if caption is None else canonical(caption)
+    return Listing(root.absolute(), digest_parts("cachestore-content", kind, before, default).hex(), walk)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checked(parse: "Callable[[Remarks], Iterator[Sample]]", path: Path, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
+    """The samples with their captions; refuses two with one id."""
+    ids: set[str] = set()
+    for sample in parse(remarks):
+        if sample.id in ids:
+            one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
+            shown = ascii if _normal(one) == _normal(two) else repr  # two spellings of one letter look alike
+            message = f"two samples of {path} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
+            raise BadInput(message)
+        ids.add(sample.id)
+        yield _with_caption(sample, caption, remarks)
+
+
+def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Sample:
     if sample.captions:
         return sample
     if caption is None:
@@ -144,19 +197,8 @@ def _content(samples: Iterable[Sample]) -> str:
     return digest_parts("cachestore-content", *rows).hex()
 
 
-def _refuse_duplicates(samples: Sequence[Sample], path: Path) -> None:
-    first: dict[str, Sample] = {}
-    for sample in samples:
-        other = first.setdefault(sample.id, sample)
-        if other is not sample:
-            one, two = _what(other), _what(sample)
-            shown = ascii if _normal(one) == _normal(two) else repr  # two spellings of one letter look alike
-            message = f"two samples of {path} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
-            raise BadInput(message)
-
-
 def _what(sample: Sample) -> str:
-    return next((refs[0] for refs in sample.images.values() if refs), sample.captions[0][:60])
+    return next((refs[0] for refs in sample.images.values() if refs), (sample.captions or ("",))[0][:60])
 
 
 def _normal(text: str) -> str:
@@ -168,7 +210,24 @@ def _lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def _from_folder(root: Path, caption_lines: CaptionLines, remarks: _Remarks) -> Iterator[Sample]:
+def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, from 1 on, without holding the file."""
+    number = start = 0
+    with path.open("rb") as file:
+        for raw in file:
+            part = raw.removeprefix(codecs.BOM_UTF8) if start == 0 else raw
+            try:
+                text = part.decode("utf-8")
+            except UnicodeDecodeError as error:
+                message = f"{path} is not UTF-8 (byte {start + len(raw) - len(part) + error.start}): save it as UTF-8"
+                raise BadInput(message) from error
+            for line in text.removesuffix("\n").removesuffix("\r").split("\r"):
+                number += 1
+                yield number, line
+            start += len(raw)
+
+
+def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
     """Images below a folder, sorted by id, with side-car captions."""
     found = sorted(_images_below(root, "", ()), key=lambda item: (_normal(item[0]), item[0]))
     for reference, path in found:
@@ -192,7 +251,7 @@ def _images_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator
                 yield f"{prefix}{entry.name}", Path(entry.path)
 
 
-def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: _Remarks) -> tuple[str, ...]:
+def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
     """The captions in the file beside an image; none if there is no such file, the empty one if it is empty."""
     for suffix in _CAPTION_SUFFIXES:
         try:
@@ -218,7 +277,7 @@ def _decode(path: Path) -> str:
         raise BadInput(message) from error
 
 
-def _from_metadata(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+def _from_metadata(path: Path, remarks: Remarks) -> Iterator[Sample]:
     """The Hugging Face imagefolder form: `file_name` and `text`, every other column an extra."""
     rows = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path)
     for line, row in rows:
@@ -246,13 +305,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise BadInput(message) from error
 
 
-def _from_manifest(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+def _from_manifest(path: Path, remarks: Remarks) -> Iterator[Sample]:
     for line, row in _json_rows(path):
         yield _from_row(row, f"{path}, line {line}", remarks)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in enumerate(_lines(_decode(path)), 1):
+    for line, text in _lines_of(path):
         if not text.strip():
             continue
         try:
@@ -271,7 +330,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(message)
 
 
-def _from_row(row: Mapping[str, Any], where: str, remarks: _Remarks) -> Sample:
+def _from_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Sample:
     """One row of a manifest; what it does not name itself is an extra column."""
     refused = sorted(_NOT_YET & row.keys())
     if refused:
@@ -310,15 +369,13 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _from_prompts(path: Path, remarks: _Remarks) -> Iterator[Sample]:
+def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
     """One prompt a line; blank lines are passed over, duplicates collapse."""
     seen: set[str] = set()
-    for line in _lines(_decode(path)):
-        prompt = line.strip()
-        if not prompt:
-            remarks.blank += 1
-        elif prompt in seen:
+    for _line, text in _lines_of(path):
+        prompt = text.strip()
+        if prompt in seen:
             remarks.collapsed += 1
-        else:
+        elif prompt:
             seen.add(prompt)
             yield Sample(digest_text(prompt), {}, (prompt,))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cachestore.errors import BadInput
 from cachestore.keys import digest_text
-from cachestore.sources import UNTRUSTED, list_source
+from cachestore.sources import UNTRUSTED, Remarks, list_source
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
@@ -35,6 +35,21 @@ def manifest(path, *rows):
     return path
 
 
+class Listed:
+    """A listing whose samples were gone through."""
+
+    def __init__(self, listing):
+        remarks = Remarks()
+        self.samples = tuple(listing.samples(remarks))
+        self.remarks = remarks.in_words()
+        self.content, self.root = listing.content, listing.root
+        self.read, self.stat, self.head = listing.read, listing.stat, listing.head
+
+
+def listed(path, **options):
+    return Listed(list_source(path, **options))
+
+
 def ids(listing):
     return [sample.id for sample in listing.samples]
 
@@ -49,11 +64,11 @@ def captions(listing):
 @pytest.mark.parametrize("name", ["manifest.jsonl", "prompts.txt"])
 @pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"], ids=["empty", "blank", "mark"])
 def test_an_empty_file_lists_nothing(tmp_path, name, content):
-    assert list_source(folder(tmp_path, {name: content}) / name).samples == ()
+    assert listed(folder(tmp_path, {name: content}) / name).samples == ()
 
 
 def test_an_empty_folder_lists_nothing(tmp_path):
-    listing = list_source(tmp_path)
+    listing = listed(tmp_path)
     assert (listing.samples, listing.remarks) == ((), ())
 
 
@@ -61,7 +76,7 @@ def test_an_empty_folder_lists_nothing(tmp_path):
 def test_what_is_no_source_is_refused(tmp_path, name):
     folder(tmp_path, {"photo.png": "p", "table.csv": "a,b"})
     with pytest.raises(BadInput, match=name.partition(".")[0]):
-        list_source(tmp_path / name)
+        listed(tmp_path / name)
 
 
 # Folders of images
@@ -69,22 +84,22 @@ def test_what_is_no_source_is_refused(tmp_path, name):
 
 def test_a_folder_lists_its_images_by_their_relative_names_sorted(tmp_path):
     folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "a.json"), "x"))
-    assert ids(list_source(tmp_path)) == ["B.JPG", "a.jpg", "b.png", "sub/b.png", "sub/deep/a.webp"]
+    assert ids(listed(tmp_path)) == ["B.JPG", "a.jpg", "b.png", "sub/b.png", "sub/deep/a.webp"]
 
 
 def test_side_cars_are_the_captions(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": " one \n", "b.png": "", "b.caption": "two", "sub/a.png": "", "sub/a.txt": "three"})
-    assert captions(list_source(tmp_path)) == {"a.png": ("one",), "b.png": ("two",), "sub/a.png": ("three",)}
+    assert captions(listed(tmp_path)) == {"a.png": ("one",), "b.png": ("two",), "sub/a.png": ("three",)}
 
 
 def test_a_txt_precedes_a_caption_file(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": "one", "a.caption": "two"})
-    assert captions(list_source(tmp_path)) == {"a.png": ("one",)}
+    assert captions(listed(tmp_path)) == {"a.png": ("one",)}
 
 
 def test_two_images_of_one_stem_are_two_samples_with_one_caption(tmp_path):
     folder(tmp_path, {"a.jpg": "1", "a.png": "2", "a.txt": "both"})
-    assert captions(list_source(tmp_path)) == {"a.jpg": ("both",), "a.png": ("both",)}
+    assert captions(listed(tmp_path)) == {"a.jpg": ("both",), "a.png": ("both",)}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +108,12 @@ def test_two_images_of_one_stem_are_two_samples_with_one_caption(tmp_path):
 def test_odd_names_keep_their_captions(tmp_path, name):
     stem = name.rpartition(".")[0]
     folder(tmp_path, {name: "x", f"{stem}.txt": "a caption"})
-    assert captions(list_source(tmp_path)) == {unicodedata.normalize("NFC", name): ("a caption",)}
+    assert captions(listed(tmp_path)) == {unicodedata.normalize("NFC", name): ("a caption",)}
 
 
 def test_hidden_files_and_folders_are_passed_over(tmp_path):
     folder(tmp_path, {".a.png": "", ".git/a.png": "", "._b.png": "", "b.png": ""})
-    assert ids(list_source(tmp_path)) == ["b.png"]
+    assert ids(listed(tmp_path)) == ["b.png"]
 
 
 def test_a_linked_folder_is_followed_and_a_loop_is_not(tmp_path):
@@ -106,14 +121,14 @@ def test_a_linked_folder_is_followed_and_a_loop_is_not(tmp_path):
     folder(tmp_path / "other", {"c.png": ""})
     (tmp_path / "data/linked").symlink_to(tmp_path / "other")
     (tmp_path / "data/sub/up").symlink_to(tmp_path / "data")
-    assert ids(list_source(tmp_path / "data")) == ["a.png", "linked/c.png", "sub/b.png"]
+    assert ids(listed(tmp_path / "data")) == ["a.png", "linked/c.png", "sub/b.png"]
 
 
 def test_a_linked_image_is_listed_and_a_broken_link_too_so_that_its_loss_is_said(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
     (tmp_path / "b.png").symlink_to("a.png")
     (tmp_path / "c.png").symlink_to("gone.png")
-    listing = list_source(tmp_path)
+    listing = listed(tmp_path)
     assert ids(listing) == ["a.png", "b.png", "c.png"]
     assert listing.read("b.png")[0] == b"bytes"
     assert listing.stat("c.png") is None
@@ -123,25 +138,25 @@ def test_a_linked_image_is_listed_and_a_broken_link_too_so_that_its_loss_is_said
 
 def test_a_store_inside_the_folder_is_passed_over(tmp_path):
     folder(tmp_path, {"a.png": "", "cache/cachestore.json": "{}", "cache/b.png": "", "cache/deep/c.png": ""})
-    assert ids(list_source(tmp_path)) == ["a.png"]
+    assert ids(listed(tmp_path)) == ["a.png"]
 
 
 def test_a_folder_with_the_name_of_an_image_is_a_folder(tmp_path):
     folder(tmp_path, {"odd.png/a.png": ""})
-    assert ids(list_source(tmp_path)) == ["odd.png/a.png"]
+    assert ids(listed(tmp_path)) == ["odd.png/a.png"]
 
 
 def test_ids_are_composed_and_references_are_as_the_disk_has_them(tmp_path):
     folder(tmp_path, {DECOMPOSED: "bytes"})
-    [sample] = list_source(tmp_path).samples
+    [sample] = listed(tmp_path).samples
     assert sample.id == COMPOSED
-    assert list_source(tmp_path).read(sample.images["image"][0])[0] == b"bytes"
+    assert listed(tmp_path).read(sample.images["image"][0])[0] == b"bytes"
 
 
 def test_two_names_that_compose_to_one_id_are_refused_and_told_apart(tmp_path):
     folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2"})
     with pytest.raises(BadInput) as refused:
-        list_source(tmp_path)
+        listed(tmp_path)
     assert ascii(COMPOSED) in str(refused.value)
     assert ascii(DECOMPOSED) in str(refused.value)
 
@@ -152,7 +167,7 @@ def test_a_name_that_is_not_utf_8_is_listed(tmp_path):
         (tmp_path / odd).write_bytes(b"bytes")
     except OSError:
         pytest.skip("this file system takes UTF-8 alone")
-    listing = list_source(tmp_path)
+    listing = listed(tmp_path)
     assert ids(listing) == [odd]
     assert listing.read(odd)[0] == b"bytes"
 
@@ -169,35 +184,35 @@ LINES = " first \n\n second\r\nthird\n"
 )
 def test_a_caption_file_is_read_as_asked(tmp_path, lines, expected):
     folder(tmp_path, {"a.png": "", "a.txt": LINES})
-    assert captions(list_source(tmp_path, caption_lines=lines)) == {"a.png": expected}
+    assert captions(listed(tmp_path, caption_lines=lines)) == {"a.png": expected}
 
 
 def test_a_caption_of_several_lines_is_said_only_where_it_is_taken_whole(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": LINES, "b.png": "", "b.txt": "one line\n"})
-    [remark] = list_source(tmp_path).remarks
+    [remark] = listed(tmp_path).remarks
     assert remark.startswith("1 captions of several lines (a.png)")
-    assert list_source(tmp_path, caption_lines="each").remarks == ()
+    assert listed(tmp_path, caption_lines="each").remarks == ()
 
 
 @pytest.mark.parametrize("lines", ["whole", "each", "first"])
 @pytest.mark.parametrize("content", ["", " \n\t\n", "\ufeff"], ids=["empty", "blank", "mark"])
 def test_an_empty_caption_file_is_the_empty_caption_and_not_a_missing_one(tmp_path, lines, content):
     folder(tmp_path, {"a.png": "", "a.txt": content})
-    listing = list_source(tmp_path, caption_lines=lines, caption="given")
+    listing = listed(tmp_path, caption_lines=lines, caption="given")
     assert captions(listing) == {"a.png": ("",)}
     assert listing.remarks == ()
 
 
 def test_a_missing_caption_is_the_empty_one_and_is_said(tmp_path):
     folder(tmp_path, {f"{n}.png": "" for n in range(5)})
-    listing = list_source(tmp_path)
+    listing = listed(tmp_path)
     assert set(captions(listing).values()) == {("",)}
     assert listing.remarks == ("5 without a caption (0.png, 1.png, 2.png, …): they get the empty one",)
 
 
 def test_a_missing_caption_may_be_given(tmp_path):
     folder(tmp_path, {"a.png": "", "b.png": "", "b.txt": "its own"})
-    listing = list_source(tmp_path, caption="given")
+    listing = listed(tmp_path, caption="given")
     assert captions(listing) == {"a.png": ("given",), "b.png": ("its own",)}
     assert listing.remarks == ()
 
@@ -205,18 +220,18 @@ def test_a_missing_caption_may_be_given(tmp_path):
 def test_a_caption_file_that_is_not_utf_8_is_refused_by_name(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": b"caf\xe9"})
     with pytest.raises(BadInput, match=r"a\.txt is not UTF-8 \(byte 3\)"):
-        list_source(tmp_path)
+        listed(tmp_path)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_caption(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": b"\xef\xbb\xbfa caption"})
-    assert captions(list_source(tmp_path)) == {"a.png": ("a caption",)}
+    assert captions(listed(tmp_path)) == {"a.png": ("a caption",)}
 
 
 def test_other_separators_than_line_ends_are_part_of_a_caption(tmp_path):
     """Word processors leave U+2028 behind; it ends no line of a file."""
     folder(tmp_path, {"a.png": "", "a.txt": "one\u2028still one\x85and\x0con"})
-    assert captions(list_source(tmp_path, caption_lines="each")) == {"a.png": ("one\u2028still one\x85and\x0con",)}
+    assert captions(listed(tmp_path, caption_lines="each")) == {"a.png": ("one\u2028still one\x85and\x0con",)}
 
 
 # metadata.jsonl and metadata.csv
@@ -224,7 +239,7 @@ def test_other_separators_than_line_ends_are_part_of_a_caption(tmp_path):
 
 def test_metadata_names_files_and_texts_and_keeps_other_columns(tmp_path):
     manifest(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "one", "artist": "x", "score": 1.5}, {"file_name": "sub/b.png"})
-    one, other = list_source(tmp_path).samples
+    one, other = listed(tmp_path).samples
     assert (one.id, one.captions, dict(one.images), dict(one.extras)) == (
         "a.png",
         ("one",),
@@ -236,7 +251,7 @@ def test_metadata_names_files_and_texts_and_keeps_other_columns(tmp_path):
 
 def test_metadata_may_be_a_table(tmp_path):
     folder(tmp_path, {"metadata.csv": 'file_name,text,artist\na.png,"one, two",x\nb.png,,\n', "a.png": "", "b.png": ""})
-    one, other = list_source(tmp_path).samples
+    one, other = listed(tmp_path).samples
     assert (one.captions, dict(one.extras)) == (("one, two",), {"artist": "x"})
     assert other.captions == ("",)
 
@@ -244,12 +259,12 @@ def test_metadata_may_be_a_table(tmp_path):
 def test_a_table_that_python_cannot_read_is_named_by_file_and_line(tmp_path):
     folder(tmp_path, {"metadata.csv": f"file_name,text\na.png,{'x' * 200_000}\n"})
     with pytest.raises(BadInput, match=r"metadata\.csv, line 2: field larger"):
-        list_source(tmp_path)
+        listed(tmp_path)
 
 
 def test_an_empty_cell_of_a_reference_is_none(tmp_path):
     folder(tmp_path, {"metadata.csv": "file_name,text,mask,note\na.png,x,,\nb.png,y,m.png,n\n"})
-    one, other = list_source(tmp_path).samples
+    one, other = listed(tmp_path).samples
     assert (dict(one.images), dict(one.extras)) == ({"image": ("a.png",)}, {"note": ""})
     assert dict(other.images) == {"image": ("b.png",), "mask": ("m.png",)}
 
@@ -257,7 +272,7 @@ def test_an_empty_cell_of_a_reference_is_none(tmp_path):
 def test_jsonl_precedes_csv(tmp_path):
     folder(tmp_path, {"metadata.csv": "file_name,text\na.png,csv\n"})
     manifest(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "jsonl"})
-    assert captions(list_source(tmp_path)) == {"a.png": ("jsonl",)}
+    assert captions(listed(tmp_path)) == {"a.png": ("jsonl",)}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +287,7 @@ def test_jsonl_precedes_csv(tmp_path):
 def test_a_malformed_row_of_a_table_is_named_by_file_and_line(tmp_path, content, says):
     folder(tmp_path, {"metadata.csv": content})
     with pytest.raises(BadInput) as refused:
-        list_source(tmp_path)
+        listed(tmp_path)
     assert "metadata.csv, " + says in str(refused.value)
 
 
@@ -292,7 +307,7 @@ def test_a_manifest_names_images_captions_controls_and_masks(tmp_path):
             "size": [4, 5],
         },
     )
-    [sample] = list_source(path).samples
+    [sample] = listed(path).samples
     assert (sample.id, sample.captions) == ("x", ("one", "two"))
     assert dict(sample.images) == {"image": ("a.png",), "control": ("c1.png", "c2.png"), "mask": ("m.png",)}
     assert dict(sample.extras) == {"artist": "y", "size": [4, 5]}
@@ -301,26 +316,26 @@ def test_a_manifest_names_images_captions_controls_and_masks(tmp_path):
 def test_references_are_relative_to_the_manifest(tmp_path):
     folder(tmp_path / "data", {"pictures/a.png": "bytes"})
     path = manifest(tmp_path / "data/list.jsonl", {"image": "pictures/a.png"})
-    assert list_source(path).read("pictures/a.png")[0] == b"bytes"
+    assert listed(path).read("pictures/a.png")[0] == b"bytes"
 
 
 def test_without_an_id_a_row_is_named_by_its_image_and_without_that_by_its_captions(tmp_path):
     path = manifest(tmp_path / "x.jsonl", {"image": "sub/a.png", "caption": "c"}, {"caption": "c"}, {"caption": ["c", "d"]})
-    assert ids(list_source(path)) == ["sub/a.png", digest_text("c"), digest_text("c\nd")]
+    assert ids(listed(path)) == ["sub/a.png", digest_text("c"), digest_text("c\nd")]
 
 
 def test_a_whole_number_is_an_id(tmp_path):
-    assert ids(list_source(manifest(tmp_path / "x.jsonl", {"id": 7}, {"id": "8"}))) == ["7", "8"]
+    assert ids(listed(manifest(tmp_path / "x.jsonl", {"id": 7}, {"id": "8"}))) == ["7", "8"]
 
 
 def test_null_is_like_a_missing_column(tmp_path):
-    [sample] = list_source(manifest(tmp_path / "x.jsonl", {"image": "a.png", "caption": None, "control": None, "id": None})).samples
+    [sample] = listed(manifest(tmp_path / "x.jsonl", {"image": "a.png", "caption": None, "control": None, "id": None})).samples
     assert (sample.id, sample.captions, dict(sample.images)) == ("a.png", ("",), {"image": ("a.png",)})
 
 
 def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
     path = manifest(tmp_path / "x.jsonl", {"id": "empty", "caption": ""}, {"id": "none"}, {"id": "no list", "caption": []})
-    assert captions(list_source(path, caption="given")) == {"empty": ("",), "none": ("given",), "no list": ("given",)}
+    assert captions(listed(path, caption="given")) == {"empty": ("",), "none": ("given",), "no list": ("given",)}
 
 
 @pytest.mark.parametrize(
@@ -345,7 +360,7 @@ def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path, row, says):
     folder(tmp_path, {"data.jsonl": '{"id": "fine"}\n\n' + row + "\n"})
     with pytest.raises(BadInput) as refused:
-        list_source(tmp_path / "data.jsonl")
+        listed(tmp_path / "data.jsonl")
     assert "data.jsonl, line 3: " in str(refused.value)
     assert says in str(refused.value)
 
@@ -353,20 +368,20 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, row, says):
 def test_a_manifest_that_is_not_utf_8_is_refused(tmp_path):
     folder(tmp_path, {"data.jsonl": b'{"id": "caf\xe9"}'})
     with pytest.raises(BadInput, match=r"data\.jsonl is not UTF-8"):
-        list_source(tmp_path / "data.jsonl")
+        listed(tmp_path / "data.jsonl")
 
 
 def test_a_row_may_hold_unicode_separators(tmp_path):
     """JSON allows U+2028 and U+0085 unescaped inside a text; they end no line."""
     text = json.dumps({"id": "a", "caption": "one\u2028two\x85three"}, ensure_ascii=False)
     folder(tmp_path, {"data.jsonl": text + "\n"})
-    assert captions(list_source(tmp_path / "data.jsonl")) == {"a": ("one\u2028two\x85three",)}
+    assert captions(listed(tmp_path / "data.jsonl")) == {"a": ("one\u2028two\x85three",)}
 
 
 def test_duplicate_ids_are_an_error_that_names_both(tmp_path):
     path = manifest(tmp_path / "x.jsonl", {"id": "same", "image": "a.png"}, {"id": "other"}, {"id": "same", "image": "b.png"})
     with pytest.raises(BadInput) as refused:
-        list_source(path)
+        listed(path)
     assert all(name in str(refused.value) for name in ("'same'", "'a.png'", "'b.png'"))
 
 
@@ -375,7 +390,7 @@ def test_duplicate_ids_are_an_error_that_names_both(tmp_path):
 
 def test_prompts_are_one_a_line_without_blanks_and_duplicates(tmp_path):
     folder(tmp_path, {"p.txt": "a cat\n\n  a dog \na cat\r\na dog\n"})
-    listing = list_source(tmp_path / "p.txt")
+    listing = listed(tmp_path / "p.txt")
     assert captions(listing) == {digest_text("a cat"): ("a cat",), digest_text("a dog"): ("a dog",)}
     assert listing.remarks == ("2 duplicate prompt lines collapsed",)
     assert all(not sample.images for sample in listing.samples)
@@ -383,12 +398,12 @@ def test_prompts_are_one_a_line_without_blanks_and_duplicates(tmp_path):
 
 def test_prompts_keep_their_order(tmp_path):
     folder(tmp_path, {"p.txt": "z\na\nm"})
-    assert [sample.captions[0] for sample in list_source(tmp_path / "p.txt").samples] == ["z", "a", "m"]
+    assert [sample.captions[0] for sample in listed(tmp_path / "p.txt").samples] == ["z", "a", "m"]
 
 
 def test_a_form_feed_ends_no_prompt(tmp_path):
     folder(tmp_path, {"p.txt": "one\x0cstill one\u2028and on\n"})
-    assert len(list_source(tmp_path / "p.txt").samples) == 1
+    assert len(listed(tmp_path / "p.txt").samples) == 1
 
 
 # Content
@@ -407,7 +422,7 @@ def test_the_content_is_the_same_for_any_order_root_and_times(tmp_path_factory, 
         folder(root, dict.fromkeys(ordered, "x") | {f"{name[:-4]}.txt": words for name in ordered})
         for name in names:
             os.utime(root / name, (number, number))
-        found.append(list_source(root))
+        found.append(listed(root))
     assert found[0].content == found[1].content
     assert ids(found[0]) == ids(found[1])
 
@@ -424,8 +439,8 @@ def test_the_content_is_the_same_for_any_order_root_and_times(tmp_path_factory, 
     ],
 )
 def test_another_id_image_caption_or_column_is_another_content(tmp_path, row):
-    one = list_source(manifest(tmp_path / "1.jsonl", {"id": "x", "image": "a.png", "caption": "c"}))
-    assert list_source(manifest(tmp_path / "2.jsonl", row)).content != one.content
+    one = listed(manifest(tmp_path / "1.jsonl", {"id": "x", "image": "a.png", "caption": "c"}))
+    assert listed(manifest(tmp_path / "2.jsonl", row)).content != one.content
 
 
 # Reading
@@ -434,17 +449,17 @@ def test_another_id_image_caption_or_column_is_another_content(tmp_path, row):
 def test_a_file_comes_with_its_size_and_time(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
     os.utime(tmp_path / "a.png", ns=(5, 1_000_000_007))
-    assert list_source(tmp_path).read("a.png") == (b"bytes", (5, 1_000_000_007))
+    assert listed(tmp_path).read("a.png") == (b"bytes", (5, 1_000_000_007))
 
 
 def test_the_time_of_a_file_that_was_modified_just_now_is_not_trusted(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
-    assert list_source(tmp_path).read("a.png") == (b"bytes", UNTRUSTED)
+    assert listed(tmp_path).read("a.png") == (b"bytes", UNTRUSTED)
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     folder(tmp_path, {"a.png": "bytes"})
-    listing = list_source(tmp_path)
+    listing = listed(tmp_path)
     really, seen = os.fstat, []
 
     def fstat(descriptor):
@@ -460,12 +475,12 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch)
 
 def test_the_head_of_a_file_is_read_alone(tmp_path):
     folder(tmp_path, {"a.png": "0123456789"})
-    assert list_source(tmp_path).head("a.png", 4) == b"0123"
+    assert listed(tmp_path).head("a.png", 4) == b"0123"
 
 
 def test_references_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
     folder(tmp_path / "data", {"a.png": "bytes"})
     monkeypatch.chdir(tmp_path)
-    listing = list_source("data")
+    listing = listed("data")
     monkeypatch.chdir("/")
     assert listing.read("a.png")[0] == b"bytes"

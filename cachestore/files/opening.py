@@ -3,6 +3,7 @@
 Positional reads only, because a forked child shares the offset of a descriptor with its parent.
 """
 
+import mmap
 import os
 import stat
 from contextlib import contextmanager
@@ -107,6 +108,27 @@ def read_whole(path: Path, *, limit_bytes: int) -> bytearray:
             message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
             raise FormatError(message)
         return read_at(descriptor, status.st_size, 0)
+
+
+def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
+    """A regular file's bytes as a read-only view that takes memory only where it is looked at. Raises as `read_whole`.
+
+    Only for files that nobody shortens: looking behind the end of one that was cut ends the process.
+    """
+    with opened(path) as (descriptor, status):
+        if status.st_size > limit_bytes:
+            message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
+            raise FormatError(message)
+        if status.st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
+
+def let_go(view: memoryview) -> None:
+    """Give back the memory of a mapped view; looking at it again reads the file again. Does nothing where the system cannot."""
+    mapping = view.obj
+    if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 Three kinds of column are enough: numbers (int64), strings (UTF-8 bytes with offsets) and digests (rows of fixed width). Lists
 are a column of offsets into another column. Columns are read as views of one buffer, so a million rows cost no objects until
-they are looked at. Numbers are little-endian.
+they are looked at, and go to disk again as they are. Numbers are little-endian.
 """
 
 import json
@@ -11,16 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final, Literal, overload
 
 from cachestore.errors import FormatError
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
-from cachestore.files.opening import read_whole
+from cachestore.files.opening import let_go, map_whole, read_whole
 from cachestore.keys import Json, canonical
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""
+
+_PIECE_BYTES: Final = 16 * 1024 * 1024
 
 Column = tuple[str, tuple[int, ...], Buffer]
 """(dtype, shape, bytes) of one column as it goes to disk."""
@@ -35,6 +37,8 @@ class Table:
     widths: Mapping[str, int]
     digest: str
     """xxh3_128 over the header's text and the columns' dtypes, shapes and checksums: equal tables have equal digests."""
+    checksums: Mapping[str, Any]
+    """[dtype, shape, xxh3_128] of each column: equal columns have equal checksums, whichever table they are in."""
 
     def numbers(self, name: str) -> "memoryview[int]":
         """A column of int64; empty if the table has no such column. A matrix comes flat."""
@@ -62,6 +66,10 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         """How many strings there are."""
         return max(len(self._offsets) - 1, 0)
+
+    def as_columns(self) -> tuple[memoryview, "memoryview[int]"]:
+        """(text, offsets) as they stand on disk."""
+        return self._text, self._offsets
 
     def __iter__(self) -> Iterator[str]:
         """The strings in order; faster than looking up one after the other."""
@@ -94,6 +102,11 @@ class Digests(Sequence[bytes]):
         """How many rows there are."""
         return len(self._raw) // self._width
 
+    @property
+    def raw(self) -> memoryview:
+        """All rows, one after the other."""
+        return self._raw
+
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
@@ -111,20 +124,47 @@ class Digests(Sequence[bytes]):
         return (raw[place : place + width] for place in range(0, len(raw), width))
 
 
-def number_column(values: Iterable[int], *, width: int = 1) -> Column:
+class Texts:
+    """Strings gathered one after the other without an object for each; `strings` is what was gathered."""
+
+    __slots__ = ("_offsets", "_text")
+
+    def __init__(self) -> None:
+        """No strings."""
+        self._text = bytearray()
+        self._offsets = array("q", [0])
+
+    def __len__(self) -> int:
+        """How many were gathered."""
+        return len(self._offsets) - 1
+
+    def append(self, value: "str | bytes") -> None:
+        """Add one string, or its UTF-8 bytes."""
+        self._text += value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        self._offsets.append(len(self._text))
+
+    def strings(self) -> Strings:
+        """All that was gathered; nothing may be added afterwards."""
+        return Strings(memoryview(self._text), memoryview(self._offsets))
+
+
+def number_column(values: "Iterable[int] | memoryview[int]", *, width: int = 1) -> Column:
     """A column of int64; `width` numbers a row."""
-    raw = array("q", values)
+    raw = values if isinstance(values, memoryview) else memoryview(array("q", values))
     shape = (len(raw),) if width == 1 else (len(raw) // width, width)
-    return ("I64", shape, memoryview(raw).cast("B"))
+    return ("I64", shape, raw.cast("B"))
 
 
 def digest_column(rows: Sequence[bytes], *, width: int) -> Column:
     """A column of byte strings, all `width` long."""
-    return ("U8", (len(rows), width), b"".join(rows))
+    return ("U8", (len(rows), width), rows.raw if isinstance(rows, Digests) else b"".join(rows))
 
 
 def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:
     """The two columns of a sequence of strings: their bytes and their offsets."""
+    if isinstance(values, Strings) and len(values):
+        text, offsets = values.as_columns()
+        return {f"{name}.text": ("U8", (len(text),), text), f"{name}.offsets": number_column(offsets)}
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     text = b"".join(encoded)
     return {f"{name}.text": ("U8", (len(text),), text), f"{name}.offsets": number_column(offsets_of(map(len, encoded)))}
@@ -156,18 +196,22 @@ def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: M
     return [build_header(tensors, metadata), *(raw for _name, (_dtype, _shape, raw) in ordered)]
 
 
-def read_table(path: Path, kind: str, version: int) -> Table:
-    """Read a table whole and check it. Raises FormatError if it is damaged, of another kind or newer than `version`; FileNotFoundError."""
-    raw = read_whole(path, limit_bytes=TABLE_LIMIT_BYTES)
+def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mmap"] = "pread") -> Table:
+    """Read a table whole and check it. Raises FormatError if it is damaged, of another kind or newer than `version`; FileNotFoundError.
+
+    With `io="mmap"` its columns take memory only where they are looked at; a file that is cut short afterwards ends the process.
+    """
+    raw = (map_whole if io == "mmap" else read_whole)(path, limit_bytes=TABLE_LIMIT_BYTES)
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < ALIGNMENT or length > len(raw) - 8:
         message = f"{path} is too short for its header; run `cachestore repair`"
         raise FormatError(message)
-    container = parse_header(raw[8 : 8 + length], len(raw), where=path)
+    container = parse_header(bytes(raw[8 : 8 + length]), len(raw), where=path)
     _check_format(container.metadata.get("format", ""), kind, version, where=path)
-    view = memoryview(raw)[container.data_start :]
+    whole = memoryview(raw)
+    view = whole[container.data_start :]
     columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
-    found = {name: [place.dtype, list(place.shape), digest_of([columns[name]])] for name, place in container.tensors.items()}
+    found = {name: [place.dtype, list(place.shape), _digest_piecewise(columns[name])] for name, place in container.tensors.items()}
     try:
         header_text, checksums, digest = (container.metadata[name] for name in ("header", "checksums", "digest"))
         is_whole = json.loads(checksums) == found and _digest(header_text, checksums) == digest
@@ -179,7 +223,18 @@ def read_table(path: Path, kind: str, version: int) -> Table:
         message = f"{path} does not match its checksums; run `cachestore repair`"
         raise FormatError(message)
     widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
-    return Table(header, columns, widths, digest)
+    return Table(header, columns, widths, digest, found)
+
+
+def _digest_piecewise(column: memoryview) -> str:
+    """The digest of a column; of a mapped one, no more than a piece is in memory at once."""
+
+    def pieces() -> Iterator[memoryview]:
+        for start in range(0, len(column), _PIECE_BYTES):
+            yield column[start : start + _PIECE_BYTES]
+            let_go(column)
+
+    return digest_of(pieces())
 
 
 def _digest(header: str, checksums: str) -> str:

@@ -17,9 +17,10 @@ A row has one cell for each caption, or for each image of the role and variant, 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from operator import le
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
@@ -133,6 +134,8 @@ class Catalog:
     generation: int = 0
     digest: str = ""
     """Covers rows and recipes, not request, time or (size, mtime_ns)."""
+    checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the columns, as they were read; none in a catalog that was just built."""
 
     def __len__(self) -> int:
         """How many samples there are, failed ones too."""
@@ -151,9 +154,9 @@ class Catalog:
         return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))
 
 
-def read_catalog(path: Path, *, generation: int) -> Catalog:
-    """Read and check a catalog. Raises FormatError, or FileNotFoundError."""
-    table = read_table(path, FORMAT, VERSION)
+def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
+    """Read and check a catalog; `io` as in `read_table`. Raises FormatError, or FileNotFoundError."""
+    table = read_table(path, FORMAT, VERSION, io=io)
     header = table.header
     try:
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
@@ -169,6 +172,7 @@ def read_catalog(path: Path, *, generation: int) -> Catalog:
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
             generation=generation,
             digest=header["digest"],
+            checksums=table.checksums,
         )
         is_at_home = encode_name(catalog.name) == path.parent.name
     except (KeyError, TypeError, ValueError) as error:
@@ -200,7 +204,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
     rows = len(catalog.ids)
     lists = [(catalog.captions_at, len(catalog.captions)), *((at, len(values)) for at, values in catalog.images.values())]
     lists += [(column.at, len(column.keys)) for column in catalog.columns]
-    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and all(a <= b for a, b in pairwise(at)) for at, total in lists)
+    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and _never_falls(at) for at, total in lists)
     cells = all(
         len(column.inputs) == len(column.keys)
         and len(column.stats) == 2 * len(column.keys)
@@ -210,6 +214,12 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
     if not (fits and cells and len(catalog.extras) == rows):
         message = f"the columns of {path} do not have one row for each of its {rows} samples; run `cachestore repair`"
         raise FormatError(message)
+
+
+def _never_falls(at: Sequence[int]) -> bool:
+    """Whether each list starts where the one before ends, or later. In C, as a million rows are checked each time."""
+    numbers = at.tolist() if isinstance(at, memoryview) else at
+    return all(map(le, numbers, islice(numbers, 1, None)))
 
 
 def list_names(layout: Layout) -> list[str]:
@@ -222,11 +232,11 @@ def list_generations(layout: Layout, name: str) -> list[int]:
     return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
 
 
-def newest_catalog(layout: Layout, name: str) -> Catalog | None:
+def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
     """The newest catalog of a name that can be read; None without one."""
     for generation in reversed(list_generations(layout, name)):
         try:
-            return read_catalog(layout.catalog(name, generation), generation=generation)
+            return read_catalog(layout.catalog(name, generation), generation=generation, io=io)
         except (FormatError, OSError):
             continue
     return None

@@ -69,7 +69,7 @@ def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.catalog_folder(catalog.name))
     while True:
-        newest = newest_catalog(layout, catalog.name)
+        newest = newest_catalog(layout, catalog.name, io="mmap")
         if newest is not None and newest.digest == digest and _same_stats(newest, catalog):
             return newest.generation, digest
         generation = max(list_generations(layout, catalog.name), default=0) + 1
@@ -80,4 +80,4 @@ def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
 
 
 def _same_stats(one: Catalog, other: Catalog) -> bool:
-    return [list(column.stats) for column in one.columns] == [list(column.stats) for column in other.columns]
+    return [number_column(column.stats) for column in one.columns] == [number_column(column.stats) for column in other.columns]

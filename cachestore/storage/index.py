@@ -137,6 +137,11 @@ class Index:
             for raw, value in cursor:
                 yield bytes(raw), bytes(value)
 
+    def raw_keys(self) -> bytes:
+        """All keys in their order, one after the other."""
+        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
+            return b"".join(cursor.iternext(keys=True, values=False))
+
     def raw_layouts(self) -> dict[bytes, int]:
         """Numbers of layouts by their text, for the next index."""
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"layouts"]) as cursor:

@@ -3,7 +3,7 @@
 A ledger says "look there", never "present": reconcile looks. A row is a list, to keep ten million of them small.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -73,18 +73,17 @@ def list_ledgers(folder: PassFolder, number: int) -> frozenset[tuple[int, int]]:
     return frozenset((name.recipe, name.partition) for name in found if name and name.round == number)
 
 
-def read_ledgers(folder: PassFolder, number: int) -> list[Ledger]:
+def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
     """The ledgers of a round. A damaged one is left out: its units count as missing and come back in the next round."""
-    ledgers: list[Ledger] = []
     for name in filter(None, map(parse_ledger, names_in(folder.ledgers))):
         if name.round != number:
             continue
         try:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
-            ledgers.append(Ledger(name, body["worker"], body["launch"], tuple(_outcome(row) for row in body["rows"])))
+            ledger = Ledger(name, body["worker"], body["launch"], tuple(_outcome(row) for row in body["rows"]))
         except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
             continue
-    return ledgers
+        yield ledger
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:

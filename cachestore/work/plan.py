@@ -9,15 +9,27 @@ Every node that lists the same source builds the same plan, byte for byte, under
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.files.table import Column, digest_column, encode_table, number_column, offsets_of, read_table, string_columns
-from cachestore.keys import KEY_BYTES, Json, Recipe, canonical, digest_parts
+from cachestore.files.table import (
+    Column,
+    Digests,
+    Texts,
+    digest_column,
+    encode_table,
+    number_column,
+    offsets_of,
+    read_table,
+    string_columns,
+)
+from cachestore.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest_parts
 from cachestore.samples import Sample
 
 FORMAT: Final = "cachestore-plan"
@@ -80,6 +92,12 @@ class Plan:
     units_at: Sequence[int]
     unit_ids: Sequence[bytes]
     unit_requests: Sequence[str]
+    ids_are_keys: bool = False
+    """Whether a unit's id is its key (`fill`)."""
+    remarks: tuple[str, ...] = ()
+    """What was noticed when the source was listed, in words; whoever adopts the plan does not list it again."""
+    checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the columns, as they were read; none in a plan that was just built."""
 
     @property
     def unit_count(self) -> int:
@@ -92,7 +110,7 @@ class Plan:
 
     def recipe_of(self, place: int) -> int:
         """The recipe of a unit."""
-        return next(recipe for recipe in range(len(self.recipes)) if place < self.units_at[recipe + 1])
+        return bisect_right(self.units_at, place) - 1
 
     def unit(self, place: int) -> Unit:
         """A unit with its request."""
@@ -106,7 +124,66 @@ def plan_name(request: str, content: str) -> str:
 
 def unit_id(recipe: Recipe, request: Request) -> bytes:
     """The id of a unit: equal requests of one recipe are one unit."""
-    return digest_parts("cachestore-unit", recipe.fingerprint, canonical(dict(request)))[:KEY_BYTES]
+    return _id_of(recipe.fingerprint, canonical(dict(request)))
+
+
+def _id_of(fingerprint: str, request: bytes) -> bytes:
+    return digest_parts("cachestore-unit", fingerprint, request)[:KEY_BYTES]
+
+
+class _Units:
+    """The distinct requests of one recipe, in the order in which they were first asked."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._fingerprint = recipe.fingerprint
+        self._numbers: dict[bytes, int] = {}
+        self._requests = Texts()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, request: Request) -> int:
+        """The number of the unit with this request, made if it is new."""
+        text = canonical(dict(request))
+        uid = _id_of(self._fingerprint, text)
+        number = self._numbers.setdefault(uid, len(self._numbers))
+        if number == len(self._requests):
+            self._requests.append(text)
+        return number
+
+    def in_order(self) -> tuple[list[bytes], list[int]]:
+        """The ids in the order of a plan, and for each number its place among them."""
+        ids = sorted(self._numbers)
+        places = [0] * len(ids)
+        for place, uid in enumerate(ids):
+            places[self._numbers[uid]] = place
+        return ids, places
+
+    def requests(self, ids: Sequence[bytes]) -> Iterator[str]:
+        """The requests of these ids."""
+        texts = self._requests.strings()
+        return (texts[self._numbers[uid]] for uid in ids)
+
+
+class _References:
+    """References of each role, row after row; a role that comes late has empty rows before."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, tuple[array[int], Texts]] = {}
+        self._rows = 0
+
+    def add_row(self, images: Mapping[str, Sequence[str]]) -> None:
+        for role in images:
+            if role not in self._roles:
+                self._roles[role] = (array("q", bytes(8 * (self._rows + 1))), Texts())
+        self._rows += 1
+        for role, (at, texts) in self._roles.items():
+            for reference in images.get(role, ()):
+                texts.append(reference)
+            at.append(len(texts))
+
+    def columns(self) -> dict[str, tuple[Sequence[int], Sequence[str]]]:
+        return {role: (memoryview(at), texts.strings()) for role, (at, texts) in sorted(self._roles.items())}
 
 
 def build_plan(
@@ -115,32 +192,36 @@ def build_plan(
     request: str,
     content: str,
     recipes: Sequence[Recipe],
-    samples: Sequence[Sample],
+    samples: Iterable[Sample],
     columns: Sequence[ColumnRequest],
     extra: Sequence[tuple[int, Request]] = (),
-    ids: Mapping[bytes, bytes] | None = None,
 ) -> Plan:
-    """Lay out a plan. `extra` are (recipe, request) of units that no sample refers to, such as the empty caption.
+    """Lay out a plan; `samples` is gone through once. `extra` are (recipe, request) of units that no sample refers to.
 
-    Without samples and extra units the plan is valid and empty. `ids` overrides a request's id (canonical request -> id), for
-    units that are named by their key.
+    Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
     """
-    found: list[dict[bytes, bytes]] = [{} for _recipe in recipes]
-
-    def place_unit(recipe: int, wanted: Request) -> bytes:
-        text = canonical(dict(wanted))
-        uid = ids[text] if ids is not None else digest_parts("cachestore-unit", fingerprints[recipe], text)[:KEY_BYTES]
-        found[recipe].setdefault(uid, text)
-        return uid
-
-    fingerprints = [recipe.fingerprint for recipe in recipes]
-    for recipe, wanted in extra:
-        place_unit(recipe, wanted)
-    asked = [[[place_unit(one.column.recipe, wanted) for wanted in one.requests(sample)] for sample in samples] for one in columns]
-    ordered = [sorted(units) for units in found]
-    starts = list(offsets_of(map(len, ordered)))
-    places = [{uid: starts[recipe] + n for n, uid in enumerate(uids)} for recipe, uids in enumerate(ordered)]
-    roles = sorted({role for sample in samples for role in sample.images})
+    units = [_Units(recipe) for recipe in recipes]
+    ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
+    captions_at = array("q", [0])
+    cells = [(array("q", [0]), array("q")) for _column in columns]
+    for sample in samples:
+        ids.append(sample.id)
+        for caption in sample.captions:
+            captions.append(caption)
+        captions_at.append(len(captions))
+        images.add_row(sample.images)
+        extras.append(canonical(dict(sample.extras)))
+        for one, (at, numbers) in zip(columns, cells, strict=True):
+            numbers.extend(units[one.column.recipe].number(wanted) for wanted in one.requests(sample))
+            at.append(len(numbers))
+    for recipe, wanted in extra if len(ids) else ():
+        units[recipe].number(wanted)
+    starts = list(offsets_of(map(len, units)))
+    ordered = [one.in_order() for one in units]
+    requests = Texts()
+    for one, (uids, _places) in zip(units, ordered, strict=True):
+        for text in one.requests(uids):
+            requests.append(text)
     return Plan(
         name=plan_name(request, content),
         request=request,
@@ -148,24 +229,48 @@ def build_plan(
         catalog=catalog,
         recipes=tuple(recipes),
         columns=tuple(one.column for one in columns),
-        ids=[sample.id for sample in samples],
-        captions_at=list(offsets_of(len(sample.captions) for sample in samples)),
-        captions=[caption for sample in samples for caption in sample.captions],
-        images={role: _references(samples, role) for role in roles},
-        extras=[canonical(dict(sample.extras)).decode("utf-8", "surrogatepass") for sample in samples],
+        ids=ids.strings(),
+        captions_at=memoryview(captions_at),
+        captions=captions.strings(),
+        images=images.columns(),
+        extras=extras.strings(),
         cells=tuple(
-            (list(offsets_of(map(len, rows))), [places[one.column.recipe][uid] for row in rows for uid in row])
-            for one, rows in zip(columns, asked, strict=True)
+            (memoryview(at), memoryview(array("q", [starts[one.column.recipe] + ordered[one.column.recipe][1][n] for n in numbers])))
+            for one, (at, numbers) in zip(columns, cells, strict=True)
         ),
         units_at=starts,
-        unit_ids=[uid for uids in ordered for uid in uids],
-        unit_requests=[found[recipe][uid].decode("utf-8", "surrogatepass") for recipe, uids in enumerate(ordered) for uid in uids],
+        unit_ids=Digests(memoryview(b"".join(uid for uids, _places in ordered for uid in uids)), KEY_BYTES),
+        unit_requests=requests.strings(),
     )
 
 
-def _references(samples: Sequence[Sample], role: str) -> tuple[Sequence[int], Sequence[str]]:
-    listed = [sample.images.get(role, ()) for sample in samples]
-    return list(offsets_of(map(len, listed))), [reference for row in listed for reference in row]
+def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
+    """The plan of a set of keys: one recipe, no samples, no catalog; a unit's id is its key. The same whatever the order of the keys."""
+    ordered = sorted(set(keys))
+    raw = b"".join(ordered)
+    request, content = digest_parts("cachestore-fill", recipe.fingerprint).hex(), digest_parts("cachestore-keys", raw).hex()
+    requests = Texts()
+    for key in ordered:
+        requests.append(canonical({"key": str(key)}))
+    nothing = Texts().strings()
+    return Plan(
+        name=plan_name(request, content),
+        request=request,
+        content=content,
+        catalog="",
+        recipes=(recipe,),
+        columns=(),
+        ids=nothing,
+        captions_at=[0],
+        captions=nothing,
+        images={},
+        extras=nothing,
+        cells=(),
+        units_at=[0, len(ordered)],
+        unit_ids=Digests(memoryview(raw), KEY_BYTES),
+        unit_requests=requests.strings(),
+        ids_are_keys=True,
+    )
 
 
 def publish_plan(layout: Layout, plan: Plan) -> None:
@@ -191,6 +296,8 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "catalog": plan.catalog,
         "recipes": [recipe.as_json() for recipe in plan.recipes],
         "roles": list(plan.images),
+        "ids_are_keys": plan.ids_are_keys,
+        "remarks": list(plan.remarks),
         "columns": [{"recipe": one.recipe, "encoder": one.encoder, "role": one.role, "options": dict(one.options)} for one in plan.columns],
     }
     publish(layout, layout.plan(plan.name), encode_table(FORMAT, VERSION, header, columns), read_only=True)
@@ -202,8 +309,8 @@ def is_published(layout: Layout, name: str) -> bool:
 
 
 def read_plan(layout: Layout, name: str) -> Plan:
-    """Read a published plan. Raises FormatError, FileNotFoundError."""
-    table = read_table(layout.plan(name), FORMAT, VERSION)
+    """Read a published plan; what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
+    table = read_table(layout.plan(name), FORMAT, VERSION, io="mmap")
     header: Mapping[str, Any] = table.header
     return Plan(
         name=name,
@@ -219,6 +326,9 @@ def read_plan(layout: Layout, name: str) -> Plan:
         extras=table.strings("extras"),
         cells=tuple((table.numbers(f"column/{n}/at"), table.numbers(f"column/{n}/units")) for n in range(len(header["columns"]))),
         units_at=table.numbers("units/at"),
-        unit_ids=table.digests("units/id"),
+        unit_ids=Digests(table.columns["units/id"], KEY_BYTES),
         unit_requests=table.strings("units/request"),
+        ids_are_keys=header["ids_are_keys"],
+        remarks=tuple(header["remarks"]),
+        checksums=table.checksums,
     )

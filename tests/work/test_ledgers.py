@@ -29,12 +29,12 @@ def ledger(number=0, recipe=0, partition=0, outcomes=(), worker="w" * 32):
 
 def test_without_ledgers_nothing_is_finished(folder):
     assert list_ledgers(folder, 0) == frozenset()
-    assert read_ledgers(folder, 0) == []
+    assert list(read_ledgers(folder, 0)) == []
 
 
 def test_a_partition_without_units_may_have_a_ledger(layout, folder):
     publish_ledger(layout, folder, ledger())
-    assert read_ledgers(folder, 0) == [ledger()]
+    assert list(read_ledgers(folder, 0)) == [ledger()]
 
 
 outcomes = st.builds(
@@ -55,7 +55,7 @@ def test_a_ledger_is_read_as_it_was_written(tmp_path_factory, rows):
     layout = create_store(tmp_path_factory.mktemp("ledgers") / "store")
     folder = join_pass(layout, PLAN, "launch").folder(layout)
     assert publish_ledger(layout, folder, ledger(outcomes=rows))
-    assert read_ledgers(folder, 0) == [ledger(outcomes=rows)]
+    assert list(read_ledgers(folder, 0)) == [ledger(outcomes=rows)]
 
 
 def test_of_two_ledgers_of_a_partition_the_first_stays(layout, folder):

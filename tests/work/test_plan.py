@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.errors import FormatError
-from cachestore.keys import Recipe, canonical
+from cachestore.keys import Key, Recipe
 from cachestore.samples import Sample
 from cachestore.sources import list_source
 from cachestore.storage.commit import create_store
-from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, is_published, publish_plan, read_plan, unit_id
+from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, is_published, plan_of_keys, publish_plan, read_plan, unit_id
 from tests.fakes import FakeEncoder, captions, plan_of
 
 TEXT, LATENTS = FakeEncoder("text"), FakeEncoder("latents")
@@ -80,7 +80,7 @@ def test_a_plan_is_the_same_bytes_for_another_root_another_listing_order_and_oth
         root = folder(tmp_path / f"root {number}" / "data", names)
         for name in NAMES:
             os.utime(root / name, (number * 1000, number * 1000))
-        files.append(plan_file(create_store(tmp_path / f"store {number}"), list_source(root).samples))
+        files.append(plan_file(create_store(tmp_path / f"store {number}"), list_source(root).samples()))
     assert files[0] == files[1] == files[2]
 
 
@@ -152,14 +152,21 @@ def test_units_are_sorted_by_recipe_and_then_by_id():
         assert all(plan.unit(place).id == unit_id(plan.recipes[recipe], plan.unit(place).request) for place in plan.units_of(recipe))
 
 
-def test_units_may_be_named_by_their_keys():
-    recipe = Recipe("values", {})
-    wanted = [{"key": "b"}, {"key": "a"}]
-    ids = {canonical(request): request["key"].encode() * 16 for request in wanted}
-    plan = build_plan(
-        catalog="", request="r", content="c", recipes=[recipe], samples=[], columns=[], extra=[(0, one) for one in wanted], ids=ids
-    )
+def test_a_plan_of_no_keys_is_valid(layout):
+    plan = plan_of_keys(Recipe("values", {}), [])
+    publish_plan(layout, plan)
+    assert same(read_plan(layout, plan.name), plan)
+    assert plan.unit_count == 0
+
+
+def test_units_may_be_named_by_their_keys(layout):
+    keys = [Key(b"b" * 16), Key(b"a" * 16), Key(b"b" * 16)]
+    plan = plan_of_keys(Recipe("values", {}), keys)
     assert list(plan.unit_ids) == [b"a" * 16, b"b" * 16]
+    assert [plan.unit(place).request for place in range(2)] == [{"key": "61" * 16}, {"key": "62" * 16}]
+    assert plan.name == plan_of_keys(Recipe("values", {}), reversed(keys)).name
+    publish_plan(layout, plan)
+    assert read_plan(layout, plan.name).ids_are_keys
 
 
 def test_a_sample_without_images_has_no_cell_in_a_column_of_images():
@@ -193,5 +200,5 @@ def test_a_damaged_plan_is_a_format_error(layout):
 
 def test_a_plan_holds_no_absolute_path(tmp_path):
     root = folder(tmp_path / "data", NAMES)
-    _name, raw = plan_file(create_store(tmp_path / "store"), list_source(root).samples)
+    _name, raw = plan_file(create_store(tmp_path / "store"), list_source(root).samples())
     assert str(tmp_path).encode() not in raw
