@@ -110,11 +110,10 @@ def _slurm(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]
     is_step = environment.get("SLURM_STEP_ID", "").isdecimal() and not names & {"bash", "interactive"}
     if not is_step:
         return "SLURM", None, None
-    return (
-        "SLURM",
-        _number(environment, "SLURM_PROCID"),
-        _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS"),
-    )
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
+    if tasks == 1 and _array(environment)[2] is not None:
+        return "SLURM", None, None  # each task of the array runs one `srun`: its place is the one in the array
+    return "SLURM", _number(environment, "SLURM_PROCID"), tasks
 
 
 def _array(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:
@@ -146,6 +145,8 @@ def launch_name(environment: Mapping[str, str]) -> str | None:
     if run is not None and run != "none":
         # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
         return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
+    if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:
+        return f"slurm-array:{environment['SLURM_ARRAY_JOB_ID']}"
     if environment.get("SLURM_STEP_ID", "").isdecimal() and environment.get("SLURM_JOB_ID"):
         return f"slurm:{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"):

@@ -17,8 +17,9 @@ from cachestore.samples import CAPTION, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, Remarks, list_source
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
+from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.work.workers import host_name
+from cachestore.work.workers import Beat, host_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,9 @@ def _option(name: str, value: str) -> list[str]:
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
+PLAN_SECONDS = 5.0
+"""For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
+
 BUCKET_STEP = 64
 """Sides of buckets are multiples of this many pixels."""
 
@@ -117,47 +121,58 @@ class Wanted:
     """The newest catalog of the name before this pass."""
     remarks: tuple[str, ...]
     """What a user should know beforehand, in words."""
+    intent: Intent
+    """What other starts see of it."""
 
 
-def look_at_request(layout: Layout, request: PrecomputeRequest) -> Wanted:
+def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | None = None) -> Wanted:
     """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
 
-    Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
+    With a `beat`, which rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay
+    out the plan. Raises BadInput for a source or model that cannot be used, or where another rank of this launch means another plan;
+    RecipeMismatch where a name is used already for something else.
     """
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
     encoders = _encoders(layout, request)
     columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
     asked = _digest_request(request, columns, encoders)
     content = digest_parts(listing.content, request.captions).hex()
-    plan = _published(layout, plan_name(asked, content))
+    name = plan_name(asked, content)
+    intent = Intent(_digest_arguments(request, columns), _fingerprints(encoders), content, name)
+    if beat is not None:
+        beat.detail = intent.as_json()
+        beat.write()
+        if beat.rank not in {0, None}:
+            wait_for_rank_0(layout, beat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
+    plan = _published(layout, name)
     if plan is None:
-        plan = _build(request, listing, encoders, columns, (asked, content))
+        seen = Remarks()
+        samples = listing.samples(seen) if beat is None else counted(listing.samples(seen), beat)
+        plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
         publish_plan(layout, plan)
-        plan = _published(layout, plan.name) or plan  # as read it takes less memory
+        plan = _published(layout, name) or plan  # as read it takes less memory
     previous = newest_catalog(layout, request.name, io="mmap")
     remarks = (*plan.remarks, *_compare(plan, previous, replace_allowed=request.replace))
-    return Wanted(request, listing, encoders, plan, previous, remarks)
+    return Wanted(request, listing, encoders, plan, previous, remarks, intent)
 
 
 def _build(
     request: PrecomputeRequest,
-    listing: Listing,
+    samples: Iterable[Sample],
     encoders: Sequence[Encoder],
     columns: Sequence[ColumnRequest],
     digests: tuple[str, str],
 ) -> Plan:
     """Lay out the plan of a request: (request, content) are its digests."""
-    seen = Remarks()
-    plan = build_plan(
+    return build_plan(
         catalog=request.name,
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_chosen_captions(listing.samples(seen), request.captions),
+        samples=_with_chosen_captions(samples, request.captions),
         columns=columns,
         extra=[(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text"],
     )
-    return replace(plan, remarks=seen.in_words())
 
 
 def _published(layout: Layout, name: str) -> Plan | None:
@@ -216,10 +231,19 @@ def _column(number: int, encoder: Encoder, request: PrecomputeRequest) -> Column
     return ColumnRequest(PlanColumn(number, encoder.recipe.encoder, IMAGE, options), images)
 
 
-def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest], encoders: Sequence[Encoder]) -> str:
+def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:
+    """What was asked for, whatever the models turn out to be."""
     described = [[one.column.encoder, one.column.role, dict(one.column.options)] for one in columns]
+    return digest_parts("cachestore-arguments", request.name, request.captions, canonical(described)).hex()
+
+
+def _fingerprints(encoders: Sequence[Encoder]) -> dict[str, str]:
+    return {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders}
+
+
+def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest], encoders: Sequence[Encoder]) -> str:
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
-    return digest_parts("cachestore-request", request.name, request.captions, canonical(described), *fingerprints).hex()
+    return digest_parts("cachestore-request", _digest_arguments(request, columns), *fingerprints).hex()
 
 
 def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:

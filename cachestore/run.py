@@ -26,6 +26,7 @@ from cachestore.request import PrecomputeRequest, Wanted, look_at_request
 from cachestore.storage.commit import create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
+from cachestore.work.agreement import Intent, in_words, wait_for_rank_0, who_differs
 from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit, is_published, plan_of_keys, publish_plan
 from cachestore.work.workers import Beat, Life, host_name
@@ -104,6 +105,8 @@ class Job:
     on_progress: OnProgress | None = None
     on_open: Callable[[Reconciler, PassRef], None] | None = None
     """Called once the pass is open, before this worker begins."""
+    beat: Beat | None = None
+    """This worker's, where it has begun already; else one is made."""
 
 
 def run_pass(job: Job) -> Report:
@@ -113,31 +116,48 @@ def run_pass(job: Job) -> Report:
     """
     for recipe in job.plan.recipes:
         publish_recipe(job.layout, recipe)
-    ref = join_pass(job.layout, job.plan.name, job.launch)
+    if job.beat is not None:
+        return _take_part(job, job.beat)
+    with Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) as beat:
+        return _take_part(job, beat)
+
+
+_starts: dict[tuple[Path, str, int | None], int] = {}
+"""How often this process took part in a pass over a plan, as a rank: a second call in one launch is another start, and no look back."""
+
+
+def _take_part(job: Job, beat: Beat) -> Report:
+    plan = (job.layout.root, job.plan.name, job.placement.rank)
+    launch = f"{job.launch}#{_starts[plan]}" if _starts.get(plan) else job.launch
+    ref = join_pass(job.layout, job.plan.name, launch)
     if (done := read_done(job.layout, ref)) is not None:
+        _starts[plan] = _starts.get(plan, 0) + 1
         return Report.from_json(done.report, encoded_here=0)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, job.launch, _key_without_reading(job.encoders), job.request)
-    beat = Beat(job.layout, job.plan.name, ref.number, job.launch, job.placement.rank, job.placement.world_size)
-    with beat:
-        task = Task(
-            job.layout,
-            job.plan,
-            ref,
-            job.encoders,
-            job.source,
-            job.placement.rank,
-            job.placement.world_size,
-            job.launch,
-            threads=job.threads,
-            cancel=job.cancel,
-            on_progress=job.on_progress,
-        )
-        with closing(Worker(task, beat)) as worker:
-            reconciler.open_pass(worker.snapshot)
-            if job.on_open:
-                job.on_open(reconciler, ref)
-            done = _work(job, ref, reconciler, worker)
-        return Report.from_json(done.report, encoded_here=beat.encoded)
+    beat.join(ref.plan, ref.number, launch)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, _key_without_reading(job.encoders), job.request)
+    task = Task(
+        job.layout,
+        job.plan,
+        ref,
+        job.encoders,
+        job.source,
+        job.placement.rank,
+        job.placement.world_size,
+        launch,
+        threads=job.threads,
+        cancel=job.cancel,
+        on_progress=job.on_progress,
+    )
+    with closing(Worker(task, beat)) as worker:
+        if beat.rank not in {0, None}:
+            wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
+        reconciler.open_pass(worker.snapshot)
+        if job.on_open:
+            job.on_open(reconciler, ref)
+        beat.rise(phase="working")
+        done = _work(job, ref, reconciler, worker)
+    _starts[plan] = _starts.get(plan, 0) + 1
+    return Report.from_json(done.report, encoded_here=beat.encoded)
 
 
 def _key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
@@ -273,26 +293,40 @@ def precompute_here(
     placement = find_placement(request.rank, request.world_size)
     if placement.conflict:
         say(placement.conflict)
-    wanted = look_at_request(layout, request)
+    launch = _launch(placement)
+    with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+        wanted = look_at_request(layout, request, beat=beat)
+        _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
-    def tell(reconciler: Reconciler, ref: PassRef) -> None:
-        if placement.rank in (0, None):
-            _tell_beforehand(layout, wanted, reconciler, ref, say)
+        def tell(reconciler: Reconciler, ref: PassRef) -> None:
+            if placement.rank in (0, None):
+                _tell_beforehand(layout, wanted, reconciler, ref, say)
 
-    job = Job(
-        layout,
-        wanted.plan,
-        wanted.encoders,
-        wanted.listing,
-        placement,
-        _launch(placement),
-        request=request.hints(),
-        threads=_threads(request.workers),
-        cancel=cancel,
-        on_progress=on_progress,
-        on_open=tell,
-    )
-    return _held_to(run_pass(job), request)
+        job = Job(
+            layout,
+            wanted.plan,
+            wanted.encoders,
+            wanted.listing,
+            placement,
+            launch,
+            request=request.hints(),
+            threads=_threads(request.workers),
+            cancel=cancel,
+            on_progress=on_progress,
+            on_open=tell,
+            beat=beat,
+        )
+        return _held_to(run_pass(job), request)
+
+
+def _check_agreement(layout: Layout, intent: Intent, beat: Beat, say: Say, *, strict: bool) -> None:
+    """Hold what this start means against what others are doing. Raises BadInput within one launch or if `strict`, else says it."""
+    for other in who_differs(layout, intent, worker=beat.worker):
+        words = in_words(layout, intent, other)
+        if strict or str(other["launch"]).partition("#")[0] == beat.launch:
+            message = f"{words}. Every rank must be given the same source and model; nothing was encoded by this one"
+            raise BadInput(message)
+        say(f"another run works on the same data set: {words}. Both go on; the catalog of the one that ends last stands")
 
 
 def look_ahead(request: PrecomputeRequest) -> "Forecast":
@@ -494,7 +528,15 @@ def fill(
     plan = plan_of_keys(encoder.recipe, items)
     if not is_published(store.layout, plan.name):
         publish_plan(store.layout, plan)
+    if placement.conflict:
+        _log.warning(placement.conflict)
     job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=on_progress)
-    report = _held_to(run_pass(job), PrecomputeRequest("", "", "", strict=strict, max_failures=str(max_failures)))
+    with Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
+        intent = Intent(plan.request, {}, plan.content, plan.name)
+        beat.detail = intent.as_json()
+        beat.write()
+        # Two trainers that fill one store with values of their own are no mismatch: only ranks of one launch are held to one plan.
+        _check_agreement(store.layout, intent, beat, _log.debug, strict=False)
+        report = run_pass(replace(job, beat=beat))
     store.refresh()
-    return report
+    return _held_to(report, PrecomputeRequest("", "", "", strict=strict, max_failures=str(max_failures)))

@@ -55,6 +55,8 @@ def test_an_empty_environment_is_a_single_process():
         ("SLURM", {**STEP, "SLURM_STEP_NUM_TASKS": "8"}, (3, 8, 1)),
         ("SLURM array", ARRAY, (3, 4, 0)),
         ("SLURM array", {**ARRAY, **BATCH}, (3, 4, 0)),
+        ("SLURM array", {**ARRAY, **STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, (3, 4, 0)),
+        ("SLURM", {**ARRAY, **STEP}, (3, 4, 1)),
         ("cachestore", {"CACHESTORE_RANK": "1", "CACHESTORE_WORLD_SIZE": "3"}, (1, 3, 0)),
     ],
 )

@@ -26,6 +26,9 @@ from cachestore.keys import Json
 FORMAT: Final = "cachestore-worker"
 VERSION: Final = 1
 
+PLANNING: Final = "planning"
+"""The phase of a worker until its pass is open."""
+
 SILENT_SECONDS: Final = 180.0
 SILENT_BATCHES: Final = 3.0
 SLOW_SECONDS: Final = 10.0
@@ -53,20 +56,21 @@ class Beat:
 
     layout: Layout
     plan: str
+    """Empty, with pass 0, while the plan is not known yet."""
     pass_number: int
     launch: str
     rank: int | None
     world_size: int
     clock: Callable[[], float] = time.monotonic
     worker: str = field(default_factory=lambda: secrets.token_hex(16))
-    phase: str = "planning"
+    phase: str = PLANNING
     count: int = 0
     slowest_batch: float = 0.0
     reused: int = 0
     encoded: int = 0
     failed: int = 0
-    detail: dict[str, Json] = field(default_factory=dict[str, Json])
-    """What else a start wants others of its launch to know: request and content of its plan."""
+    detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What else a start wants others of its launch to know: what its plan follows from (see `agreement`)."""
     _lock: LifeLock | None = None
     _written_at: float = 0.0
     _started: float = field(default_factory=time.time)
@@ -87,6 +91,11 @@ class Beat:
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+    def join(self, plan: str, number: int, launch: str) -> None:
+        """Show which pass this worker takes part in, and as which start of its launch."""
+        self.plan, self.pass_number, self.launch = plan, number, launch
+        self.write()
 
     def rise(self, *, phase: str | None = None) -> None:
         """Count a piece of work; written at most every max(1 s, world size / 16 s)."""

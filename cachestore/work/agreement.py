@@ -1,0 +1,147 @@
+"""Whether the ranks of a launch mean the same plan, and who lays it out.
+
+Each start shows in its beat what its plan follows from. Ranks that list different files or load different models would each do all the
+work, and the last one's catalog would stand: whoever differs is named. Rank 0 lays out the plan and opens the pass; the others wait a
+bounded time for it and then do it themselves, as publishing twice is harmless.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.paths import Layout
+from cachestore.keys import Json
+from cachestore.samples import Sample
+from cachestore.work.passes import PassRef, read_done
+from cachestore.work.plan import Plan, is_published, read_plan
+from cachestore.work.workers import PLANNING, Beat, Life, Watch, read_beats
+
+NAMED: Final = 5
+LOOK_SECONDS: Final = 0.1
+STILL_SECONDS: Final = 5.0
+COUNTED_SAMPLES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a start is about to work on."""
+
+    asked: str
+    """Digest of the catalog's name and of the arguments that change keys."""
+    fingerprints: Mapping[str, str]
+    """Of the recipe of each encoder."""
+    content: str
+    """Digest of what the source lists."""
+    plan: str
+
+    def as_json(self) -> dict[str, Json]:
+        """As a beat shows it."""
+        body = asdict(self)
+        return {"plan_meant": body.pop("plan"), **body}
+
+
+def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[str, Any]]:
+    """The beats of living workers that were asked the same and mean another plan. `worker` is this start's own."""
+    watch = Watch(layout)
+    return [
+        beat
+        for beat in read_beats(layout)
+        if beat["worker"] != worker
+        and beat["phase"] != "ended"
+        and beat.get("asked") == mine.asked
+        and beat.get("plan_meant") not in (None, mine.plan)
+        and watch.look(beat["worker"]) is Life.LIVE
+        and not _has_ended(layout, beat)
+    ]
+
+
+def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
+    """In what another start's plan differs: fingerprints, or up to five samples."""
+    theirs: Mapping[str, str] = beat["fingerprints"]
+    models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {theirs.get(name, 'none')[:12]} there" for name in theirs]
+    who = f"rank {beat['rank']} (pid {beat['pid']} on {beat['host']})"
+    if theirs != mine.fingerprints:
+        return f"{who} has other models, by their fingerprints: {'; '.join(models[:NAMED])}"
+    here, there = _published(layout, mine.plan), _published(layout, beat["plan_meant"])
+    if here is None or there is None:
+        return f"{who} lists another source: content {beat['content'][:12]} there, {mine.content[:12]} here"
+    only_here, only_there = _named(_new(here, there)), _named(_new(there, here))
+    said = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
+    said = said or [f"other captions or files of {_named(_changed(here, there)) or 'the same samples, in another order'}"]
+    return f"{who} lists another source: {'; '.join(said)}"
+
+
+def wait_for_rank_0(
+    layout: Layout,
+    beat: Beat,
+    is_done: Callable[[], bool],
+    *,
+    unseen_seconds: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until rank 0 of this launch has done what it does while planning; returns whether it has.
+
+    Bounded: gives up when rank 0's count has not risen for 5 s; where no rank 0 is planning, after `unseen_seconds`.
+    """
+    since, count = clock(), -1
+    while not is_done():
+        planning = [one for one in read_beats(layout) if one["rank"] == 0 and one["launch"] == beat.launch and one["phase"] == PLANNING]
+        risen = max((int(one["count"]) for one in planning), default=-1)
+        if risen > count:
+            since, count = clock(), risen
+        if clock() - since >= (STILL_SECONDS if planning else unseen_seconds):
+            return False
+        sleep(LOOK_SECONDS)
+    return True
+
+
+def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:
+    """The samples, the beat rising as they pass: laying out a million takes longer than others wait for a silent worker."""
+    for number, sample in enumerate(samples):
+        if number % COUNTED_SAMPLES == 0:
+            beat.rise()
+        yield sample
+
+
+def _has_ended(layout: Layout, beat: Mapping[str, Any]) -> bool:
+    """Whether a worker's pass is over, and the worker only has not noticed yet."""
+    return bool(beat["plan"]) and read_done(layout, PassRef(beat["plan"], beat["pass"])) is not None
+
+
+def _published(layout: Layout, name: str) -> Plan | None:
+    try:
+        return read_plan(layout, name) if is_published(layout, name) else None
+    except (FormatError, FileNotFoundError):
+        return None
+
+
+def _names(plan: Plan) -> Iterable[str]:
+    """What tells the rows of a plan apart: sample ids, or keys where there are no samples."""
+    return (uid.hex() for uid in plan.unit_ids) if plan.ids_are_keys else plan.ids
+
+
+def _new(plan: Plan, other: Plan) -> Iterator[str]:
+    known = set(_names(other))
+    return (name for name in _names(plan) if name not in known)
+
+
+def _changed(plan: Plan, other: Plan) -> Iterator[str]:
+    """Samples whose captions, references or extra columns are others."""
+    theirs = dict(zip(other.ids, _rows(other), strict=True))
+    return (sample for sample, row in zip(plan.ids, _rows(plan), strict=True) if theirs.get(sample) != row)
+
+
+def _rows(plan: Plan) -> Iterator[Sequence[Any]]:
+    for row in range(len(plan.ids)):
+        images = {role: list(references[at[row] : at[row + 1]]) for role, (at, references) in plan.images.items()}
+        yield plan.captions[plan.captions_at[row] : plan.captions_at[row + 1]], images, plan.extras[row]
+
+
+def _named(names: Iterator[str]) -> str:
+    """The first names, and that there are more."""
+    first = list(islice(names, NAMED + 1))
+    return ", ".join(repr(name) for name in first[:NAMED]) + (", …" if len(first) > NAMED else "")
