@@ -30,6 +30,8 @@ from cachestore.work.plan import Plan, PlanColumn, Unit
 from cachestore.work.workers import read_beats
 
 _NAMED_FAILURES: Final = 10_000
+_NAMED_CHANGES: Final = 100
+_LOOK_SECONDS: Final = 5.0
 _FEW: Final = 8
 """Keys are looked up one by one where the store holds more than so many times as many."""
 _TOGETHER: Final = 65_536
@@ -352,7 +354,19 @@ class Reconciler:
             "generation": generation,
             "catalog_digest": digest,
             "failures": self._failures(failed),
+            "changed": self._changed(outcomes),
         }
+
+    def _changed(self, outcomes: Outcomes) -> list[Json]:
+        """References whose file is another now than when it was read: the pass holds what it was. Looks for a few seconds at most."""
+        found: list[Json] = []
+        until = time.monotonic() + _LOOK_SECONDS
+        for place in np.flatnonzero(self._of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
+            if time.monotonic() > until or len(found) == _NAMED_CHANGES:
+                break
+            if not self._is_unchanged(place, outcomes):
+                found.append(str(self.plan.unit(place).request["image"]))
+        return sorted(found)
 
     def _made(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:
         """How many keys this pass made, each once, and the bytes of their entries."""

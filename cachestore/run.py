@@ -70,18 +70,20 @@ class Report:
     generation: int
     """Of the catalog; of the index for `fill`."""
     failures: tuple[Mapping[str, Json], ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files that were replaced, touched or removed while the pass went on, up to 100: the next call looks at them again."""
     stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
     catalog_digest: str = ""
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        return asdict(self) | {"failures": [dict(failure) for failure in self.failures]}
+        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], "changed": list(self.changed)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
         """The inverse of `as_json`; fields of a newer version are passed over."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
-        known["failures"] = tuple(body.get("failures", ()))
+        known |= {"failures": tuple(body.get("failures", ())), "changed": tuple(body.get("changed", ()))}
         known.setdefault("encoded_here", 0)
         return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
 

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,8 @@ def measure(folder: Path, rows: int) -> dict[str, Any]:
         ours.append(in_own_process("--take-part", str(manifest), str(store), "0", "1"))
         ratios.append(plain / ours[-1]["seconds"])
         seconds.append(ours[-1]["seconds"])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--take-part", str(manifest), str(store), str(rank), "2"], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    together = [json.loads((rank.communicate()[0] or "").splitlines()[-1]) for rank in ranks]
+    with ThreadPoolExecutor(2) as ranks:
+        together = list(ranks.map(lambda rank: in_own_process("--take-part", str(manifest), str(store), rank, "2"), "01"))
     return {
         "rows": rows,
         "plan_seconds": round(plan["seconds"], 2),

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import threading
 from dataclasses import fields
 
 import pytest
@@ -14,6 +16,8 @@ from cachestore.errors import BadInput, RecipeMismatch
 from cachestore.request import PrecomputeRequest, _differences, look_at_request
 from cachestore.run import precompute_here
 from cachestore.storage.commit import create_store
+from cachestore.work import agreement
+from cachestore.work.workers import Beat
 from tests import fakes
 
 
@@ -236,3 +240,79 @@ def test_an_emptied_source_empties_the_data_set(tmp_path, makers):
     done(tmp_path, manifest(tmp_path / "m.jsonl", a="x"))
     report = done(tmp_path, manifest(tmp_path / "m.jsonl"))
     assert (report.complete, report.samples, report.wanted) == (True, 0, 0)
+
+
+# Many ranks, one plan
+
+
+def test_a_start_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch):
+    data = manifest(tmp_path / "m.jsonl", a="one", b="")
+    layout = create_store(tmp_path / "store")
+    first = look_at_request(layout, asked(data, tmp_path / "store"))
+    monkeypatch.setattr("cachestore.sources._from_manifest", None)
+    second = look_at_request(layout, asked(data, tmp_path / "store"))
+    assert second.plan.name == first.plan.name
+    assert second.remarks == first.remarks
+
+
+def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_path, makers, monkeypatch):
+    data = manifest(tmp_path / "m.jsonl", a="one")
+    layout = create_store(tmp_path / "store")
+    published = threading.Event()
+    with Beat(layout, "", 0, "launch", 0, 2), Beat(layout, "", 0, "launch", 1, 2) as beat:
+        real = agreement.read_beats
+
+        def looked(layout):
+            if not published.is_set():
+                published.set()
+                look_at_request(layout, asked(data, tmp_path / "store"))
+                monkeypatch.setattr("cachestore.request._build", None)
+            return real(layout)
+
+        monkeypatch.setattr(agreement, "read_beats", looked)
+        found = look_at_request(layout, asked(data, tmp_path / "store"), beat=beat)
+    assert list(found.plan.ids) == ["a"]
+    assert published.is_set()
+
+
+def test_without_rank_0_another_rank_lays_out_the_plan_itself(tmp_path, makers, monkeypatch):
+    monkeypatch.setattr("cachestore.request.PLAN_SECONDS", 0.0)
+    layout = create_store(tmp_path / "store")
+    with Beat(layout, "", 0, "launch", 1, 2) as beat:
+        found = look_at_request(layout, asked(manifest(tmp_path / "m.jsonl", a="one"), tmp_path / "store"), beat=beat)
+    assert list(found.plan.ids) == ["a"]
+
+
+def other_start(layout, data, tmp_path, launch):
+    """Another start that is about to work on this data."""
+    beat = Beat(layout, "", 0, launch, 0, 2)
+    beat.detail = look_at_request(layout, asked(data, tmp_path / "store")).intent.as_json()
+    return beat
+
+
+@pytest.mark.parametrize(("launch", "strict"), [("mine", False), ("another", True)], ids=["one launch", "strict"])
+def test_a_rank_that_means_another_plan_stops_and_names_what_differs(tmp_path, makers, monkeypatch, launch, strict):
+    monkeypatch.setenv("CACHESTORE_LAUNCH", "mine")
+    layout = create_store(tmp_path / "store")
+    theirs, ours = manifest(tmp_path / "theirs.jsonl", a="one", b="two"), manifest(tmp_path / "ours.jsonl", a="one", c="three")
+    with other_start(layout, theirs, tmp_path, launch), pytest.raises(BadInput, match="only here: 'c'; only there: 'b'"):
+        precompute_here(asked(ours, tmp_path / "store", strict=strict))
+    assert makers.encoded() == []
+
+
+def test_another_launch_that_means_another_plan_is_said_and_both_go_on(tmp_path, makers):
+    layout, said = create_store(tmp_path / "store"), []
+    theirs, ours = manifest(tmp_path / "theirs.jsonl", a="one"), manifest(tmp_path / "ours.jsonl", a="two")
+    with other_start(layout, theirs, tmp_path, "another"):
+        assert precompute_here(asked(ours, tmp_path / "store"), say=said.append).complete
+    assert any("other captions or files of 'a'" in line for line in said)
+
+
+def test_two_roots_and_other_times_are_one_plan(tmp_path, makers):
+    layout, names = create_store(tmp_path / "store"), set()
+    for number, root in enumerate(("one", "another/place")):
+        (tmp_path / root).mkdir(parents=True)
+        manifest(tmp_path / root / "m.jsonl", a="one")
+        os.utime(tmp_path / root / "m.jsonl", (number, number))
+        names.add(look_at_request(layout, asked(tmp_path / root / "m.jsonl", tmp_path / "store")).plan.name)
+    assert len(names) == 1

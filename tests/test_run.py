@@ -311,6 +311,29 @@ def test_a_rank_that_comes_when_all_is_done_gets_the_report_of_its_launch(root):
     assert list_passes(one.layout, one.plan.name) == [1]
 
 
+def test_a_second_call_within_one_launch_looks_again(root):
+    """A trainer that adds files between two calls gets no old report."""
+    source = fakes.Pictures({"a": b"1"})
+    first = fakes.run(root, fakes.pictures("a"), FakeEncoder("latents"), source=source, launch="one")
+    source.files["a"] = b"2"
+    source.times["a"] = fakes.YEAR_2000 + 1
+    second = fakes.run(root, fakes.pictures("a"), FakeEncoder("latents"), source=source, launch="one")
+    assert (first.encoded, second.encoded) == (1, 1)
+
+
+def test_files_that_change_while_the_pass_goes_on_are_named(root):
+    source = fakes.Pictures({"a": b"1", "b": b"2", "c": b"3"})
+
+    def replace(_items):
+        source.times["a"] = fakes.YEAR_2000 + 1
+        source.files.pop("b", None)
+
+    report = fakes.run(root, fakes.pictures("a", "b", "c"), FakeEncoder("latents", before_encode=replace), source=source)
+    assert report.complete
+    assert report.changed == ("a", "b")
+    assert fakes.run(root, fakes.pictures("c"), FakeEncoder("latents"), source=source).changed == ()
+
+
 def test_ranks_that_believe_in_other_worlds_share_the_work(root):
     """A wrong rank and two world sizes at once cost time, never an entry."""
     samples = captions(*names(100))

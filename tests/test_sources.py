@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cachestore.errors import BadInput
 from cachestore.keys import digest_text
-from cachestore.sources import UNTRUSTED, Remarks, list_source
+from cachestore.sources import UNTRUSTED, Remarks, _lines_of, list_source
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
@@ -484,3 +484,49 @@ def test_references_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
     listing = listed("data")
     monkeypatch.chdir("/")
     assert listing.read("a.png")[0] == b"bytes"
+
+
+# A manifest is known by its bytes
+
+
+def test_a_manifest_is_listed_without_reading_its_rows(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("this is no JSON")
+    listing = list_source(path)
+    assert len(listing.content) == 64
+    with pytest.raises(BadInput, match="line 1"):
+        list(listing.samples())
+
+
+def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_missing_caption_becomes(tmp_path):
+    contents = set()
+    for name in ("m.jsonl", "m.txt"):
+        for text in ("", "{}\n"):
+            (tmp_path / name).write_text(text)
+            contents |= {list_source(tmp_path / name, caption=caption).content for caption in (None, "", "x")}
+    assert len(contents) == 12
+
+
+def test_a_manifest_that_changes_while_it_is_read_is_refused(tmp_path):
+    listing = list_source(manifest(tmp_path / "m.jsonl", {"id": "a"}, {"id": "b"}))
+    rows = listing.samples()
+    next(rows)
+    manifest(tmp_path / "m.jsonl", {"id": "a"}, {"id": "c"})
+    with pytest.raises(BadInput, match="changed while it was read"):
+        list(rows)
+
+
+def test_a_line_that_is_not_utf_8_is_named_by_its_byte(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa\nb\xff\n")
+    with pytest.raises(BadInput, match="byte 6"):
+        list(list_source(tmp_path / "p.txt").samples())
+
+
+@given(st.lists(st.sampled_from(["a", "\r", "\n", "\r\n", "\u2028", " "]), max_size=8).map("".join))
+def test_lines_are_split_as_those_of_a_text_file(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_bytes(text.encode())
+    expected = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    found = [line for _number, line in _lines_of(path)]
+    assert [line for line in found if line] == [line for line in expected if line]
+    assert [number for number, _line in _lines_of(path)] == list(range(1, len(found) + 1))

@@ -100,7 +100,8 @@ class Outcomes:
         self.stats[places] = np.array([outcome.stat for outcome in outcomes], np.int64).reshape(-1, 2)
         for name, width in self._widths.items():
             if name in self.facts or any(name in outcome.facts for outcome in outcomes):
-                self.column(name)[places] = [_filled(outcome.facts.get(name, ()), width) for outcome in outcomes]
+                values = [_filled(outcome.facts.get(name, ()), width) for outcome in outcomes]
+                self.column(name)[places] = np.array(values, np.int64).reshape(-1, width)
         for outcome in outcomes:
             self.reasons.pop(outcome.unit, None)
             if outcome.reason:

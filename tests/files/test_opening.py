@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from cachestore.errors import FormatError
 from cachestore.files import opening
-from cachestore.files.opening import FileIdentity, descriptor_limit, names_in, open_regular, opened, read_at, read_into, read_whole
+from cachestore.files.opening import (
+    FileIdentity,
+    descriptor_limit,
+    let_go,
+    map_whole,
+    names_in,
+    open_regular,
+    opened,
+    read_at,
+    read_into,
+    read_whole,
+)
 
 
 def file_of(tmp_path, content=b"0123456789"):
@@ -179,3 +190,36 @@ def test_the_descriptor_limit_is_what_the_system_says(monkeypatch):
 def test_without_the_resource_module_there_is_a_default_limit(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "resource", None)
     assert descriptor_limit(default=7) == 7
+
+
+# Mapped files
+
+
+def test_an_empty_file_is_mapped_as_nothing(tmp_path):
+    (tmp_path / "f").touch()
+    assert map_whole(tmp_path / "f", limit_bytes=1) == b""
+
+
+def test_a_mapped_file_shows_its_bytes_also_after_its_memory_was_given_back(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc" * 5000)
+    view = map_whole(tmp_path / "f", limit_bytes=1 << 20)
+    assert view == b"abc" * 5000
+    let_go(view[3:])
+    assert view[-3:] == b"abc"
+
+
+def test_a_system_that_cannot_give_memory_back_keeps_it(tmp_path):
+    let_go(memoryview(b"not mapped"))
+
+
+def test_a_file_that_is_larger_than_it_may_be_is_not_mapped(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    with pytest.raises(FormatError, match="3 bytes"):
+        map_whole(tmp_path / "f", limit_bytes=2)
+
+
+def test_a_link_is_not_mapped(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    with pytest.raises(FormatError):
+        map_whole(tmp_path / "link", limit_bytes=9)

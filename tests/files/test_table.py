@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import TensorPlace, build_header
-from cachestore.files.table import digest_column, encode_table, number_column, offsets_of, read_table, string_columns
+from cachestore.files.table import Texts, digest_column, encode_table, number_column, offsets_of, read_table, string_columns
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -199,3 +199,44 @@ def test_any_bytes_are_a_table_or_a_format_error(path, raw):
     path.write_bytes(raw)
     with pytest.raises(FormatError):
         read_table(path, "thing", 1)
+
+
+@given(
+    words=st.lists(texts, max_size=5), values=st.lists(numbers, max_size=5), rows=st.lists(st.binary(min_size=3, max_size=3), max_size=5)
+)
+def test_columns_go_to_disk_again_as_they_were_read(tmp_path_factory, words, values, rows):
+    path = tmp_path_factory.getbasetemp() / "again"
+    write(path, {**string_columns("s", words), "n": number_column(values), "d": digest_column(rows, width=3)})
+    before = path.read_bytes()
+    for io in ("pread", "mmap"):
+        table = read_table(path, "thing", 1, io=io)
+        same = {**string_columns("s", table.strings("s")), "n": number_column(table.numbers("n"))}
+        chunks = encode_table("thing", 1, {}, {**same, "d": digest_column(table.digests("d"), width=3)})
+        if rows:
+            assert b"".join(chunks) == before
+
+
+@given(st.lists(texts, max_size=5))
+def test_texts_that_are_gathered_are_the_columns_of_the_same_list(words):
+    gathered = Texts()
+    for word in words:
+        gathered.append(word)
+    assert len(gathered) == len(words)
+    assert list(gathered.strings()) == words
+    as_bytes = {name: (dtype, shape, bytes(raw)) for name, (dtype, shape, raw) in string_columns("s", gathered.strings()).items()}
+    assert as_bytes == {name: (dtype, shape, bytes(raw)) for name, (dtype, shape, raw) in string_columns("s", words).items()}
+
+
+def test_equal_columns_have_equal_checksums_whatever_else_is_in_their_tables(path):
+    one = read_table(write(path, {**string_columns("s", ["a"]), "n": number_column([1])}), "thing", 1).checksums
+    two = read_table(write(path, {**string_columns("s", ["a"]), "n": number_column([2])}), "thing", 1).checksums
+    assert one["s.text"] == two["s.text"]
+    assert one["n"] != two["n"]
+
+
+def test_a_mapped_table_that_is_damaged_is_refused(path):
+    raw = bytearray(small(path).read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(FormatError, match="checksums"):
+        read_table(path, "thing", 1, io="mmap")
