@@ -186,13 +186,14 @@ class Worker:
 
     def _take(self, opened: Round, recipe: int) -> list[Slot]:
         """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living."""
-        units, world = len(opened.units[recipe]), self.task.world_size
-        order = order_for(self.task.rank, world, opened.partition_count(recipe), seed=int(self.beat.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self.task.world_size
+        order = order_for(self.task.rank, world, count, seed=int(self.beat.worker[:8], 16))
+        each = len(opened.units[recipe]) // max(1, count)
         lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
         while True:
             finished = {p for of, p in list_ledgers(self.claims.folder, opened.number) if of == recipe}
             newest = {p: claim for (of, p), claim in self.claims.newest(opened.number).items() if of == recipe}
-            choice = choose(order, finished=finished, claimed=lost.union(newest), units=units, world_size=world)
+            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world)
             if not choice.free:
                 return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
             if taken := [(recipe, p) for p in choice.free if self.claims.take(opened.number, (recipe, p))]:

@@ -20,7 +20,7 @@ from cachestore.work.choice import POOL_UNITS
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers, read_ledgers
 from cachestore.work.passes import join_pass, read_round
-from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat, host_name, read_beats
+from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat, Watch, host_name, read_beats
 from cachestore.worker import STUCK_SECONDS, Task, Worker
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
@@ -605,7 +605,9 @@ def test_a_unit_that_the_only_proved_dead_was_on_alone_is_a_failure_too(root):
     bench = Bench(root, captions("a"), FakeEncoder())
     bench.killed()
     bench.killed(on=0)
-    first = bench.job.layout.worker(Claims(bench.job.layout, bench.ref.folder(bench.job.layout), "", None).holder(ClaimName(0, 0, 0, 0)))
+    first = bench.job.layout.worker(
+        Claims(bench.job.layout, bench.ref.folder(bench.job.layout), "", Watch(bench.job.layout)).holder(ClaimName(0, 0, 0, 0))
+    )
     first.unlink()
     bench.work()
     assert bench.by_item()["a"].reason.startswith(f"a worker died encoding it alone: pid {os.getpid()} on")

@@ -36,17 +36,19 @@ class Held:
     is_slow: bool
 
 
-def choose(order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], units: int, world_size: int) -> Choice:
-    """Which partitions to claim next, of those in `order` that cut `units`. Nothing is left of nothing."""
+def choose(order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int) -> Choice:
+    """Which partitions to claim next, of those in `order`, that hold `each` units or one more. Nothing is left of nothing.
+
+    `order` may leave out what was finished before.
+    """
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
-    return Choice(free[: pool_size(units, len(order), len(free), world_size)], [] if free else left)
+    return Choice(free[: pool_size(each, len(free), world_size)], [] if free else left)
 
 
-def pool_size(units: int, partitions: int, free: int, world_size: int) -> int:
-    """How many partitions to take at once: fewer towards the end, so that nobody is left without work."""
-    each = max(1, units // max(1, partitions))
-    limit = max(POOL_PARTITIONS, POOL_UNITS // each)
+def pool_size(each: int, free: int, world_size: int) -> int:
+    """How many partitions of `each` units to take at once: fewer towards the end, so that nobody is left without work."""
+    limit = max(POOL_PARTITIONS, POOL_UNITS // max(1, each))
     return max(1, min(limit, free // (2 * world_size) if world_size > 1 else free))
 
 

@@ -155,6 +155,11 @@ class Life(Enum):
     """Proved dead."""
 
 
+def is_held(layout: Layout, worker: str) -> bool | None:
+    """Whether a worker's lock is held now; None where that cannot be told."""
+    return is_locked(layout.worker_lock(worker))
+
+
 def seconds_between_beats(world_size: int) -> float:
     """How long a working worker may show the same count, as it does not write each rise."""
     return max(1.0, world_size / 16)
@@ -208,7 +213,7 @@ class Watch:
     boot: str = field(default_factory=boot_id)
     read: Callable[[Layout, str], Mapping[str, Any] | None] = read_beat
     """How a worker's beat is read, and its lock probed: from the store, or from memory in a simulation."""
-    probe: Callable[[Path], bool | None] = is_locked
+    probe: Callable[[Layout, str], bool | None] = is_held
     _seen: dict[str, _Seen] = field(default_factory=dict[str, _Seen])
     _dead: set[str] = field(default_factory=set[str])
 
@@ -219,7 +224,7 @@ class Watch:
         beat = self.read(self.layout, worker)
         seen = self._remember(worker, beat)
         # After the beat: a worker holds its lock before it shows a beat.
-        held = self.probe(self.layout.worker_lock(worker)) if beat is not None else None
+        held = self.probe(self.layout, worker) if beat is not None else None
         if is_proved_dead(beat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
             self._dead.add(worker)
             return Life.DEAD

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cachestore.files.paths import ClaimName
 from cachestore.work.choice import POLL_SECONDS, POOL_PARTITIONS, POOL_UNITS, Held, choose, claims_to_take, poll_seconds, pool_size
-from cachestore.work.partition import order_for, partition_count
+from cachestore.work.partition import PARTITION_LIMIT, order_for
 from cachestore.work.workers import Life
 
 
@@ -21,42 +21,40 @@ def taken(*claims):
 
 
 def test_of_nothing_nothing_is_taken():
-    choice = choose([], finished=(), claimed=(), units=0, world_size=1)
+    choice = choose([], finished=(), claimed=(), each=0, world_size=1)
     assert (list(choice.free), list(choice.held)) == ([], [])
 
 
 def test_with_everything_finished_nothing_is_left():
-    choice = choose([0, 1], finished={0, 1}, claimed={0}, units=2, world_size=1)
+    choice = choose([0, 1], finished={0, 1}, claimed={0}, each=1, world_size=1)
     assert (list(choice.free), list(choice.held)) == ([], [])
 
 
 def test_free_partitions_are_taken_in_order_and_what_others_hold_only_after_them():
     order = [2, 3, 0, 1]
-    assert choose(order, finished={3}, claimed={0}, units=4, world_size=1).free == [2, 1]
-    assert choose(order, finished={3}, claimed={0}, units=4, world_size=1).held == []
-    assert choose(order, finished={3}, claimed={0, 1, 2}, units=4, world_size=1) == choose(
-        order, finished={3}, claimed={0, 1, 2, 9}, units=4, world_size=1
+    assert choose(order, finished={3}, claimed={0}, each=1, world_size=1).free == [2, 1]
+    assert choose(order, finished={3}, claimed={0}, each=1, world_size=1).held == []
+    assert choose(order, finished={3}, claimed={0, 1, 2}, each=1, world_size=1) == choose(
+        order, finished={3}, claimed={0, 1, 2, 9}, each=1, world_size=1
     )
-    assert choose(order, finished={3}, claimed={0, 1, 2}, units=4, world_size=1).held == [2, 0, 1]
+    assert choose(order, finished={3}, claimed={0, 1, 2}, each=1, world_size=1).held == [2, 0, 1]
 
 
-@given(st.integers(0, 10_000_000), st.integers(1, 600), st.data())
-def test_a_pool_is_never_empty_and_never_leaves_the_others_without_work(units, world, data):
-    partitions = partition_count(units)
-    free = data.draw(st.integers(0, partitions))
-    size = pool_size(units, partitions, free, world)
+@given(st.integers(0, 3000), st.integers(1, 600), st.integers(0, PARTITION_LIMIT))
+def test_a_pool_is_never_empty_and_never_leaves_the_others_without_work(each, world, free):
+    size = pool_size(each, free, world)
     assert 1 <= size <= max(POOL_PARTITIONS, POOL_UNITS)
     if world > 1:
         assert size == 1 or size * 2 * world <= free
 
 
 @given(st.integers(0, 300), st.integers(1, 20), st.data())
-def test_whoever_asks_in_turn_all_partitions_are_taken_once(units, world, data):
-    partitions, claimed = partition_count(units), set()
+def test_whoever_asks_in_turn_all_partitions_are_taken_once(partitions, world, data):
+    claimed = set()
     while True:
         rank = data.draw(st.integers(0, world - 1))
         order = order_for(rank, world, partitions, seed=0)
-        free = choose(order, finished=(), claimed=claimed, units=units, world_size=world).free
+        free = choose(order, finished=(), claimed=claimed, each=1, world_size=world).free
         assert claimed.isdisjoint(free)
         if not free:
             break

@@ -345,11 +345,11 @@ def test_two_observers_at_once_do_not_prove_the_living_dead_where_no_lock_is_gra
         watch, other = Watch(layout, Clock()), Watch(layout, Clock())
         really, inside = watch.probe, []
 
-        def probe(path):
-            with path.open() as held:
+        def probe(layout, worker):
+            with layout.worker_lock(worker).open() as held:
                 fcntl.flock(held, fcntl.LOCK_SH)  # the other one's probe, not finished yet
-                inside.append(other.look(one.worker))
-                return really(path)
+                inside.append(other.look(worker))
+                return really(layout, worker)
 
         watch.probe = probe
         assert watch.look(one.worker) is Life.LIVE
@@ -363,9 +363,9 @@ def test_a_worker_that_ends_between_the_looks_at_its_beat_and_at_its_lock_did_no
     one.__enter__()
     really = watch.probe
 
-    def probe(path):
+    def probe(layout, worker):
         one.__exit__()
-        return really(path)
+        return really(layout, worker)
 
     watch.probe = probe
     assert watch.look(one.worker) is Life.DEAD
