@@ -192,10 +192,11 @@ def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Don
 def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
     """Reconcile a round, or wait for who does: rank 0 at once, anybody else a moment later or when the other has died.
 
-    None when another round was opened.
+    None when another round was opened. Raises Incomplete when cancelled or when nothing moves any more.
     """
     slot = (len(job.plan.recipes), 0)
     is_first = job.placement.rank in (0, None)
+    waits = worker.patience()
     while True:
         if (done := read_done(job.layout, ref)) is not None:
             return done
@@ -208,7 +209,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, check_sizes=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         is_first = True
-        worker.pause()
+        worker.wait(waits, None, {slot: claim} if claim else {})
 
 
 # precompute

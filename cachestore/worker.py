@@ -4,8 +4,9 @@ It waits for nobody while there is anything to do, and what it waits for then is
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Protocol, cast
@@ -20,18 +21,15 @@ from cachestore.storage.commit import commit_if_due
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.tensors import to_raw
+from cachestore.work.attempts import Attempts
+from cachestore.work.choice import choose, claims_to_take, poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import NO_STAT, Ledger, Outcome, list_ledgers, publish_ledger
 from cachestore.work.partition import order_for
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Plan, Unit
-from cachestore.work.workers import Beat, Life, Watch
+from cachestore.work.workers import Beat, Watch
 
-POOL_PARTITIONS: Final = 8
-POOL_UNITS: Final = 64
-"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
-
-POLL_SECONDS: Final = 0.2
 STUCK_SECONDS: Final = 1800.0
 """Without any sign of progress for so long, waiting ends with an error that says for whom."""
 
@@ -105,11 +103,13 @@ class Worker:
         self.task = task
         self.beat = beat
         self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
+        self.attempts = Attempts(task.layout, self.claims.folder, beat.worker)
         self.snapshot = load_snapshot(task.layout, check_sizes=True)
         self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
         self._own: dict[Key, str] = {}
         self._caps: dict[tuple[int, Hashable], int] = {}
         self._tokens: dict[str, dict[Key, Json]] = {}
+        self._warm: set[int] = set()
         self._clock = clock
         self._sleep = sleep
 
@@ -124,7 +124,7 @@ class Worker:
         """Idle for one poll. Raises Incomplete when cancelled."""
         self._check_cancelled()
         self._tell()
-        self._sleep(POLL_SECONDS)
+        self._sleep(poll_seconds(self.task.world_size))
 
     def do_round(self, opened: Round) -> None:
         """Work until every partition of a round has a ledger, whoever wrote it.
@@ -132,7 +132,7 @@ class Worker:
         Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
         """
         recipes = range(len(self.task.plan.recipes))
-        waits = _Patience(self._clock)
+        waits = self.patience()
         if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
             self._own.clear()
             self._tokens.clear()
@@ -144,61 +144,71 @@ class Worker:
                     self._do_pool(opened, recipe, taken)
                     worked = True
                 self.task.encoders[recipe].close()
+                self._warm.discard(recipe)
             finished = list_ledgers(self.claims.folder, opened.number)
             missing = [(recipe, p) for recipe in recipes for p in range(opened.partition_count(recipe)) if (recipe, p) not in finished]
             if not missing:
                 return
             if not worked:
-                self._wait(opened, missing, waits, len(finished))
+                newest = self.claims.newest(opened.number)
+                self.wait(waits, len(finished), {slot: newest[slot] for slot in missing if slot in newest})
 
-    def _wait(self, opened: Round, missing: Sequence[Slot], waits: "_Patience", finished: int) -> None:
-        """Idle for a moment: others hold all that is left."""
-        newest = self.claims.newest(opened.number)
-        holders = {slot: self.claims.holder(newest[slot]) for slot in missing if slot in newest}
-        still = min((self.claims.watch.still_seconds(holder) for holder in holders.values() if holder), default=float("inf"))
-        waits.look((finished, tuple(sorted(newest.values()))), still, lambda: self._who(holders))
+    def patience(self) -> "Patience":
+        """Bounds a wait that begins now."""
+        return Patience(self._clock)
+
+    def wait(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
+        """Idle for one poll: others hold all that is left. No claims at all are fine.
+
+        Raises Incomplete when cancelled, or when neither `state` nor the claims nor the count of any holder moved for too long.
+        """
+        holders = [holder for claim in claims.values() if (holder := self.claims.holder(claim)) is not None]
+        still = min((self.claims.watch.still_seconds(holder) for holder in holders), default=float("inf"))
+        bound = max((2 * self.claims.watch.patience(holder) for holder in holders), default=0.0)
+        waits.look((state, tuple(sorted(claims.values()))), still, max(STUCK_SECONDS, bound), lambda: self._waits_for(claims))
         self.pause()
 
-    def _who(self, holders: Mapping[Slot, str | None]) -> str:
-        named = [f"partition {p} of recipe {r} (worker {holder})" for (r, p), holder in list(holders.items())[:3]]
-        return f"pass {self.task.ref.origin} of {self.task.layout.root} waits for {len(holders)} partitions: {', '.join(named)}"
+    def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
+        """Whom this worker waits for: the first few partitions, with their owners and what they said last."""
+        named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
+        what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that nobody claims"
+        return f"pass {self.task.ref.origin} of {self.task.layout.root} waits for {what}"
+
+    def _name_of(self, slot: Slot) -> str:
+        recipe, partition = slot
+        if recipe == len(self.task.plan.recipes):
+            return "the reconciling of its round"
+        return f"partition {partition} of recipe {recipe} ({self.task.plan.recipes[recipe].encoder})"
+
+    def _owner(self, claim: ClaimName) -> str:
+        holder = self.claims.holder(claim)
+        return "nobody (the claim cannot be read)" if holder is None else f"{self.claims.watch.last_beat(holder)} (worker {holder})"
 
     def _take(self, opened: Round, recipe: int) -> list[Slot]:
         """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living."""
-        order = order_for(self.task.rank, self.task.world_size, opened.partition_count(recipe), seed=int(self.beat.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self.task.world_size
+        order = order_for(self.task.rank, world, count, seed=int(self.beat.worker[:8], 16))
+        each = len(opened.units[recipe]) // max(1, count)
+        lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
         while True:
-            finished = list_ledgers(self.claims.folder, opened.number)
-            newest = self.claims.newest(opened.number)
-            left = [(recipe, p) for p in order if (recipe, p) not in finished]
-            free = [slot for slot in left if slot not in newest]
-            if not free:
-                return self._take_over(opened, [newest[slot] for slot in left])
-            wanted = free[: self._pool_size(opened, recipe, len(free))]
-            if taken := [slot for slot in wanted if self.claims.take(opened.number, slot)]:
+            finished = {p for of, p in list_ledgers(self.claims.folder, opened.number) if of == recipe}
+            newest = {p: claim for (of, p), claim in self.claims.newest(opened.number).items() if of == recipe}
+            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world)
+            if not choice.free:
+                return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
+            if taken := [(recipe, p) for p in choice.free if self.claims.take(opened.number, (recipe, p))]:
                 return taken
-            self._check_cancelled()  # others claimed all of these in between: look at the folder once more
+            lost.update(choice.free)
+            self._check_cancelled()
 
     def _take_over(self, opened: Round, claims: Sequence[ClaimName]) -> list[Slot]:
         """With nothing free, take one claim of a dead or silent worker, else do the slowest one over: at worst a duplicate."""
-        claim = next((claim for claim in claims if self._take_from(claim)), None)
-        if claim is None:
-            claim = self.claims.slowest(claims)
-            if claim is None or not self.claims.take(opened.number, (claim.recipe, claim.partition), after=claim):
-                return []
-        self._look_again()
-        return [(claim.recipe, claim.partition)]
-
-    def _take_from(self, claim: ClaimName) -> bool:
-        """Take over a claim whose holder is dead, or has been silent for too long."""
-        if self.claims.life(claim) is Life.LIVE:
-            return False
-        return self.claims.take(claim.round, (claim.recipe, claim.partition), after=claim) is not None
-
-    def _pool_size(self, opened: Round, recipe: int, free: int) -> int:
-        """How many partitions to take at once: fewer towards the end, so that nobody is left without work."""
-        units = max(1, len(opened.units[recipe]) // max(1, opened.partition_count(recipe)))
-        limit = max(POOL_PARTITIONS, POOL_UNITS // units)
-        return max(1, min(limit, free // (2 * self.task.world_size) if self.task.world_size > 1 else free))
+        for claim in claims_to_take(self.claims.look_at(claims)):
+            slot = (claim.recipe, claim.partition)
+            if self.claims.take(opened.number, slot, after=claim):
+                self._look_again()
+                return [slot]
+        return []
 
     def _look_again(self) -> None:
         """See what the dead have acknowledged before doing their work over."""
@@ -210,16 +220,60 @@ class Worker:
         pool = _Pool(slots)
         encoder = self.task.encoders[recipe]
         units = [self.task.plan.unit(place) for _recipe, p in slots for place in opened.partition(recipe, p)]
-        for looked in self._look_at_all(encoder, units):
-            self._check_cancelled()
-            self._sort_in(pool, encoder, looked)
-            self.beat.rise(phase="working")
-        for group in list(pool.waiting):
-            self._encode(pool, encoder, pool.waiting.pop(group))
+        dead = list(dict.fromkeys(worker for slot in slots for worker in self.claims.died_before(opened.number, slot)))
+        self.beat.rise(phase="working")
+        try:
+            if dead:
+                self._do_one_by_one(pool, encoder, units, dead)
+            else:
+                self._do_in_batches(pool, encoder, units)
+        except (KeyboardInterrupt, SystemExit):
+            self._publish_gathered()
+            raise
         self._acknowledge(pool, self._appender.close_segment())
         failpoint("worker.before_ledger")
         self._write_ledgers(opened, recipe, pool)
         self.snapshot = commit_if_due(self.task.layout, self.snapshot)
+
+    def _do_in_batches(self, pool: _Pool, encoder: Encoder, units: Sequence[Unit]) -> None:
+        with closing(self._look_at_all(encoder, units)) as looks:  # its threads end here, however this ends
+            for looked in looks:
+                self._check_cancelled()
+                self._sort_in(pool, encoder, looked)
+                self.beat.rise(phase="working")
+        self._encode_waiting(pool, encoder)
+
+    def _do_one_by_one(self, pool: _Pool, encoder: Encoder, units: Sequence[Unit], dead: Sequence[str]) -> None:
+        """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
+        deadly = self._deadly(dead)
+        try:
+            for unit in units:
+                self._check_cancelled()
+                if unit.place in deadly:
+                    pool.outcomes[unit.place] = Outcome(unit.place, "failed", reason=deadly[unit.place])
+                    continue
+                self.attempts.begin(unit.place)
+                self._sort_in(pool, encoder, self._look_at(encoder, unit))
+                self._encode_waiting(pool, encoder)
+                self.beat.rise(phase="working")
+        finally:
+            self.attempts.end()
+
+    def _deadly(self, dead: Sequence[str]) -> dict[int, str]:
+        """The units that dead workers were on when they died, each with how that came about."""
+        named = self.attempts.last_units()
+        return {named[worker]: self._how_they_died(dead, worker) for worker in dead if worker in named}
+
+    def _how_they_died(self, dead: Sequence[str], alone: str) -> str:
+        watch, others = self.claims.watch, [worker for worker in dead if worker != alone]
+        if not others:
+            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next pass tries it again"
+        among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
+        return f"two workers died encoding it: {among}; the next pass tries it again"
+
+    def _encode_waiting(self, pool: _Pool, encoder: Encoder) -> None:
+        for group in list(pool.waiting):
+            self._encode(pool, encoder, pool.waiting.pop(group))
 
     def _write_ledgers(self, opened: Round, recipe: int, pool: _Pool) -> None:
         for slot in pool.slots:
@@ -236,7 +290,7 @@ class Worker:
             counts = {"reused": self.beat.reused, "encoded": self.beat.encoded, "failed": self.beat.failed}
             self.task.on_progress({"plan": self.task.ref.plan, "pass": self.task.ref.number, **counts})
 
-    def _look_at_all(self, encoder: Encoder, units: Sequence[Unit]) -> Iterator[_Looked]:
+    def _look_at_all(self, encoder: Encoder, units: Sequence[Unit]) -> Generator[_Looked]:
         """Read and prepare units in order, a few ahead in threads that end with this pool."""
         if self.task.threads <= 0:
             yield from (self._look_at(encoder, unit) for unit in units)
@@ -313,6 +367,7 @@ class Worker:
         if not batch:
             return
         started = self._clock()
+        was_warm = self._warm_up(encoder)
         tensors: Mapping[Key, Mapping[str, Any]] = {}
         failure: Exception | None = None
         try:
@@ -322,10 +377,19 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
             # Without its traceback, and outside this handler: its frames hold the memory that the halves will need.
             failure = error.with_traceback(None)
+        self.beat.rise(phase="working")
         if failure is not None:
             self._fall_back(pool, encoder, batch, failure)
             return
-        self.beat.batch_took(self._clock() - started)
+        if was_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
+            self.beat.batch_took(self._clock() - started)
+        self._gather(pool, batch, tensors)
+        if self._appender.is_due:
+            self._acknowledge(pool, self._appender.close_segment())
+        self._check_cancelled()
+
+    def _gather(self, pool: _Pool, batch: Sequence[_Looked], tensors: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Put the entries of a batch into the open segment. One that cannot be stored is a failure of its unit alone."""
         for looked in batch:
             assert looked.resolved is not None
             meta = {**looked.resolved.meta, **(looked.prepared.facts if looked.prepared else {})}
@@ -337,9 +401,15 @@ class Worker:
             pool.outcomes[looked.unit.place] = _outcome(looked.unit, "made", looked.resolved, looked.stat, _facts(looked))
             pool.unacknowledged += 1
             self._acknowledge(pool, acknowledged)
-        if self._appender.is_due:
-            self._acknowledge(pool, self._appender.close_segment())
-        self._check_cancelled()
+
+    def _warm_up(self, encoder: Encoder) -> bool:
+        """Whether this encoder has made a batch already; if not, show at once that it may be loading its model now."""
+        number = next(number for number, one in enumerate(self.task.encoders) if one is encoder)
+        if number in self._warm:
+            return True
+        self._warm.add(number)
+        self.beat.rise(phase="loading")
+        return False
 
     def _fall_back(self, pool: _Pool, encoder: Encoder, batch: Sequence[_Looked], error: Exception) -> None:
         is_memory = _is_memory(error)
@@ -366,27 +436,31 @@ class Worker:
     def _check_cancelled(self) -> None:
         if self.task.cancel is None or not self.task.cancel.is_set():
             return
-        for segment in self._appender.close_segment():
-            self.beat.encoded += len(segment.places)
+        self._publish_gathered()
         message = f"stopped on request; what is encoded is published in {self.task.layout.root}, and the same command goes on from there"
         raise Incomplete(message)
 
+    def _publish_gathered(self) -> None:
+        """Acknowledge what is encoded, though its partitions are not finished; who takes them over finds it. Nothing gathered is fine."""
+        for segment in self._appender.close_segment():
+            self.beat.encoded += len(segment.places)
+
 
 @dataclass(slots=True)
-class _Patience:
-    """Bounds a wait: something must change within 30 minutes."""
+class Patience:
+    """Bounds a wait: something must change within a while."""
 
     clock: Callable[[], float]
     _last: object = None
     _since: float = 0.0
 
-    def look(self, state: object, still_seconds: float, who: Callable[[], str]) -> None:
-        """Raise Incomplete if neither `state` nor any holder's count moved for too long."""
+    def look(self, state: object, still_seconds: float, bound_seconds: float, who: Callable[[], str]) -> None:
+        """Raise Incomplete if neither `state` nor any holder's count moved for longer than the bound."""
         if state != self._last:
             self._last, self._since = state, self.clock()
-        if min(self.clock() - self._since, still_seconds) > STUCK_SECONDS:
+        if min(self.clock() - self._since, still_seconds) > bound_seconds:
             message = (
-                f"{who()}; nothing moved for {STUCK_SECONDS / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
+                f"{who()}; nothing moved for {bound_seconds / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
             )
             raise Incomplete(message)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -254,6 +255,10 @@ GATE = "FAKE_ENCODER_GATE"
 """A folder: an encoder leaves `<pid>.begun` there, and waits until there is a file `open`."""
 
 
+POISON = "FAKE_ENCODER_POISON"
+"""Names an item of `fill` that kills the process which encodes it, as a fault in a decoder or a driver would."""
+
+
 @dataclass
 class Makers:
     """Stands in for `request._encoders`: makes fake encoders by the model's name, and keeps those it made."""
@@ -329,6 +334,8 @@ def encode_and_log(batch):
     """An `encode` for `fill`: stops at the gate where there is one, and logs what it makes."""
     if GATE in os.environ:
         at_the_gate(batch)
+    if any(item == os.environ.get(POISON) for _key, item in batch):
+        os.kill(os.getpid(), signal.SIGSEGV)
     with Path(os.environ[LOG]).open("a") as file:
         file.write("".join(json.dumps([os.getpid(), "values", str(key)]) + "\n" for key, _item in batch))
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}

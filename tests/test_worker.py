@@ -1,5 +1,6 @@
 """One worker's part of a pass: claims, batches, failures, ledgers."""
 
+import os
 import threading
 import time
 import weakref
@@ -9,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cachestore.work.claims
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
+from cachestore.files.paths import ClaimName
 from cachestore.keys import Key
 from cachestore.storage.snapshot import load_snapshot
+from cachestore.work.attempts import Attempts
+from cachestore.work.choice import POOL_UNITS
+from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers, read_ledgers
 from cachestore.work.passes import join_pass, read_round
-from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat
-from cachestore.worker import POOL_UNITS, STUCK_SECONDS, Task, Worker
+from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat, Watch, host_name, read_beats
+from cachestore.worker import STUCK_SECONDS, Task, Worker
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 
@@ -49,6 +55,22 @@ class Bench:
         with self.worker(**options) as worker:
             worker.do_round(self.opened)
             return worker.beat
+
+    def killed(self, *, on=None):
+        """A worker that took what it could and was killed: its lock yields and its beat names no end; `on` is the unit it was on."""
+        beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", 0, 1)
+        beat.__enter__()
+        task = Task(self.job.layout, self.job.plan, self.ref, self.job.encoders, self.job.source, 0, 1, "launch")
+        with closing(Worker(task, beat)) as worker:
+            slots = worker._take(self.opened, 0)
+            if on is not None:
+                worker.attempts.begin(on)
+        beat._lock.release()
+        return slots
+
+    def attempts(self):
+        """The unit that each worker named last."""
+        return Attempts(self.job.layout, self.ref.folder(self.job.layout), "").last_units()
 
     def outcomes(self):
         ledgers = read_ledgers(self.ref.folder(self.job.layout), 0)
@@ -480,14 +502,181 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
     clock = Clock()
     with bench.worker() as silent:
         silent._take(bench.opened, 0)
-        holder = silent.beat.worker
-        monkeypatch.setattr("cachestore.work.claims.Claims.slowest", lambda *_: None)
-        monkeypatch.setattr("cachestore.work.workers.SILENT_SECONDS", 1e9)
+        beat = silent.beat
+        monkeypatch.setattr("cachestore.worker.claims_to_take", lambda _held: [])
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
-    assert holder in str(ended.value)
-    assert "partition 0 of recipe 0" in str(ended.value)
-    assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + SILENT_SECONDS
+    owner = f"rank 0, pid {os.getpid()} on {host_name()}, last beat 'planning' with count 0, unchanged for"
+    assert f"partition 0 of recipe 0 (text) held by {owner}" in str(ended.value)
+    assert beat.worker in str(ended.value)
+    assert "cachestore status" in str(ended.value)
+    assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + 60
+
+
+def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch(root, monkeypatch):
+    bench = Bench(root, captions("a"), FakeEncoder())
+    clock = Clock()
+    with bench.worker() as slow:
+        slow._take(bench.opened, 0)
+        slow.beat.batch_took(1000.0)  # silent after 3,000 s
+        slow.beat.write()
+        monkeypatch.setattr("cachestore.worker.claims_to_take", lambda _held: [])
+
+        def sleep(_seconds):
+            clock.sleep(30)
+            if clock.now < 9000:
+                slow.beat.rise()
+                slow.beat.write()
+
+        with pytest.raises(Incomplete, match="nothing moved for 100 minutes"):
+            bench.work(clock=clock, sleep=sleep)
+    assert 8970 + 6000 <= clock.now <= 9000 + 6060
+
+
+def test_a_claim_that_cannot_be_taken_though_no_listing_shows_it_is_left_for_the_next_poll(root, monkeypatch):
+    """On NFS a listing may be a minute old; trying again at once would keep a processor and a server busy."""
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    clock, polls = Clock(), []
+    with bench.worker() as other:
+        taken = other._take(bench.opened, 0)
+        really = other.claims.folder.claims
+        names = cachestore.work.claims.names_in
+        monkeypatch.setattr("cachestore.work.claims.names_in", lambda folder: [] if len(polls) < 3 and folder == really else names(folder))
+
+        def sleep(seconds):
+            polls.append(clock.sleep(seconds))
+            if len(polls) == 5:
+                other._do_pool(bench.opened, 0, taken)
+
+        bench.work(clock=clock, sleep=sleep, encoders=[FakeEncoder()])
+    assert len(polls) == 5
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_where_nobody_claims_what_cannot_be_taken_the_wait_ends_too(root, monkeypatch):
+    clock = Clock()
+    bench = Bench(root, captions("a"), FakeEncoder())
+    monkeypatch.setattr("cachestore.work.claims.note", lambda *_arguments: False)
+    with pytest.raises(Incomplete, match="partitions that nobody claims"):
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
+
+
+# Units that kill
+
+
+def test_what_a_dead_worker_held_is_done_unit_by_unit_each_named_before_it_is_prepared(root):
+    class Watched(FakeEncoder):
+        def prepare(self, resolved):
+            named.append((resolved.item, sorted(bench.attempts().values())))
+            return super().prepare(resolved)
+
+    named = []
+    encoder = Watched(limit=16, before_encode=lambda items: named.append((items[0], sorted(bench.attempts().values()))))
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    held = bench.killed()
+    assert len(held) == 3
+    bench.work(encoders=[encoder])
+    places = {item: outcome.unit for item, outcome in bench.by_item().items()}
+    assert sorted(named) == sorted([(item, [place]) for item, place in places.items()] * 2)
+    assert {len(batch) for batch in encoder.batches} == {1}
+    assert set(results(bench).values()) == {"made"}
+    assert bench.attempts() == {}
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_unit_that_two_workers_died_on_is_a_failure_and_not_run_again(root, threads):
+    bench = Bench(root, captions(*map(str, range(9))), FakeEncoder())
+    first = bench.killed()
+    [(_recipe, partition)] = bench.killed(on=bench.opened.partition(0, first[0][1])[0])
+    deadly = bench.opened.partition(0, partition)[0]
+    encoder = FakeEncoder()
+    beat = bench.work(encoders=[encoder], threads=threads)
+    outcomes = bench.outcomes()
+    assert {place for place, outcome in outcomes.items() if outcome.result == "failed"} == {deadly}
+    assert not outcomes[deadly].is_transient
+    here = f"pid {os.getpid()} on {host_name()}"
+    assert outcomes[deadly].reason.startswith(f"two workers died encoding it: {here} with it among others, {here} with it alone")
+    assert sorted(encoder.encoded) == sorted(item for item, outcome in bench.by_item().items() if outcome.unit != deadly)
+    assert (beat.encoded, beat.failed) == (8, 1)
+
+
+def test_a_unit_that_the_only_proved_dead_was_on_alone_is_a_failure_too(root):
+    """The first one's beat is gone, so its death is no longer proved."""
+    bench = Bench(root, captions("a"), FakeEncoder())
+    bench.killed()
+    bench.killed(on=0)
+    first = bench.job.layout.worker(
+        Claims(bench.job.layout, bench.ref.folder(bench.job.layout), "", Watch(bench.job.layout)).holder(ClaimName(0, 0, 0, 0))
+    )
+    first.unlink()
+    bench.work()
+    assert bench.by_item()["a"].reason.startswith(f"a worker died encoding it alone: pid {os.getpid()} on")
+
+
+@pytest.mark.parametrize("how", ["ended", "silent", "slow", "unreadable", "own"])
+def test_a_claim_of_one_that_was_not_proved_dead_changes_nothing_else(root, how):
+    """Also where it named a unit: only who was proved dead has died of it."""
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    encoder, clock = FakeEncoder(limit=16), Clock()
+    with bench.worker(encoders=[encoder]) as holder:
+        slots = holder._take(bench.opened, 0)
+        holder.attempts.begin(0)
+        if how == "slow":
+            holder.beat.batch_took(0.1)
+            holder.beat.write()
+        if how == "unreadable":
+            for recipe, partition in slots:
+                (holder.claims.folder.claims / f"0.{recipe}.{partition}.0").write_bytes(b"?")
+        if how == "own":
+            holder.do_round(bench.opened)
+        elif how != "ended":
+            bench.work(encoders=[encoder], clock=clock, sleep=lambda _seconds: clock.sleep(200))
+    if how == "ended":
+        bench.work(encoders=[encoder])
+    assert sorted(encoder.encoded) == ["a", "b", "c"]
+    assert set(results(bench).values()) == {"made"}
+    assert {path.name for path in holder.attempts.folder.attempts.iterdir()} <= {f"{holder.beat.worker}.0.0"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BadInput])
+def test_a_worker_that_stops_while_it_does_units_alone_names_none(root, error):
+    """It did not die of the unit, though its lock yields from now on."""
+
+    def stop(items):
+        raise error
+
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    bench.killed()
+    with pytest.raises(error):
+        bench.work(encoders=[FakeEncoder(before_encode=stop)])
+    assert bench.attempts() == {}
+    bench.work()
+    assert set(results(bench).values()) == {"made"}
+
+
+# Signs of life
+
+
+def test_a_worker_shows_that_it_loads_a_model_before_it_does_and_that_it_has_one_after(root):
+    shown = []
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+
+    def look(_items):
+        [beat] = read_beats(bench.job.layout)
+        shown.append((beat["phase"], beat["count"]))
+
+    beat = bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
+    assert [phase for phase, _count in shown] == ["loading", "working"]
+    assert shown[1][1] > shown[0][1] > 0
+    assert beat.phase == "ended"
+
+
+def test_the_batch_that_loads_the_model_is_not_the_slowest(root):
+    """Five times as long as loading takes nobody would do over what a hung worker holds."""
+    clock, seconds = Clock(), [100.0, 2.0, 3.0]
+    encoder = FakeEncoder(limit=1, before_encode=lambda _items: clock.sleep(seconds.pop(0)))
+    beat = Bench(root, captions("a", "b", "c"), encoder).work(clock=clock)
+    assert beat.slowest_batch == 3.0
 
 
 # Stopping
@@ -538,6 +727,26 @@ def test_an_idle_worker_can_be_cancelled(root):
         with pytest.raises(Incomplete):
             bench.work(cancel=Soon(), encoders=[idle])
     assert idle.encoded == []
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_interrupt_in_the_callers_encode_publishes_what_is_encoded_and_passes(root, stop, threads):
+    def interrupt(items):
+        if len(encoder.batches) == 3:
+            raise stop
+
+    before = threading.active_count()
+    encoder = FakeEncoder(limit=4, before_encode=interrupt)
+    bench = Bench(root, captions(*map(str, range(40))), encoder)
+    with pytest.raises(stop) as caught:
+        bench.work(threads=threads)
+    assert caught.value.__traceback__ is not None  # its frames still hold what they held, and yet no thread is left
+    assert threading.active_count() == before
+    assert len(bench.present()) == 12
+    again = FakeEncoder()
+    bench.work(encoders=[again])
+    assert sorted(again.encoded + encoder.encoded) == sorted(map(str, range(40)))
 
 
 def test_progress_is_told_with_what_is_published(root):

@@ -3,17 +3,26 @@
 filelock is imported inside the functions: it takes 60 ms, and readers must not load it.
 """
 
+import errno
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from cachestore.errors import LockTimeout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from filelock import BaseFileLock
+
+_PROBE_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_HELD: Final = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK}
 
 
 def _make(path: Path, bits: int) -> "BaseFileLock":
@@ -42,19 +51,30 @@ def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Generator[None]
 
 
 class LifeLock:
-    """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so."""
+    """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so.
+
+    What is granted is probed at once: some file systems grant every lock to everybody. A file whose lock cannot be held is removed,
+    so that nobody takes its yielding for a death.
+    """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:
-        """Take the lock now. `is_held` tells whether the file system granted it."""
+        """Take the lock now. `is_held` tells whether the file system granted it, and grants it to nobody else."""
         from filelock import Timeout
 
         self._pid = os.getpid()
         self._lock = _make(path, bits)
+        self.is_held = False
         try:
             self._lock.acquire(timeout=0)
-            self.is_held = True
-        except (Timeout, NotImplementedError, OSError):
-            self.is_held = False
+        except Timeout:  # somebody else's, and so is the file
+            return
+        except (NotImplementedError, OSError):
+            _forget(path)
+            return
+        self.is_held = is_locked(path) is True
+        if not self.is_held:
+            self._lock.release()
+            _forget(path)
 
     def release(self) -> None:
         """Give the lock back; a forked child does nothing here."""
@@ -72,7 +92,27 @@ class LifeLock:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether somebody holds this lock now: True, False, or None where the file system cannot tell or the file is gone."""
+    """Whether somebody holds this lock now: True, False, or None where the file system cannot tell or the file is gone.
+
+    The probe makes no file, and two probes do not see each other: one that took the lock itself would look like its holder.
+    """
+    if fcntl is None:
+        return _is_locked_by_taking(path)
+    try:
+        descriptor = os.open(path, _PROBE_FLAGS)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in _HELD else None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_locked_by_taking(path: Path) -> bool | None:
+    """The probe where there are no shared locks: take it for a moment. Another probe at that moment may see this one as the holder."""
     from filelock import Timeout
 
     if not path.exists():
@@ -86,3 +126,8 @@ def is_locked(path: Path) -> bool | None:
         return None
     lock.release()
     return False
+
+
+def _forget(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

@@ -9,6 +9,7 @@
     plans/<32 hex>/<pass>/rounds/<round>.json
     plans/<32 hex>/<pass>/claims/<round>.<recipe>.<partition>.<n>
     plans/<32 hex>/<pass>/ledgers/<round>.<recipe>.<partition>.json
+    plans/<32 hex>/<pass>/attempts/<worker>.<n>.<unit>
     plans/<32 hex>/<pass>/done.json
     workers/<32 hex>.json  workers/<32 hex>.lock
     digests/<host>-<32 hex>.json
@@ -40,6 +41,7 @@ _CATALOG = re.compile(_NUMBER + r"\.safetensors")
 _ROUND = re.compile(_NUMBER + r"\.json")
 _CLAIM = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 _LEDGER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.json")
+_ATTEMPT = re.compile(rf"([0-9a-f]{{32}})\.{_NUMBER}\.{_NUMBER}")
 _PASS = re.compile(_NUMBER)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"([0-9a-f]{64})\.json")
@@ -87,6 +89,14 @@ class LedgerName(NamedTuple):
     round: int
     recipe: int
     partition: int
+
+
+class AttemptName(NamedTuple):
+    """What an attempt's name says: the n-th unit that a worker does alone, by its place in the plan."""
+
+    worker: str
+    n: int
+    unit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +239,15 @@ class PassFolder:
         return self.ledgers / (".".join(str(part) for part in name) + ".json")
 
     @property
+    def attempts(self) -> Path:
+        """The folder of attempts; made when the first unit is done alone."""
+        return self.root / "attempts"
+
+    def attempt(self, name: AttemptName) -> Path:
+        """The path of an attempt."""
+        return self.attempts / ".".join(str(part) for part in name)
+
+    @property
     def done(self) -> Path:
         """The file that ends a pass."""
         return self.root / "done.json"
@@ -268,6 +287,12 @@ def parse_ledger(name: str) -> LedgerName | None:
     """What a ledger's file name says, or None."""
     match = _LEDGER.fullmatch(name)
     return LedgerName(*(int(part) for part in match.groups())) if match else None
+
+
+def parse_attempt(name: str) -> AttemptName | None:
+    """What an attempt's file name says, or None."""
+    match = _ATTEMPT.fullmatch(name)
+    return AttemptName(match[1], int(match[2]), int(match[3])) if match else None
 
 
 def parse_pass(name: str) -> int | None:

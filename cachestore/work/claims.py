@@ -9,6 +9,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim
 from cachestore.files.publish import note
 from cachestore.files.records import encode_record, read_record
+from cachestore.work.choice import Held
 from cachestore.work.workers import Life, Watch
 
 FORMAT: Final = "cachestore-claim"
@@ -27,6 +28,7 @@ class Claims:
     worker: str
     watch: Watch
     _holders: dict[ClaimName, str | None] = field(default_factory=dict[ClaimName, "str | None"])
+    _taken: dict[tuple[int, Slot], ClaimName] = field(default_factory=dict[tuple[int, Slot], ClaimName])
 
     def newest(self, number: int) -> dict[Slot, ClaimName]:
         """The newest claim of each partition that has one, in a round."""
@@ -43,6 +45,7 @@ class Claims:
         taken = note(self.layout, self.folder.claim(name), encode_record(FORMAT, VERSION, {"worker": self.worker}))
         if taken:
             self._holders[name] = self.worker
+            self._taken[number, slot] = name
         return name if taken else None
 
     def holder(self, name: ClaimName) -> str | None:
@@ -55,15 +58,28 @@ class Claims:
         return self._holders[name]
 
     def life(self, name: ClaimName) -> Life:
-        """Whether the holder of a claim lives. A claim that cannot be read, or that this worker no longer works on, is dead."""
-        holder = self.holder(name)
+        """Whether the holder of a claim lives. A claim that cannot be read, or that this worker no longer works on, is free: as if dead."""
+        return self._life_of(self.holder(name))
+
+    def _life_of(self, holder: str | None) -> Life:
         return Life.DEAD if holder is None or holder == self.worker else self.watch.look(holder)
 
-    def slowest(self, names: Iterable[ClaimName]) -> ClaimName | None:
-        """The claim whose holder's count has been still longest, if it has been still long enough to do the work over."""
-        candidates: list[tuple[float, ClaimName]] = []
-        for name in names:
-            holder = self.holder(name)
-            if holder is not None and self.watch.is_slow(holder):
-                candidates.append((self.watch.still_seconds(holder), name))
-        return max(candidates)[1] if candidates else None
+    def look_at(self, names: Iterable[ClaimName]) -> list[Held]:
+        """How the holders of claims stand, in order; each holder is looked at once, however many claims it has."""
+        holders = {name: self.holder(name) for name in names}
+        lives = {holder: self._life_of(holder) for holder in set(holders.values())}
+        return [self._held(name, holder, lives[holder]) for name, holder in holders.items()]
+
+    def _held(self, name: ClaimName, holder: str | None, life: Life) -> Held:
+        if holder is None:
+            return Held(name, life, 0.0, is_slow=False)
+        return Held(name, life, self.watch.still_seconds(holder), self.watch.is_slow(holder))
+
+    def died_before(self, number: int, slot: Slot) -> list[str]:
+        """Workers that held a partition before this worker's own claim and died, in the order of their claims.
+
+        Only a proved death counts: a damaged claim, a slow or silent holder and one that ended in order say nothing of the units.
+        """
+        own = self._taken.get((number, slot))
+        earlier = [self.holder(own._replace(n=n)) for n in range(own.n)] if own else []
+        return [worker for worker in dict.fromkeys(earlier) if worker not in (None, self.worker) and self.watch.has_died(worker)]

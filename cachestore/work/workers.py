@@ -3,6 +3,9 @@
 A worker is proved dead when its lock was seen held and now yields, or yields although the worker ran on this host in this boot, or
 when it ran on this host in an earlier boot. Otherwise it is presumed dead only when its count has stood still for
 max(180 s, 3 x its slowest batch) on the observer's own monotonic clock. No clocks of two machines are ever compared.
+
+Two questions are asked of the dead: may their claims be taken over (whoever gave its lock back is dead), and did they die of what
+they did (who said "ended" before did not).
 """
 
 import os
@@ -161,12 +164,52 @@ class Life(Enum):
     """Proved dead."""
 
 
+def is_held(layout: Layout, worker: str) -> bool | None:
+    """Whether a worker's lock is held now; None where that cannot be told."""
+    return is_locked(layout.worker_lock(worker))
+
+
+def seconds_between_beats(world_size: int) -> float:
+    """How long a working worker may show the same count, as it does not write each rise."""
+    return max(1.0, world_size / 16)
+
+
+def silent_after(slowest_batch: float) -> float:
+    """For how long a count stands still before its worker is presumed dead; 0 where there was no batch yet."""
+    return max(SILENT_SECONDS, SILENT_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS))
+
+
+def slow_after(slowest_batch: float, world_size: int) -> float:
+    """For how long a count stands still before an idle worker does the work over.
+
+    In a world of 512 a beat is written every 32 s: a count that stood still for 10 s then says nothing.
+    """
+    return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * seconds_between_beats(world_size))
+
+
+def is_proved_dead(beat: Mapping[str, Any] | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
+    """Whether a worker's death is proved, by its beat and its lock (`held` is None where that cannot be told).
+
+    Of a worker without a beat nothing is known. A lock that is held outweighs all: two machines may bear one name.
+    """
+    if beat is None or held:
+        return False
+    if held is False and was_held:
+        return True
+    if beat["host"] != host:  # locks may not reach over machines
+        return False
+    if beat["boot"] == boot:  # both may be empty: then it ran in this boot, or in an earlier one
+        return held is False
+    return bool(beat["boot"] and boot)
+
+
 @dataclass(slots=True)
 class _Seen:
     count: int
     since: float
-    slowest_batch: float
-    was_locked: bool = False
+    slowest_batch: float = 0.0
+    world_size: int = 1
+    was_held: bool = False
 
 
 @dataclass(slots=True)
@@ -177,6 +220,9 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=host_name)
     boot: str = field(default_factory=boot_id)
+    read: Callable[[Layout, str], Mapping[str, Any] | None] = read_beat
+    """How a worker's beat is read, and its lock probed: from the store, or from memory in a simulation."""
+    probe: Callable[[Layout, str], bool | None] = is_held
     _seen: dict[str, _Seen] = field(default_factory=dict[str, _Seen])
     _dead: set[str] = field(default_factory=set[str])
 
@@ -184,34 +230,36 @@ class Watch:
         """Whether a worker lives, as far as can be told now. One whose beat is gone is watched as if its count stood still."""
         if worker in self._dead:
             return Life.DEAD
-        beat = read_beat(self.layout, worker)
+        beat = self.read(self.layout, worker)
         seen = self._remember(worker, beat)
-        if self._is_proved_dead(worker, beat, seen):
+        # After the beat: a worker holds its lock before it shows a beat.
+        held = self.probe(self.layout, worker) if beat is not None else None
+        if is_proved_dead(beat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
             self._dead.add(worker)
             return Life.DEAD
-        still = self.still_seconds(worker)
-        return Life.SILENT if still >= max(SILENT_SECONDS, SILENT_BATCHES * self._slowest(worker)) else Life.LIVE
+        seen.was_held = seen.was_held or held is True
+        return Life.SILENT if self.still_seconds(worker) >= silent_after(seen.slowest_batch) else Life.LIVE
+
+    def has_died(self, worker: str) -> bool:
+        """Whether a worker is proved dead and did not say before that it ended: what it did may have killed it.
+
+        Where its beat is gone by now, it is taken for one that did not say so.
+        """
+        if self.look(worker) is not Life.DEAD:
+            return False
+        beat = self.read(self.layout, worker)  # again: it may have ended between the last look at its beat and the one at its lock
+        return beat is None or beat["phase"] != "ended"
 
     def _remember(self, worker: str, beat: Mapping[str, Any] | None) -> _Seen:
         count = int(beat["count"]) if beat else -1
         seen = self._seen.get(worker)
         if seen is None:
-            seen = self._seen[worker] = _Seen(count, self.clock(), 0.0)
+            seen = self._seen[worker] = _Seen(count, self.clock())
         elif beat is not None and count != seen.count:
             seen.count, seen.since = count, self.clock()
         if beat is not None:
-            seen.slowest_batch = float(beat["slowest_batch"])
+            seen.slowest_batch, seen.world_size = float(beat["slowest_batch"]), int(beat["world_size"])
         return seen
-
-    def _is_proved_dead(self, worker: str, beat: Mapping[str, Any] | None, seen: _Seen) -> bool:
-        if beat is not None and beat["host"] == self.host and self.boot and beat["boot"] != self.boot:
-            return True
-        held = is_locked(self.layout.worker_lock(worker)) if beat is not None else None
-        if held:
-            seen.was_locked = True
-            return False
-        ran_here = beat is not None and beat["host"] == self.host and beat["boot"] == self.boot
-        return held is False and (seen.was_locked or ran_here)
 
     def still_seconds(self, worker: str) -> float:
         """For how long a worker's count has not risen, as far as this observer saw."""
@@ -220,8 +268,24 @@ class Watch:
 
     def is_slow(self, worker: str) -> bool:
         """Whether an idle worker may do this one's work over: it may be a duplicate, never a loss."""
-        return self.still_seconds(worker) >= max(SLOW_SECONDS, SLOW_BATCHES * self._slowest(worker))
-
-    def _slowest(self, worker: str) -> float:
         seen = self._seen.get(worker)
-        return seen.slowest_batch if seen and seen.slowest_batch > 0 else FIRST_BATCH_SECONDS
+        return seen is not None and self.still_seconds(worker) >= slow_after(seen.slowest_batch, seen.world_size)
+
+    def patience(self, worker: str) -> float:
+        """For how long a worker's count stands still before it is presumed dead, as far as this observer knows."""
+        seen = self._seen.get(worker)
+        return silent_after(seen.slowest_batch if seen else 0.0)
+
+    def name_of(self, worker: str) -> str:
+        """Who a worker is, for a message: its process and host, or its number alone where its beat is gone."""
+        beat = self.read(self.layout, worker)
+        return f"worker {worker} (beat gone)" if beat is None else f"pid {beat['pid']} on {beat['host']}"
+
+    def last_beat(self, worker: str) -> str:
+        """Who a worker is and what its beat says last, for a message."""
+        beat = self.read(self.layout, worker)
+        if beat is None:
+            return self.name_of(worker)
+        rank = "without a rank" if beat["rank"] is None else f"rank {beat['rank']}"
+        still = f"unchanged for {self.still_seconds(worker):.0f} s"
+        return f"{rank}, {self.name_of(worker)}, last beat {beat['phase']!r} with count {beat['count']}, {still}"

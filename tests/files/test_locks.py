@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from cachestore.errors import LockTimeout
+from cachestore.files import locks
 from cachestore.files.locks import LifeLock, is_locked, locked
 
 HOLDER = """
@@ -132,3 +133,81 @@ def test_without_locks_a_block_is_a_lock_timeout(path, no_locks):
 def test_without_locks_nobody_can_tell_who_holds_one(path, no_locks):
     path.touch()
     assert is_locked(path) is None
+
+
+@pytest.fixture
+def idle_locks(monkeypatch):
+    """A network file system that grants every lock to everybody."""
+    monkeypatch.setattr(fcntl, "flock", lambda _descriptor, _operation: None)
+
+
+def test_a_life_lock_that_everybody_is_granted_holds_nothing_and_leaves_no_file_that_would_yield(path, idle_locks):
+    with LifeLock(path) as lock:
+        assert not lock.is_held
+        assert is_locked(path) is None
+
+
+def test_a_life_lock_that_is_refused_leaves_no_file_that_would_yield(path, no_locks):
+    with LifeLock(path):
+        assert not path.exists()
+
+
+def test_a_life_lock_that_somebody_else_holds_leaves_his_file(path):
+    with LifeLock(path):
+        with LifeLock(path):
+            pass
+        assert is_locked(path) is True
+
+
+def test_two_probes_do_not_see_each_other(path, monkeypatch):
+    """The second one looks while the first holds what it looks with."""
+    path.touch()
+    seen = []
+    really = fcntl.flock
+
+    def flock(descriptor, operation):
+        really(descriptor, operation)
+        if len(seen) < 1:
+            seen.append(None)
+            seen.append(is_locked(path))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert is_locked(path) is False
+    assert seen == [None, False]
+
+
+def test_a_probe_makes_no_file_and_writes_none(path):
+    path.touch()
+    path.chmod(0o444)
+    before = path.stat()
+    assert is_locked(path) is False
+    assert path.stat() == before
+    assert [one.name for one in path.parent.iterdir()] == ["a.lock"]
+
+
+def test_a_probe_follows_no_link(path, tmp_path):
+    (tmp_path / "elsewhere").touch()
+    path.symlink_to(tmp_path / "elsewhere")
+    assert is_locked(path) is None
+
+
+class TestWithoutSharedLocks:
+    """Windows has no fcntl; there a probe takes the lock for a moment."""
+
+    @pytest.fixture(autouse=True)
+    def _no_fcntl(self, monkeypatch):
+        monkeypatch.setattr(locks, "fcntl", None)
+
+    def test_whether_a_missing_lock_is_held_is_unknown(self, path):
+        assert is_locked(path) is None
+        assert not path.exists()
+
+    def test_a_held_lock_is_seen_and_a_released_one_is_not(self, path):
+        with LifeLock(path) as lock:
+            assert lock.is_held
+            assert is_locked(path) is True
+        assert is_locked(path) is False
+
+    def test_nobody_can_tell_where_locks_are_refused(self, path, no_locks):
+        path.touch()
+        assert is_locked(path) is None

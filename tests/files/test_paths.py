@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cachestore.errors import BadInput
 from cachestore.files import paths
-from cachestore.files.paths import ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
+from cachestore.files.paths import AttemptName, ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
 
 LAYOUT = Layout(Path("/store"))
 PASS = PassFolder(Path("/store/plans/p/0"))
@@ -27,6 +27,7 @@ MADE_AND_PARSED = {
     "round": (numbers, lambda number: PASS.round(number).name, paths.parse_round),
     "claim": (claims, lambda name: PASS.claim(name).name, paths.parse_claim),
     "ledger": (ledgers, lambda name: PASS.ledger(name).name, paths.parse_ledger),
+    "attempt": (st.builds(AttemptName, digests, numbers, numbers), lambda name: PASS.attempt(name).name, paths.parse_attempt),
     "pass": (numbers, lambda number: LAYOUT.pass_folder("0" * 32, number).name, paths.parse_pass),
     "plan": (digests, lambda digest: LAYOUT.plan_folder(digest).name, paths.parse_plan),
     "recipe": (st.text(hex_of, min_size=64, max_size=64), lambda digest: LAYOUT.recipe(digest).name, paths.parse_recipe),
@@ -64,6 +65,9 @@ FOREIGN = [
     f"1-{'0' * 32}.lmdb-lock",
     f"{'1' * 19}-{'0' * 32}.lmdb",
     "1.2.3.4.5",
+    f"{'0' * 32}.1",
+    f"{'0' * 32}.01.2",
+    f"{'0' * 31}.1.2",
     "1.2.3.04",
     "1.2..json",
     "\udcff",

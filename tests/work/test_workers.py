@@ -1,5 +1,8 @@
 """Beats, and how the living are told from the dead without comparing two clocks."""
 
+import fcntl
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -15,10 +18,13 @@ from cachestore.work.workers import (
     Watch,
     boot_id,
     host_name,
+    is_proved_dead,
     read_beat,
     read_beats,
+    seconds_between_beats,
+    slow_after,
 )
-from tests.fakes import Clock, program
+from tests.fakes import ROOT, Clock, program
 
 PLAN = "0" * 32
 
@@ -273,3 +279,164 @@ def test_a_worker_whose_lock_file_was_deleted_is_only_presumed_dead(layout):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux names its boots")
 def test_this_boot_has_a_name():
     assert boot_id()
+
+
+# Proofs of death, one by one
+
+HERE = {"host": "here", "boot": "now"}
+BEATS = {
+    "this boot": HERE,
+    "an earlier boot": {"host": "here", "boot": "before"},
+    "a boot without a name": {"host": "here", "boot": ""},
+    "another host": {"host": "there", "boot": "now"},
+    "no beat": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("ran", "held", "was_held", "dead"),
+    [
+        ("this boot", False, False, True),  # it yields although it ran here
+        ("this boot", True, True, False),
+        ("this boot", None, False, False),  # the file system has no locks, or the lock's file is gone
+        ("this boot", None, True, False),
+        ("an earlier boot", False, False, True),
+        ("an earlier boot", None, False, True),
+        ("an earlier boot", True, False, False),  # another machine of the same name
+        ("a boot without a name", False, False, False),
+        ("a boot without a name", None, False, False),
+        ("a boot without a name", False, True, True),  # seen held, and now yields
+        ("another host", False, False, False),
+        ("another host", None, True, False),
+        ("another host", False, True, True),
+        ("another host", True, True, False),
+        ("no beat", None, True, False),
+        ("no beat", False, True, False),
+    ],
+)
+def test_death_is_proved_by_a_lock_that_was_held_and_yields_by_one_of_this_boot_that_yields_or_by_an_earlier_boot(
+    ran, held, was_held, dead
+):
+    assert is_proved_dead(BEATS[ran], held=held, was_held=was_held, host="here", boot="now") is dead
+
+
+@pytest.mark.parametrize(("held", "dead"), [(None, False), (True, False), (False, True)])
+def test_where_no_boot_has_a_name_only_the_lock_proves_a_death_here(held, dead):
+    assert is_proved_dead({"host": "here", "boot": ""}, held=held, was_held=False, host="here", boot="") is dead
+
+
+def test_a_worker_that_does_not_know_its_boot_proves_nothing_by_it():
+    assert not is_proved_dead({"host": "here", "boot": "before"}, held=None, was_held=False, host="here", boot="")
+
+
+def test_the_living_are_not_proved_dead_where_every_lock_is_granted_to_everybody(layout, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", lambda _descriptor, _operation: None)
+    with beat(layout) as one:
+        watch = Watch(layout, Clock())
+        assert watch.look(one.worker) is watch.look(one.worker) is Life.LIVE
+        assert not watch.has_died(one.worker)
+
+
+def test_two_observers_at_once_do_not_prove_the_living_dead_where_no_lock_is_granted(layout, monkeypatch):
+    """An observer that took the lock to look at it would be seen as its holder by the other, and then as having died."""
+    with beat(layout, clock=Clock()) as one:
+        one._lock.release()  # as if the file system had forgotten it
+        show(layout, one.worker, host="another machine")
+        watch, other = Watch(layout, Clock()), Watch(layout, Clock())
+        really, inside = watch.probe, []
+
+        def probe(layout, worker):
+            with layout.worker_lock(worker).open() as held:
+                fcntl.flock(held, fcntl.LOCK_SH)  # the other one's probe, not finished yet
+                inside.append(other.look(worker))
+                return really(layout, worker)
+
+        watch.probe = probe
+        assert watch.look(one.worker) is Life.LIVE
+        watch.probe = really
+        assert inside == [Life.LIVE]
+        assert watch.look(one.worker) is other.look(one.worker) is Life.LIVE
+
+
+def test_a_worker_that_ends_between_the_looks_at_its_beat_and_at_its_lock_did_not_die(layout):
+    watch, one = Watch(layout, Clock()), beat(layout)
+    one.__enter__()
+    really = watch.probe
+
+    def probe(layout, worker):
+        one.__exit__()
+        return really(layout, worker)
+
+    watch.probe = probe
+    assert watch.look(one.worker) is Life.DEAD
+    assert not watch.has_died(one.worker)
+
+
+def test_a_killed_worker_died_also_when_its_beat_is_gone_by_now(layout):
+    worker = program(KILLED, layout.root).communicate(timeout=50)[0].strip()
+    watch = Watch(layout, Clock())
+    assert watch.has_died(worker)
+    layout.worker(worker).unlink()
+    assert watch.has_died(worker)
+    assert not Watch(layout, Clock()).has_died(worker)
+
+
+PAUSED = """
+import sys
+from cachestore.files.paths import Layout
+from cachestore.work.workers import Beat
+from pathlib import Path
+with Beat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1) as beat:
+    print(beat.worker, flush=True)
+    sys.stdin.readline()
+    beat.rise()
+    beat.write()
+    print("awake", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_paused_worker_is_silent_and_never_dead_and_lives_again_when_it_wakes(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    with subprocess.Popen(
+        [sys.executable, "-c", PAUSED, str(layout.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as paused:
+        worker = paused.stdout.readline().strip()
+        assert watch.look(worker) is Life.LIVE
+        paused.send_signal(signal.SIGSTOP)
+        clock.sleep(SILENT_SECONDS)
+        assert watch.look(worker) is Life.SILENT
+        assert not watch.has_died(worker)
+        paused.send_signal(signal.SIGCONT)
+        paused.stdin.write("\n")
+        paused.stdin.flush()
+        assert paused.stdout.readline() == "awake\n"
+        assert watch.look(worker) is Life.LIVE
+        paused.stdin.write("\n")
+    assert watch.look(worker) is Life.DEAD
+    assert not watch.has_died(worker)
+
+
+@pytest.mark.parametrize("world", [1, 16, 64, 512])
+def test_a_beat_that_is_not_written_yet_makes_nobody_slow(layout, world):
+    clock = Clock()
+    assert slow_after(0.001, world) >= 2 * seconds_between_beats(world)
+    with beat(layout, clock=clock, world=world) as one:
+        for _ in range(2):
+            clock.sleep(seconds_between_beats(world))
+            before = read_beat(layout, one.worker)["count"]
+            one.rise()
+            assert read_beat(layout, one.worker)["count"] > before
+
+
+def test_messages_name_a_worker_by_rank_process_host_and_last_beat(layout):
+    clock = Clock()
+    watch = Watch(layout, clock)
+    worker = show(layout, "a" * 32, pid=77, host="there", rank=3, count=9)
+    watch.look(worker)
+    clock.sleep(12)
+    assert watch.name_of(worker) == "pid 77 on there"
+    assert watch.last_beat(worker) == "rank 3, pid 77 on there, last beat 'working' with count 9, unchanged for 12 s"
+    assert "without a rank" in watch.last_beat(show(layout, "b" * 32, rank=None))
+    assert watch.last_beat("c" * 32) == f"worker {'c' * 32} (beat gone)"
