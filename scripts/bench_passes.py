@@ -173,7 +173,7 @@ def measure(folder: Path, rows: int) -> dict[str, Any]:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Passes over many captions that are there already.")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", help="where to work (default: a temporary folder)")
