@@ -8,17 +8,17 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved
-from cachestore.errors import BadInput, EncodeFailed, WriteFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key, Recipe
-from cachestore.processes import joined_report, run_child, run_children
+from cachestore.processes import Care, gpu_count, joined_report, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler, Source
@@ -29,6 +29,7 @@ from cachestore.store import Store
 from cachestore.work.agreement import Intent, in_words, wait_for_rank_0, who_differs
 from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit, is_published, plan_of_keys, publish_plan
+from cachestore.work.progress import Observer
 from cachestore.work.workers import Beat, Life, host_name
 from cachestore.worker import Cancel, Task, Worker
 
@@ -237,10 +238,14 @@ def precompute(
         encode: "text", "latents" or both.
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%") before `complete` is false for it.
-        on_progress: called with counts now and then, in the calling thread. Only with `inline`.
-        cancel: anything with `is_set()`; set, it ends the work after the present batch. Only with `inline`.
-        inline: encode in this process. Otherwise `python -m cachestore` is started (one for each rank of a launcher), so that no
-            thread, no GPU memory and no tokenizer of ours stays in the caller.
+        on_progress: called in the calling thread, about once a second and at the end, with units published so far over all ranks:
+            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
+        cancel: anything with `is_set()`; set, it ends the work after the present batch: what is encoded is published, and Incomplete
+            raised.
+        inline: encode in this process. Otherwise `python -m cachestore` is started (one for each rank of a launcher, else as many as
+            `procs` says, else one for each GPU), so that no thread, no GPU memory and no tokenizer of ours stays in the caller. Where
+            nothing is to be encoded no process is started, and this one does the rest, without torch. The workers stop when this
+            process dies.
         **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions, caption_lines, caption,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, workers, rank,
             world_size, strict, replace.
@@ -262,14 +267,88 @@ def precompute(
     fixed = {"data": str(data), "model": str(model), "store": str(store), "encode": tuple(encode), "encode_arg": dict(encode_args or {})}
     values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
     request = PrecomputeRequest(**values)
+    observer = Observer(Layout(Path(request.store).absolute()))
     if inline:
-        return precompute_here(request, on_progress=on_progress, cancel=cancel)
-    if on_progress or cancel:
-        message = "on_progress and cancel need inline=True: without it the work is done by another process"
-        raise BadInput(message)
+        tell = observer.following(on_progress) if on_progress else None
+        report = precompute_here(request, on_progress=tell, cancel=cancel)
+    else:
+        report = _if_all_is_there(request) or _in_processes(request, Care(observer.look_at, on_progress, cancel))
+    if on_progress and (ended := observer.newest(report.plan)) is not None:
+        on_progress(ended.counts())
+    return report
+
+
+def _in_processes(request: PrecomputeRequest, care: Care) -> Report:
+    """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own."""
     arguments = replace(request, procs=None).arguments()
-    children = run_child(arguments, _own_place(request)) if request.procs is None else run_children(arguments, request.procs)
+    count = process_count(request)
+    is_one = request.procs is None and count == 1
+    children = run_child(arguments, _own_place(request), care) if is_one else run_children(arguments, count, care)
     return _held_to(Report.from_json(joined_report(children)), request)
+
+
+def process_count(request: PrecomputeRequest) -> int:
+    """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher. Raises BadInput."""
+    if request.procs is not None:
+        if request.procs < 1 or (request.procs > 1 and request.rank is not None):
+            message = f"--procs starts local ranks, from 1 on, and does not go with --rank; got {request.procs}"
+            raise BadInput(message)
+        return request.procs
+    is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
+    return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
+
+
+def _if_all_is_there(request: PrecomputeRequest) -> Report | None:
+    """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
+
+    Ranks that look while others still work get None too, and so does who would have to download a model: to wait, and to start the
+    hub's threads, is a worker's business.
+    """
+    from cachestore.encode.hub import is_here
+
+    allowed_failures(request.max_failures, 0)  # refused now, not after a source was listed
+    models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
+    if not all(is_here(name, request.revision) for name in models):
+        return None
+    layout = create_store(Path(request.store))
+    with _as_it_was(os.environ):
+        if _unknown(layout, look_at_request(layout, request))[1]:
+            return None
+        try:
+            return precompute_here(request, cancel=_BeforeAnyWork())
+        except Incomplete:
+            return None
+
+
+class _BeforeAnyWork:
+    """Cancels what would encode or wait: a pass with nothing to do never asks."""
+
+    def is_set(self) -> bool:
+        """Always."""
+        return True
+
+
+@contextmanager
+def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
+    """Leave the environment as it was: what our libraries want is no business of the caller's."""
+    before = dict(environment)
+    try:
+        yield
+    finally:
+        for name in {*environment} - {*before}:
+            del environment[name]
+        environment.update({name: value for name, value in before.items() if environment.get(name) != value})
+
+
+def _unknown(layout: Layout, wanted: Wanted) -> tuple[Reconciler, list[int]]:
+    """The units not known to be present in the pass that a run would join or begin, which is not begun here."""
+    numbers = list_passes(layout, wanted.plan.name)
+    ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
+    if numbers and read_done(layout, ref) is not None:
+        ref = PassRef(ref.plan, ref.number + 1)
+    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
+    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
+        return reconciler, reconciler.unknown(snapshot)
 
 
 def _own_place(request: PrecomputeRequest) -> dict[str, str]:
@@ -340,13 +419,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
     wanted = look_at_request(layout, request)
-    numbers = list_passes(layout, wanted.plan.name)
-    ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
-    if numbers and read_done(layout, ref) is not None:
-        ref = PassRef(ref.plan, ref.number + 1)
-    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
-    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
-        missing = reconciler.unknown(snapshot)
+    reconciler, missing = _unknown(layout, wanted)
     return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)
 
 

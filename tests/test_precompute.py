@@ -360,9 +360,11 @@ def test_an_unknown_option_is_refused_by_name(data, root):
         cs.precompute(data, model="m", store=root, resolutoin=64)
 
 
-def test_progress_and_cancel_need_this_process(data, root):
-    with pytest.raises(BadInput, match="inline"):
-        cs.precompute(data, model="m", store=root, on_progress=print)
+def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):
+    told = []
+    report = cs.precompute(data, model="m", store=root, inline=True, on_progress=told.append)
+    assert told[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    assert all(set(counts) == set(told[-1]) for counts in told)
 
 
 # Looking ahead
@@ -453,12 +455,12 @@ def test_a_plain_script_without_a_guard_encodes_in_processes_of_their_own(data, 
     assert verify(root).ok
 
 
-def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data, root, makers, monkeypatch):
+def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data, root, makers, monkeypatch, tmp_path):
     """Told `--procs 2`, each of two would start two."""
     told = []
-    report = run(data, root)
+    report = run(data, tmp_path / "another")
 
-    def children(arguments, count):
+    def children(arguments, count, _care):
         told.append((arguments, count))
         return [Child(1, 0, report.as_json(), "")] * count
 
@@ -523,7 +525,7 @@ def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers
     assert type(raised.value) is error
 
 
-def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, monkeypatch):
+def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, makers, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
     monkeypatch.setenv("FAKE_ENCODERS", "1")
     monkeypatch.setenv("CACHESTORE_FAILPOINT", "worker.before_ledger")
@@ -688,6 +690,22 @@ def test_a_second_run_over_the_nasty_folder_reuses_all_that_did_not_fail(encoded
     report = cs.precompute(folder, model=model, store=store, resolution=64, device="cpu", inline=True)
     assert (report.encoded, report.reused, report.failed) == (0, first.wanted - first.failed, first.failed)
     assert list_generations(Layout(store), "train") == [report.generation] == [first.generation]
+
+
+@pytest.mark.torch
+def test_a_call_with_nothing_to_encode_imports_no_torch_with_a_real_model(model, tmp_path):
+    picture(tmp_path / "data/a.png", png(64, 64))
+    (tmp_path / "data/a.txt").write_text("a caption")
+    cs.precompute(tmp_path / "data", model=model, store=tmp_path / "store", resolution=64, device="cpu", inline=True)
+    source = """
+import subprocess, sys
+import cachestore as cs
+subprocess.Popen = None
+report = cs.precompute(sys.argv[1], model=sys.argv[2], store=sys.argv[3], resolution=64)
+print(report.complete, report.encoded, report.reused, [name for name in ("torch", "transformers", "diffusers") if name in sys.modules])
+"""
+    out, err = fakes.program(source, tmp_path / "data", model, tmp_path / "store").communicate(timeout=50)
+    assert out == "True 0 3 []\n", err
 
 
 @pytest.mark.torch

@@ -16,6 +16,7 @@ COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "s
 
 OK: Final = 0
 ERROR: Final = 1
+USAGE: Final = 2
 FAILURES: Final = 3
 DAMAGE: Final = 4
 NO_STORE: Final = 10
@@ -31,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(command.run(parsed))
     except CacheStoreError as error:
-        print(f"cachestore: {printable(str(error))}", file=sys.stderr)
-        if getattr(parsed, "json", False):
-            print_json({"error": str(error), "kind": type(error).__name__})
+        print_error(error, as_json=getattr(parsed, "json", False))
         return NO_STORE if isinstance(error, StoreNotFound) else ERROR
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
@@ -65,6 +64,13 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     """The arguments that most commands share."""
     parser.add_argument("store", metavar="STORE", help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def print_error(error: Exception, *, as_json: bool) -> None:
+    """One line on stderr, and for machines an object on stdout too."""
+    print(f"cachestore: {printable(str(error))}", file=sys.stderr)
+    if as_json:
+        print_json({"error": str(error), "kind": type(error).__name__})
 
 
 def print_json(value: object) -> None:

@@ -4,15 +4,17 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import FAILURES, OK, human_bytes, print_json, printable
+from cachestore.cli import FAILURES, OK, USAGE, human_bytes, print_error, print_json, printable
 from cachestore.errors import BadInput, Incomplete
 
 if TYPE_CHECKING:
@@ -71,24 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Encode, and print the report: 0 complete, 3 with failures."""
-    from cachestore.run import look_ahead, precompute_here
+    """Encode, and print the report: 0 complete, 2 for arguments that are malformed in themselves, 3 with failures."""
+    from cachestore.processes import watch_parent
 
-    request = request_from(arguments)
-    say = _silence if arguments.quiet else _to_stderr
+    is_child = watch_parent(os.environ)
+    try:
+        request = request_from(arguments)
+        count = _process_count(request)
+    except BadInput as error:
+        print_error(error, as_json=arguments.json)
+        return USAGE
+    say = _silence if arguments.quiet else to_stderr
     if arguments.plan_only:
-        _print_forecast(arguments, request, look_ahead(request))
+        _print_forecast(arguments, request)
         return OK
-    count = _process_count(request)
-    with _stopping(say, request, is_parent=count > 1) as stop:
-        if count > 1:
-            report = _run_children(request, count, ["--quiet"] if arguments.quiet else [])
-        else:
-            from cachestore.cli.progress import Bar
-
-            bar = Bar(Path(request.store), is_shown=not arguments.quiet)
-            report = precompute_here(request, say=say, cancel=stop, on_progress=bar.look)
-            bar.end()
+    resumes = None if is_child else request  # the parent says it, once for all ranks
+    with _stopping(say, resumes, is_parent=count > 1) as stop:
+        report = _run_children(arguments, request, count) if count > 1 else _run_here(arguments, request, say, stop)
     if not _speaks(request):
         return OK if report.complete else FAILURES
     if arguments.json:
@@ -96,6 +97,32 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print_report(report)
     return OK if report.complete else FAILURES
+
+
+def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop") -> "Report":
+    from cachestore.cli.progress import Bar
+    from cachestore.run import precompute_here
+
+    bar = Bar(Path(request.store), is_shown=not arguments.quiet and _speaks(request))
+    try:
+        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look)
+    finally:
+        bar.end()
+
+
+def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", count: int) -> "Report":
+    """Start ranks and wait for them: the first one draws the bar on our own terminal, and words of this process are about the others."""
+    from dataclasses import replace
+
+    from cachestore.files.paths import Layout
+    from cachestore.processes import Care, joined_report, run_children
+    from cachestore.run import Report
+    from cachestore.work.progress import Observer
+
+    quiet = ["--quiet"] if arguments.quiet else []
+    care = Care(Observer(Layout(Path(request.store).absolute())).look_at, warn=to_stderr, words="inherited")
+    children = run_children([*replace(request, procs=None).arguments(), *quiet], count, care)
+    return Report.from_json(joined_report(children, warn=to_stderr))
 
 
 def _speaks(request: "PrecomputeRequest") -> bool:
@@ -138,34 +165,15 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _process_count(request: "PrecomputeRequest") -> int:
-    """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher."""
-    from cachestore.run import find_placement
+    """How many processes to start. Raises BadInput for numbers that are none or do not fit each other, before anything is looked at."""
+    from cachestore.run import allowed_failures, find_placement, process_count
 
-    if request.procs is not None:
-        if request.procs < 1 or (request.procs > 1 and request.rank is not None):
-            message = f"--procs starts local ranks, from 1 on, and does not go with --rank; got {request.procs}"
-            raise BadInput(message)
-        return request.procs
-    is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
-    return 1 if is_launched or request.device != "auto" else max(1, _gpu_count())
-
-
-def _gpu_count() -> int:
-    """NVIDIA GPUs that a process started here may use, without loading torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
-
-
-def _run_children(request: "PrecomputeRequest", count: int, more: list[str]) -> "Report":
-    from dataclasses import replace
-
-    from cachestore.processes import joined_report, run_children
-    from cachestore.run import Report
-
-    return Report.from_json(joined_report(run_children([*replace(request, procs=None).arguments(), *more], count)))
+    allowed_failures(request.max_failures, 0)
+    find_placement(request.rank, request.world_size)
+    if request.workers is not None and request.workers < 0:
+        message = f"--workers is a number of threads from 0 on, not {request.workers}"
+        raise BadInput(message)
+    return process_count(request)
 
 
 class _Stop:
@@ -180,8 +188,11 @@ class _Stop:
 
 
 @contextmanager
-def _stopping(say: "Say", request: "PrecomputeRequest", *, is_parent: bool) -> Generator[_Stop]:
-    """Turn the first SIGINT or SIGTERM into a request to stop, and leave with 130 or 143 and the command that goes on from there."""
+def _stopping(say: "Say", resumes: "PrecomputeRequest | None", *, is_parent: bool) -> Generator[_Stop]:
+    """Turn the first SIGINT or SIGTERM into a request to stop, and leave with 130 or 143 and the command that goes on from there.
+
+    `resumes` is the request to say for that; None where somebody else says it.
+    """
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -204,31 +215,48 @@ def _stopping(say: "Say", request: "PrecomputeRequest", *, is_parent: bool) -> G
     except (KeyboardInterrupt, Incomplete):
         if stop.signal is None:
             raise
-        _say_how_to_go_on(request)
+        _say_how_to_go_on(resumes)
         raise SystemExit(128 + stop.signal) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _say_how_to_go_on(request: "PrecomputeRequest") -> None:
-    if os.environ.get("CACHESTORE_LAUNCH", "").startswith("procs:"):
-        return  # the parent says it, once for all ranks
+def _say_how_to_go_on(request: "PrecomputeRequest | None") -> None:
+    if request is None:
+        return
     program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
-    print(f"cachestore: stopped; what is encoded is published. Go on with: {program} {shlex.join(request.arguments())}", file=sys.stderr)
+    to_stderr(f"cachestore: stopped; what is encoded is published. Go on with: {program} {shlex.join(request.arguments())}")
 
 
-def _to_stderr(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+def to_stderr(line: str) -> None:
+    """A line for a person. One that nobody can read any more is no reason to fail: a handler of signals says some in the middle of work."""
+    with suppress(OSError, ValueError):
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def _silence(line: str) -> None:
     del line
 
 
-def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest", forecast: "Forecast") -> None:
+def _look_ahead(request: "PrecomputeRequest") -> "Forecast":
+    """Look ahead in the store, or where there is none yet in an empty one elsewhere: who only asks finds nothing made."""
+    from dataclasses import replace
+
+    from cachestore.run import look_ahead
+
+    place = Path(request.store).absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        return look_ahead(request)
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    with tempfile.TemporaryDirectory(prefix="cachestore-") as scratch:
+        return replace(look_ahead(replace(request, store=scratch)), free_bytes=shutil.disk_usage(there).free)
+
+
+def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
     from cachestore.forecast import in_words
 
+    forecast = _look_ahead(request)
     if arguments.json:
         print_json(forecast.as_json())
         return

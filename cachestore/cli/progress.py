@@ -3,16 +3,20 @@
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from cachestore.cli import printable
 from cachestore.errors import CacheStoreError
 from cachestore.files.paths import Layout
-from cachestore.storage.snapshot import open_layout
+from cachestore.work.passes import PassRef
+from cachestore.work.progress import Observer, PassStatus, RankStatus
 
 TERMINAL_SECONDS: Final = 1.0
 LINE_SECONDS: Final = 30.0
-SILENT_SECONDS: Final = 30.0
+NAMED: Final = 3
+"""So many silent ranks and dead ones are named at most."""
 
 
 class Bar:
@@ -20,9 +24,9 @@ class Bar:
 
     def __init__(self, store: Path, *, is_shown: bool) -> None:
         """Draws nothing yet."""
-        self._store = store
+        self._observer = Observer(Layout(store.absolute()))
         self._is_shown = is_shown
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison] - without a console
         self._drawn_at = time.monotonic()
         self._width = 0
 
@@ -32,36 +36,43 @@ class Bar:
         if not self._is_shown or time.monotonic() - self._drawn_at < pause:
             return
         self._drawn_at = time.monotonic()
-        line = self._line(str(counts["plan"]), int(counts["pass"]))
-        if line and self._is_terminal:
+        try:
+            line = printable(in_a_line(self._observer.look(PassRef(str(counts["plan"]), int(counts["pass"])))))
+        except (CacheStoreError, OSError):
+            return
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            self._draw(line)
+
+    def _draw(self, line: str) -> None:
+        if self._is_terminal:
             sys.stderr.write("\r" + line.ljust(self._width))
             sys.stderr.flush()
             self._width = len(line)
-        elif line:
+        else:
             print(line, file=sys.stderr, flush=True)
-
-    def _line(self, plan: str, number: int) -> str:
-        from cachestore.work.passes import PassRef
-        from cachestore.work.progress import pass_status
-
-        try:
-            status = pass_status(open_layout(Layout(self._store.absolute())), PassRef(plan, number))
-        except (CacheStoreError, OSError):
-            return ""
-        done = status.reused + status.encoded + status.failed
-        rates = {rank.rank: rank.rate for rank in status.ranks if rank.alive}
-        text = f"{done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
-        if sum(rates.values()):
-            text += f"; {sum(rates.values()):.1f}/s, {max(0, status.total - done) / sum(rates.values()):.0f} s left"
-        if len(rates) > 1:
-            slowest = min(rates, key=lambda rank: rates[rank])
-            text += f"; slowest rank {slowest} ({rates[slowest]:.1f}/s)"
-        unfinished = [rank for rank in status.ranks if rank.phase != "ended"]
-        gone = [f"; rank {rank.rank} is gone, others do its work" for rank in unfinished if rank.alive is False]
-        silent = [rank for rank in unfinished if rank.alive is not False and rank.beat_age_seconds > SILENT_SECONDS]
-        return text + "".join([*gone[:3], *(f"; rank {rank.rank} silent {rank.beat_age_seconds:.0f} s" for rank in silent[:3])])
 
     def end(self) -> None:
         """Leave the terminal on a fresh line."""
         if self._width:
-            sys.stderr.write("\n")
+            with suppress(OSError, ValueError):
+                sys.stderr.write("\n")
+
+
+def in_a_line(status: PassStatus) -> str:
+    """How far a pass is, for a person: counts, rate and rest, and who is slow, silent or gone."""
+    text = f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
+    working = status.at_work
+    rate = sum(one.rate for one in working)
+    if rate:
+        text += f"; {rate:.1f}/s, {max(0, status.total - status.done) / rate:.0f} s left"
+    if len(working) > 1:
+        slowest = min(working, key=lambda one: one.rate)
+        text += f"; slowest {named(slowest)} ({slowest.rate:.1f}/s, {slowest.phase})"
+    gone = [f"; {named(one)} is gone, others do its work" for one in status.gone]
+    silent = [f"; {named(one)} silent {one.still_seconds:.0f} s ({one.phase})" for one in status.silent]
+    return text + "".join([*gone[:NAMED], *silent[:NAMED]])
+
+
+def named(one: RankStatus) -> str:
+    """A worker for a person: by its rank, or where it has none by its process."""
+    return f"rank {one.rank}" if one.rank is not None else f"worker {one.pid} on {one.host}"

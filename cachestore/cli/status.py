@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cachestore.cli import OK, add_store, print_json, printable
+
+if TYPE_CHECKING:
+    from cachestore.work.progress import PassStatus, RankStatus
 
 HELP = "how far running and unfinished passes are"
 
@@ -27,12 +31,30 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         print("no pass was ever begun here")
     for status in found:
-        end = "complete" if status.complete else f"{status.finished} of {status.partitions} partitions finished, {status.claimed} claimed"
-        print(printable(f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number}): {end}"))
-        print(f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed")
-        for rank in status.ranks:
-            life = {True: "alive", False: "gone", None: "unknown"}[rank.alive]
-            place = "-" if rank.rank is None else rank.rank
-            pace = f"{rank.done} done, {rank.rate}/s, {life}, last beat {rank.beat_age_seconds} s ago"
-            print(printable(f"  rank {place} on {rank.host} (pid {rank.pid}): {rank.phase}, {pace}"))
+        for line in _in_words(status):
+            print(printable(line))
     return OK
+
+
+def _in_words(status: "PassStatus") -> list[str]:
+    """A pass and the workers that matter now; of one that has ended, the counts alone."""
+    from cachestore.cli.progress import in_a_line
+
+    title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
+    if status.complete:
+        return [f"{title}: complete", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
+    open_now = f"{status.finished} of {status.partitions} partitions finished, {status.claimed} claimed"
+    lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
+    if not status.at_work:
+        lines.append("  nobody works on it: run the same command again, it goes on where it stopped")
+    running = {one.launch for one in status.at_work}
+    return lines + [f"  {_of_rank(one)}" for one in status.ranks if one.launch in running]
+
+
+def _of_rank(one: "RankStatus") -> str:
+    place = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
+    if one.phase == "ended" or one.alive is False:
+        return f"{place}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
+    heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last beat {one.beat_age_seconds} s ago"
+    life = "" if one.alive else ", on another machine"
+    return f"{place}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"

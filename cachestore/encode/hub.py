@@ -45,6 +45,11 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
     return read(_download(name, encode, revision, variant, f"no folder {name!r}, and no such model in the cache of the hub"))
 
 
+def is_here(name: str, revision: str | None) -> bool:
+    """Whether a path or hub id stands for something on this machine already, as far as can be told without asking the hub."""
+    return Path(name).expanduser().exists() or not _HUB_ID.fullmatch(name) or _cached(name, revision) is not None
+
+
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
     """Of all files of a hub model those that are needed: settings, tokenizers and safetensors weights of the wanted parts.
 

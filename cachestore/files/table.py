@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, overload
 from cachestore.errors import FormatError
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
-from cachestore.files.opening import let_go, map_whole, read_whole
+from cachestore.files.container import read_header as read_container_header
+from cachestore.files.opening import let_go, map_whole, opened, read_whole
 from cachestore.keys import Json, canonical
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
@@ -207,23 +208,16 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
         message = f"{path} is too short for its header; run `cachestore repair`"
         raise FormatError(message)
     container = parse_header(bytes(raw[8 : 8 + length]), len(raw), where=path)
-    _check_format(container.metadata.get("format", ""), kind, version, where=path)
+    header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     whole = memoryview(raw)
     view = whole[container.data_start :]
     columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
     found = {name: [place.dtype, list(place.shape), _digest_piecewise(columns[name])] for name, place in container.tensors.items()}
-    try:
-        header_text, checksums, digest = (container.metadata[name] for name in ("header", "checksums", "digest"))
-        is_whole = json.loads(checksums) == found and _digest(header_text, checksums) == digest
-        header = json.loads(header_text)
-    except (KeyError, ValueError, RecursionError) as error:
-        message = f"{path} lacks a header or checksums; run `cachestore repair`"
-        raise FormatError(message) from error
-    if not is_whole:
+    if checksums != found:
         message = f"{path} does not match its checksums; run `cachestore repair`"
         raise FormatError(message)
     widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
-    return Table(header, columns, widths, digest, found)
+    return Table(header, columns, widths, container.metadata["digest"], found)
 
 
 def _digest_piecewise(column: memoryview) -> str:
@@ -235,6 +229,28 @@ def _digest_piecewise(column: memoryview) -> str:
             let_go(column)
 
     return digest_of(pieces())
+
+
+def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
+    """Read and check a table's header alone, however long its columns are, which are neither read nor checked. Raises as `read_table`."""
+    with opened(path) as (descriptor, status):
+        container = read_container_header(descriptor, status.st_size, where=path)
+    return _parse_metadata(container.metadata, kind, version, where=path)[0]
+
+
+def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, where: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """(header, checksums of the columns) from a container's metadata, held against their digest."""
+    _check_format(metadata.get("format", ""), kind, version, where=where)
+    try:
+        header_text, checksums_text, digest = (metadata[name] for name in ("header", "checksums", "digest"))
+        header, checksums = json.loads(header_text), json.loads(checksums_text)
+    except (KeyError, ValueError, RecursionError) as error:
+        message = f"{where} lacks a header or checksums; run `cachestore repair`"
+        raise FormatError(message) from error
+    if _digest(header_text, checksums_text) != digest:
+        message = f"{where} does not match its checksums; run `cachestore repair`"
+        raise FormatError(message)
+    return header, checksums
 
 
 def _digest(header: str, checksums: str) -> str:

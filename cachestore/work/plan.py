@@ -6,6 +6,8 @@ Every node that lists the same source builds the same plan, byte for byte, under
     column/<c>/at, column/<c>/units     for key column c, which units make a row's cells
     units/id, units/request             sorted by recipe, then by id; the request is the JSON that the encoder resolves
     units/at                            where each recipe's units start
+
+The header says the number of samples and `units_at` once more, so that who only counts reads the header alone.
 """
 
 import json
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
@@ -26,6 +29,7 @@ from cachestore.files.table import (
     encode_table,
     number_column,
     offsets_of,
+    read_header,
     read_table,
     string_columns,
 )
@@ -115,6 +119,23 @@ class Plan:
     def unit(self, place: int) -> Unit:
         """A unit with its request."""
         return Unit(place, self.unit_ids[place], self.recipe_of(place), json.loads(self.unit_requests[place]))
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a plan's header alone tells: enough to count."""
+
+    name: str
+    catalog: str
+    """Name of the catalog; empty for a plan without one (`fill`)."""
+    samples: int
+    units_at: tuple[int, ...]
+    """Where each recipe's units start, and where the last one's end."""
+
+    @property
+    def unit_count(self) -> int:
+        """How many units there are, over all recipes."""
+        return self.units_at[-1]
 
 
 def plan_name(request: str, content: str) -> str:
@@ -298,6 +319,8 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "roles": list(plan.images),
         "ids_are_keys": plan.ids_are_keys,
         "remarks": list(plan.remarks),
+        "samples": len(plan.ids),
+        "units_at": list(plan.units_at),
         "columns": [{"recipe": one.recipe, "encoder": one.encoder, "role": one.role, "options": dict(one.options)} for one in plan.columns],
     }
     publish(layout, layout.plan(plan.name), encode_table(FORMAT, VERSION, header, columns), read_only=True)
@@ -332,3 +355,14 @@ def read_plan(layout: Layout, name: str) -> Plan:
         remarks=tuple(header["remarks"]),
         checksums=table.checksums,
     )
+
+
+def read_outline(layout: Layout, name: str) -> Outline:
+    """Read what a plan's header tells, without its rows. Raises FormatError, FileNotFoundError."""
+    path = layout.plan(name)
+    header = read_header(path, FORMAT, VERSION)
+    try:
+        return Outline(name, str(header["catalog"]), int(header["samples"]), tuple(int(start) for start in header["units_at"]) or (0,))
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path} does not say how many units it has; run `cachestore verify`"
+        raise FormatError(message) from error

@@ -1,22 +1,35 @@
 """How far a pass is, seen from outside: from rounds, claims, ledgers and the workers' beats. Changes nothing.
 
-Units are counted when published: a worker's beat counts what is acknowledged, never what is merely encoded.
+Units are counted when published: a worker's beat counts what is acknowledged, never what is merely encoded. A look costs two
+listings and the beats of those at work: what never changes again (a plan's header, a round, the beat of a worker that ended) is read
+once by each observer, and a plan's rows are not read at all.
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 from cachestore.errors import FormatError
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_claim, parse_plan
+from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker
+from cachestore.files.records import read_record
 from cachestore.keys import Json
+from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
-from cachestore.work.passes import PassRef, Round, list_passes, list_rounds, read_done, read_round
-from cachestore.work.plan import read_plan
-from cachestore.work.workers import boot_id, host_name, read_beats
+from cachestore.work.partition import partition_count
+from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, list_rounds, read_done
+from cachestore.work.plan import Outline, read_outline
+from cachestore.work.workers import SILENT_SECONDS, Watch, boot_id, host_name, read_beat
+
+STILL_SECONDS: Final = 30.0
+"""A worker whose count has not risen for so long is named as silent."""
+
+WORKING: Final = "working"
+WAITING: Final = "waiting"
+"""The phase of a worker that has nothing of its own to do: it stands still, and is not silent."""
+ENDED: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,7 @@ class RankStatus:
     host: str
     pid: int
     rate: float
-    """Units it finished a second, since it started."""
+    """Units it published a second, since it started; it falls while a worker stands still."""
     done: int
     beat_age_seconds: float
     """By this machine's clock; compares two clocks where the worker runs elsewhere."""
@@ -37,6 +50,22 @@ class RankStatus:
     failed: int
     alive: bool | None
     """None where this machine cannot tell."""
+    worker: str
+    launch: str
+    count: int
+    slowest_batch: float
+    still_seconds: float
+    """For how long its count has not risen, as far as this observer saw; at its first look, the age of the beat."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it lives and has not ended, as far as can be told."""
+        return self.alive is not False and self.phase != ENDED and (self.alive is True or self.still_seconds < SILENT_SECONDS)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should be doing something and has not been heard of for a while."""
+        return self.alive is not False and self.phase not in {ENDED, WAITING} and self.still_seconds > STILL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +91,35 @@ class PassStatus:
     round: int
     ranks: tuple[RankStatus, ...]
 
+    @property
+    def done(self) -> int:
+        """Units that are published, found or failed."""
+        return self.reused + self.encoded + self.failed
+
+    @property
+    def at_work(self) -> tuple[RankStatus, ...]:
+        """The workers that live and have not ended."""
+        return tuple(one for one in self.ranks if one.is_at_work)
+
+    @property
+    def silent(self) -> tuple[RankStatus, ...]:
+        """The workers of running launches that have not been heard of for a while, though they should be working."""
+        running = {one.launch for one in self.at_work}
+        return tuple(one for one in self.ranks if one.is_silent and one.launch in running)
+
+    @property
+    def gone(self) -> tuple[RankStatus, ...]:
+        """The workers that died while their launch goes on, and that nobody of the same rank has come after."""
+        running = {one.launch for one in self.at_work}
+        again = {(one.launch, one.rank) for one in self.at_work if one.rank is not None}
+        dead = (one for one in self.ranks if one.alive is False and one.phase != ENDED)
+        return tuple(one for one in dead if one.launch in running and (one.launch, one.rank) not in again)
+
+    def counts(self) -> dict[str, Json]:
+        """What `on_progress` is told: units published over all workers (`reused`, `encoded`, `failed`) of `total`, `plan` and `pass`."""
+        counted: dict[str, Json] = {"reused": self.reused, "encoded": self.encoded, "failed": self.failed, "total": self.total}
+        return {"plan": self.plan, "pass": self.number, **counted}
+
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore status --json` lists."""
         body = asdict(self)
@@ -71,75 +129,210 @@ class PassStatus:
 
 def all_status(layout: Layout) -> list[PassStatus]:
     """The newest pass of every plan in a store; a damaged plan is passed over."""
-    found: list[PassStatus] = []
-    for plan in filter(None, map(parse_plan, names_in(layout.plans))):
-        numbers = list_passes(layout, plan)
-        try:
-            if numbers:
-                found.append(pass_status(layout, PassRef(plan, numbers[-1])))
-        except (FormatError, FileNotFoundError):
-            continue
-    return found
+    observer = Observer(layout)
+    found = (observer.newest(plan) for plan in filter(None, map(parse_plan, names_in(layout.plans))))
+    return [status for status in found if status is not None]
 
 
 def pass_status(layout: Layout, ref: PassRef) -> PassStatus:
-    """How far one pass is. Raises FormatError, FileNotFoundError for a plan that cannot be read."""
-    plan = read_plan(layout, ref.plan)
-    folder = ref.folder(layout)
-    rounds = list_rounds(folder)
-    opened = read_round(layout, ref, plan, rounds[-1]) if rounds else Round(0, tuple(() for _recipe in plan.recipes), "", 0.0)
-    partitions = sum(opened.partition_count(recipe) for recipe in range(len(plan.recipes)))
-    finished = list_ledgers(folder, opened.number)
-    claims = [
-        name
-        for name in map(parse_claim, names_in(folder.claims))
-        if name and name.round == opened.number and name.recipe < len(plan.recipes)
-    ]
-    done = read_done(layout, ref)
-    ranks = tuple(_rank_status(layout, beat) for beat in read_beats(layout, plan=ref.plan) if beat["pass"] == ref.number)
-    kept = plan.unit_count - read_round(layout, ref, plan, 0).unit_count if rounds else 0
-    counts = done.report if done else _sum(ranks, kept)
-    return PassStatus(
-        plan=ref.plan,
-        number=ref.number,
-        name=plan.catalog,
-        partitions=partitions,
-        finished=len(finished),
-        claimed=len({(name.recipe, name.partition) for name in claims} - finished),
-        reused=counts["reused"],
-        encoded=counts["encoded"],
-        failed=counts["failed"],
-        complete=done is not None,
-        total=plan.unit_count,
-        units=opened.unit_count,
-        round=opened.number,
-        ranks=ranks,
-    )
+    """How far one pass is, at one look. Raises FormatError, FileNotFoundError for a plan or round that cannot be read."""
+    return Observer(layout).look(ref)
 
 
-def _sum(ranks: tuple[RankStatus, ...], kept: int) -> Mapping[str, Any]:
-    return {
-        "reused": kept + sum(rank.reused for rank in ranks),
-        "encoded": sum(rank.encoded for rank in ranks),
-        "failed": sum(rank.failed for rank in ranks),
-    }
+@dataclass(slots=True)
+class Observer:
+    """Looks at passes again and again, by its own clock. Used from one thread; keeps nothing open."""
+
+    layout: Layout
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(default_factory=time.time)
+    """Seconds since the epoch: a process seen by its number alone began its work after that."""
+    _outlines: dict[str, Outline] = field(default_factory=dict[str, Outline])
+    _rounds: dict[tuple[PassRef, int], tuple[int, ...]] = field(default_factory=dict[tuple[PassRef, int], "tuple[int, ...]"])
+    _final: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict[str, "tuple[int, float]"])
+    """Each worker's count, and since when it is that by this clock."""
+
+    def look(self, ref: PassRef) -> PassStatus:
+        """How far a pass is now. Raises FormatError, FileNotFoundError for a plan or round that cannot be read."""
+        outline = self._outline(ref.plan)
+        folder = ref.folder(self.layout)
+        rounds = list_rounds(folder)
+        sizes = self._sizes(ref, rounds[-1]) if rounds else ()
+        number = rounds[-1] if rounds else 0
+        finished = list_ledgers(folder, number)
+        claims = _open_claims(folder, number, len(sizes), finished)
+        done = read_done(self.layout, ref)
+        beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
+        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], folder, claims)
+        kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
+        reused, encoded, failed = _told(done.report) if done else _counted(ranks, kept, outline.unit_count, number)
+        return PassStatus(
+            plan=ref.plan,
+            number=ref.number,
+            name=outline.catalog,
+            partitions=sum(map(partition_count, sizes)),
+            finished=len(finished),
+            claimed=len(claims),
+            reused=reused,
+            encoded=encoded,
+            failed=failed,
+            complete=done is not None,
+            total=outline.unit_count,
+            units=sum(sizes),
+            round=number,
+            ranks=tuple(ranks),
+        )
+
+    def newest(self, plan: str) -> PassStatus | None:
+        """How far the newest pass of a plan is; None where none was begun, or where it cannot be read."""
+        numbers = list_passes(self.layout, plan)
+        try:
+            return self.look(PassRef(plan, numbers[-1])) if numbers else None
+        except (FormatError, OSError):
+            return None
+
+    def look_at(self, pids: Collection[int]) -> PassStatus | None:
+        """How far the pass is that processes of this machine work on; None while none of them shows it, or where it cannot be read."""
+        here = (host_name(), boot_id())
+        beats = [beat for beat in self._beats() if (beat["host"], beat["boot"]) == here and beat["pid"] in pids]
+        # A number that another process had before is no sign of this one; a second allows for rounding.
+        newest = max((beat for beat in beats if beat["started"] >= self.began - 1), key=lambda beat: beat["started"], default=None)
+        if newest is None or not newest["plan"]:
+            return None
+        try:
+            return self.look(PassRef(newest["plan"], newest["pass"]))
+        except (FormatError, OSError):
+            return None
+
+    def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
+        """What turns one worker's counts into those of all, for `on_progress`: at most one look every `seconds`."""
+        looked_at = -seconds
+
+        def tell(counts: Mapping[str, Json]) -> None:
+            nonlocal looked_at
+            if self.clock() - looked_at < seconds:
+                return
+            looked_at = self.clock()
+            try:
+                status = self.look(PassRef(str(counts["plan"]), int(counts["pass"])))
+            except (FormatError, OSError):
+                return
+            on_progress(status.counts())
+
+        return tell
+
+    def _outline(self, plan: str) -> Outline:
+        if plan not in self._outlines:
+            self._outlines[plan] = read_outline(self.layout, plan)
+        return self._outlines[plan]
+
+    def _sizes(self, ref: PassRef, number: int) -> tuple[int, ...]:
+        """How many units of each recipe a round works on. A round that lists its units may be long: it is read once."""
+        if (ref, number) not in self._rounds:
+            starts = self._outline(ref.plan).units_at
+            path = ref.folder(self.layout).round(number)
+            listed = read_record(path, ROUND_FORMAT, VERSION)["units"]
+            if len(listed) != len(starts) - 1:
+                message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run `cachestore repair`"
+                raise FormatError(message)
+            sizes = [starts[at + 1] - starts[at] if units is None else len(units) for at, units in enumerate(listed)]
+            self._rounds[ref, number] = tuple(sizes)
+        return self._rounds[ref, number]
+
+    def _beats(self) -> list[Mapping[str, Any]]:
+        """What all workers show, oldest first; of those that ended, what they showed last."""
+        workers = list(filter(None, map(parse_worker, names_in(self.layout.workers))))
+        found: list[Mapping[str, Any]] = []
+        for worker in workers:
+            beat = self._final.get(worker) or read_beat(self.layout, worker)
+            if beat is None:
+                continue
+            if beat["phase"] == ENDED:
+                self._final[worker] = beat
+            found.append(beat)
+        return sorted(found, key=lambda beat: beat["started"])
+
+    def _rank_status(self, beat: Mapping[str, Any]) -> RankStatus:
+        alive, beat = self._life(beat)
+        age = max(0.0, time.time() - beat["updated"])
+        still = self._still_seconds(beat, age)
+        done = beat["reused"] + beat["encoded"] + beat["failed"]
+        busy = beat["updated"] - beat["started"] + (0.0 if beat["phase"] == ENDED else still)
+        return RankStatus(
+            rank=beat["rank"],
+            host=beat["host"],
+            pid=beat["pid"],
+            rate=round(done / max(busy, 0.001), 2),
+            done=done,
+            beat_age_seconds=round(age, 1),
+            phase=beat["phase"],
+            reused=beat["reused"],
+            encoded=beat["encoded"],
+            failed=beat["failed"],
+            alive=alive,
+            worker=beat["worker"],
+            launch=beat["launch"],
+            count=beat["count"],
+            slowest_batch=beat["slowest_batch"],
+            still_seconds=round(still, 1),
+        )
+
+    def _life(self, beat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
+        """Whether a worker lives, with what it showed last. One of this boot that lost its lock shows nothing new any more."""
+        worker = str(beat["worker"])
+        if beat["phase"] == ENDED or worker in self._final:
+            return False, beat
+        if beat["host"] != host_name() or beat["boot"] != boot_id():
+            return None, beat
+        alive = is_locked(self.layout.worker_lock(worker))
+        if alive is False:
+            # Read once more: it may have shown its end between the first reading and the look at its lock.
+            beat = self._final[worker] = read_beat(self.layout, worker) or beat
+        return alive, beat
+
+    def _still_seconds(self, beat: Mapping[str, Any], age: float) -> float:
+        seen = self._seen.get(beat["worker"])
+        if seen is not None and seen[0] == beat["count"]:
+            return self.clock() - seen[1]
+        self._seen[beat["worker"]] = (beat["count"], self.clock())
+        return age if seen is None else 0.0
+
+    def _name_waiting(self, ranks: list[RankStatus], folder: PassFolder, claims: Mapping[Slot, ClaimName]) -> list[RankStatus]:
+        """Tell those who wait from those who are silent: a worker without an open claim has nothing to do until others are finished."""
+        if not any(one.is_silent and one.phase == WORKING for one in ranks):
+            return ranks
+        reader = Claims(self.layout, folder, "", Watch(self.layout))
+        busy = {reader.holder(name) for name in claims.values()}
+        return [replace(one, phase=WAITING) if one.phase == WORKING and one.worker not in busy and one.is_silent else one for one in ranks]
 
 
-def _rank_status(layout: Layout, beat: Mapping[str, Any]) -> RankStatus:
-    now = time.time()
-    done = beat["reused"] + beat["encoded"] + beat["failed"]
-    is_here = beat["host"] == host_name() and beat["boot"] == boot_id()
-    alive = is_locked(layout.worker_lock(beat["worker"])) if is_here else None
-    return RankStatus(
-        rank=beat["rank"],
-        host=beat["host"],
-        pid=beat["pid"],
-        rate=round(done / max(beat["updated"] - beat["started"], 0.001), 2),
-        done=done,
-        beat_age_seconds=round(max(0.0, now - beat["updated"]), 1),
-        phase=beat["phase"],
-        reused=beat["reused"],
-        encoded=beat["encoded"],
-        failed=beat["failed"],
-        alive=alive,
-    )
+def _open_claims(folder: PassFolder, number: int, recipes: int, finished: Collection[Slot]) -> dict[Slot, ClaimName]:
+    """The newest claim of each partition of a round that is claimed and not finished."""
+    found: dict[Slot, ClaimName] = {}
+    for name in filter(None, map(parse_claim, names_in(folder.claims))):
+        slot = (name.recipe, name.partition)
+        is_open = name.round == number and name.recipe < recipes and slot not in finished
+        if is_open and (slot not in found or name.n > found[slot].n):
+            found[slot] = name
+    return found
+
+
+def _told(report: Mapping[str, Any]) -> tuple[int, int, int]:
+    return int(report["reused"]), int(report["encoded"]), int(report["failed"])
+
+
+def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> tuple[int, int, int]:
+    """(reused, encoded, failed) over all workers of a pass, never more than there are units.
+
+    Work that was done twice was counted twice: failures that a later round tries again, else entries that two workers made.
+    """
+    failed, encoded = sum(one.failed for one in ranks), sum(one.encoded for one in ranks)
+    reused = kept + sum(one.reused for one in ranks)
+    surplus = max(0, reused + encoded + failed - total)
+    cut = min(surplus, failed) if number else 0
+    failed, surplus = failed - cut, surplus - cut
+    cut = min(surplus, encoded)
+    encoded, surplus = encoded - cut, surplus - cut
+    cut = min(surplus, reused)
+    return reused - cut, encoded, failed - (surplus - cut)

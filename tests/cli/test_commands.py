@@ -164,14 +164,21 @@ def test_failures_are_3_and_within_the_limit_0(run, data, store):
         ["--procs", "0"],
         ["--rank", "1"],
         ["--workers", "-1"],
+        ["--workers", "x"],
+        ["--procs", "2", "--rank", "0", "--world-size", "2"],
     ],
 )
-def test_a_malformed_option_is_refused_before_anything_is_encoded(run, data, store, makers, option):
-    makers.encoded()
-    code, _out, err = run("precompute", data, "--model", "model", "--store", store, *option)
-    assert code in {ERROR, USAGE}
+def test_a_malformed_option_is_a_usage_error_before_anything_is_looked_at(run, tmp_path, option):
+    code, out, err = run("precompute", tmp_path / "gone", "--model", "model", "--store", tmp_path / "s", *option)
+    assert (code, out) == (USAGE, "")
     assert err
-    assert makers.encoded() == []
+    assert "gone" not in err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_malformed_option_is_an_object_for_machines(run, tmp_path):
+    code, out, _err = run("precompute", tmp_path, "--model", "m", "--store", tmp_path / "s", "--workers", "-1", "--json")
+    assert (code, json.loads(out)["kind"]) == (USAGE, "BadInput")
 
 
 def test_a_source_that_is_not_there_is_1(run, store, tmp_path, makers):
@@ -247,6 +254,19 @@ def test_plan_only_prints_the_contracts_fields_and_encodes_nothing(run_json, dat
     assert {"buckets", "truncated_captions"} <= set(forecast)
     assert (forecast["samples"], forecast["wanted"], forecast["present"], forecast["to_encode"]) == (3, 7, 0, 7)
     assert makers.encoded() == []
+    assert not (tmp_path / "s").exists()
+
+
+def test_plan_only_looks_into_the_store_that_is_there(run_json, data, store):
+    code, forecast = run_json("precompute", data, "--model", "model", "--store", store, "--plan-only")
+    assert (code, forecast["present"], forecast["to_encode"]) == (OK, 7, 0)
+
+
+def test_plan_only_leaves_an_empty_folder_empty_and_refuses_what_holds_something_else(run, data, tmp_path, makers):
+    (tmp_path / "s").mkdir()
+    assert run("precompute", data, "--model", "m", "--store", tmp_path / "s", "--plan-only")[0] == OK
+    assert list((tmp_path / "s").iterdir()) == []
+    assert run("precompute", data, "--model", "m", "--store", data, "--plan-only")[0] == ERROR
 
 
 def test_verify_prints_the_contracts_fields_and_names_key_and_sample(run_json, store):

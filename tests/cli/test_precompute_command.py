@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +231,85 @@ def test_no_rank_outlives_the_command(asked, gate):
     for beat in beats:
         with pytest.raises(ProcessLookupError):
             os.kill(beat["pid"], 0)
+
+
+# Stopped and killed, with several ranks
+
+
+def standing(gate, count):
+    """Wait until so many ranks stand at the gate; returns their pids."""
+    gate.wait()
+    while len(found := sorted(gate.folder.glob("*.begun"))) < count:
+        time.sleep(0.01)
+    return [int(path.stem) for path in found]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_two_ranks_that_were_stopped_are_gone_on_with_by_any_number_and_nothing_is_encoded_twice(asked, gate, tmp_path, ranks):
+    log = tmp_path / "log"
+    process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log))
+    standing(gate, 2)
+    process.send_signal(signal.SIGINT)
+    assert "stopping after the present batch" in until(process.stderr, "stopping")
+    gate.open()
+    code, out, err = ended(process)
+    assert (code, out) == (130, "")
+    assert err.count("Go on with: ") == 1
+    first = {key for _pid, _encoder, key in fakes.logged(log)}
+    assert 0 < len(first) < 13
+    assert first == {str(key) for key in keys(asked[-1])}
+    code, out, err = ended(command(*asked, "--procs", ranks, "--json", FAKE_ENCODER_LOG=str(log)))
+    report = json.loads(out)
+    assert (code, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 13 - len(first)), err
+    assert len(fakes.logged(log)) == 13, "nothing was encoded twice"
+
+
+def until(stream, words):
+    """Read lines until one holds these words; returns it."""
+    return next(line for line in stream if words in line)
+
+
+def test_ranks_of_a_command_that_is_killed_stop_and_publish(asked, gate, tmp_path):
+    log = tmp_path / "log"
+    process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log))
+    ranks = standing(gate, 2)
+    process.kill()
+    until(process.stderr, "stopping")
+    gate.open()
+    ended(process)
+    while any(map(is_running, ranks)):
+        time.sleep(0.01)
+    made = {key for _pid, _encoder, key in fakes.logged(log)}
+    assert made
+    assert made == {str(key) for key in keys(asked[-1])}
+
+
+def test_a_kill_loses_the_open_segment_alone(asked, gate, tmp_path):
+    log = tmp_path / "log"
+    process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder), CACHESTORE_FAILPOINT="worker.before_ledger", FAKE_ENCODER_LOG=str(log))
+    gate.wait()
+    gate.open()
+    assert ended(process)[0] == -signal.SIGKILL
+    first = {key for _pid, _encoder, key in fakes.logged(log)}
+    assert first == {str(key) for key in keys(asked[-1])}, "its segment was acknowledged before"
+    code, out, _err = ended(command(*asked, "--json", FAKE_ENCODER_LOG=str(log)))
+    assert (code, json.loads(out)["encoded"], len(fakes.logged(log))) == (OK, 13, 13)
+
+
+def test_two_runs_at_once_share_the_work(asked, gate, tmp_path):
+    log = tmp_path / "log"
+    runs = [command(*asked, "--json", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log)) for _ in range(2)]
+    standing(gate, 2)
+    gate.open()
+    reports = [json.loads(ended(run)[1]) for run in runs]
+    assert [report["encoded"] for report in reports] == [13, 13]
+    assert sum(report["encoded_here"] for report in reports) == 13
+    assert len(fakes.logged(log)) == 13
+    assert len({pid for pid, _encoder, _key in fakes.logged(log)}) == 2

@@ -1,6 +1,7 @@
 """One honest bar: units are counted when published, over all ranks, and who is silent or gone is named."""
 
 import sys
+import time
 
 import pytest
 
@@ -69,33 +70,87 @@ def test_a_store_that_cannot_be_read_just_now_draws_nothing(tmp_path, capsys, at
 
 
 def shown(one, capsys, **changes):
-    """What the bar says while another rank's beat has these changes."""
+    """What the bar says while rank 1's beat has these changes."""
     ref = join_pass(one.layout, one.plan.name, "launch")
     fakes.open_pass(one)
     with Beat(one.layout, one.plan.name, ref.number, "launch", 0, 2), Beat(one.layout, one.plan.name, ref.number, "launch", 1, 2) as other:
-        path = one.layout.worker(other.worker)
-        body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
-        path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
+        show(one, other, **changes)
         Bar(one.layout.root, is_shown=True).look(counts(one))
     return capsys.readouterr().err
 
 
-def test_a_rank_that_is_silent_is_named(root, capsys, at_once):
-    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
-    assert "; rank 1 silent " in shown(one, capsys, updated=0.0)
-
-
-def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(root, capsys, at_once):
-    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
-    with Beat(one.layout, one.plan.name, 1, "launch", 1, 2) as ended:
-        pass
-    path = one.layout.worker(ended.worker)
+def show(one, beat, **changes):
+    """Change what a worker shows."""
+    path = one.layout.worker(beat.worker)
     body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
+    path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
+
+
+def killed(one, **changes):
+    """A worker that left its beat and its lock behind."""
+    changes = {"launch": "launch", "rank": 2, "phase": "working", **changes}
+    with Beat(one.layout, one.plan.name, 1, "launch", 2, 3) as beat:
+        pass
+    show(one, beat, **changes)
+
+
+@pytest.fixture
+def one(root):
+    return fakes.job(root, captions("a", "b"), [FakeEncoder()])
+
+
+def test_a_rank_that_is_silent_is_named_with_its_phase(one, capsys, at_once):
+    assert "; rank 1 silent " in (said := shown(one, capsys, updated=0.0))
+    assert "(planning)" in said
+
+
+def test_a_rank_without_a_claim_waits_and_is_not_silent(one, capsys, at_once):
+    assert "silent" not in shown(one, capsys, updated=0.0, phase="working")
+
+
+def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(one, capsys, at_once):
+    killed(one, phase="ended")
     assert "is gone" not in shown(one, capsys)
-    path.write_bytes(encode_record(FORMAT, VERSION, body | {"phase": "working"}))
-    assert "; rank 1 is gone, others do its work" in shown(one, capsys)
+    killed(one)
+    assert "; rank 2 is gone, others do its work" in shown(one, capsys)
 
 
-def test_the_slowest_rank_is_named_where_there_are_several(root, capsys, at_once):
-    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
-    assert "; slowest rank 0 (0.0/s)" in shown(one, capsys, encoded=7, started=0.0, updated=1.0)
+def test_nobody_of_a_launch_that_is_over_is_gone(one, capsys, at_once):
+    killed(one, launch="an earlier one", encoded=1)
+    said = shown(one, capsys)
+    assert "gone" not in said
+    assert "1 of 2 units: 0 reused, 1 encoded" in said
+
+
+def test_a_rank_that_was_started_again_is_not_gone(one, capsys, at_once):
+    killed(one, rank=1)
+    assert "gone" not in shown(one, capsys)
+
+
+def test_workers_without_a_rank_are_told_apart_by_their_processes(one, capsys, at_once):
+    said = shown(one, capsys, rank=None, pid=77, updated=0.0, started=-1.0)
+    assert "; worker 77 on " in said
+
+
+def test_the_slowest_rank_is_named_where_there_are_several(one, capsys, at_once):
+    now = time.time()
+    assert "; slowest rank 0 (0.0/s" in shown(one, capsys, encoded=7, started=now - 1, updated=now)
+
+
+def test_rates_of_workers_with_one_rank_add_up(one, capsys, at_once):
+    now = time.time()
+    said = shown(one, capsys, rank=0, encoded=2, started=now - 100, updated=now)
+    assert "0.0/s, " in said
+    assert "slowest rank 0 (0.0/s" in said
+
+
+def test_a_bar_that_nobody_can_read_any_more_ends_nothing(one, at_once, monkeypatch):
+    fakes.open_pass(one)
+
+    def gone(_text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stderr, "write", gone)
+    bar = Bar(one.layout.root, is_shown=True)
+    bar.look(counts(one))
+    bar.end()

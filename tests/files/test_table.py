@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import TensorPlace, build_header
-from cachestore.files.table import Texts, digest_column, encode_table, number_column, offsets_of, read_table, string_columns
+from cachestore.files.table import Texts, digest_column, encode_table, number_column, offsets_of, read_header, read_table, string_columns
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -192,6 +192,42 @@ def test_a_forged_table_is_a_format_error(path, what):
     path.write_bytes(FORGED[what])
     with pytest.raises(FormatError):
         read_table(path, "thing", 1)
+
+
+# The header alone
+
+
+def test_a_header_is_read_without_its_columns(path):
+    write(path, {"numbers": number_column(range(100))}, {"a": 1})
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert read_header(path, "thing", 1) == {"a": 1}
+    with pytest.raises(FormatError):
+        read_table(path, "thing", 1)
+
+
+def test_a_damaged_header_is_a_format_error(path):
+    write(path, {}, {"a": 1})
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b'{\\"a\\":1}', b'{\\"a\\":2}'))
+    assert path.read_bytes() != raw
+    with pytest.raises(FormatError):
+        read_header(path, "thing", 1)
+
+
+def test_a_header_of_a_newer_version_or_another_kind_is_refused(path):
+    write(path, {}, version=2)
+    for kind, version in (("thing", 1), ("another", 2)):
+        with pytest.raises(FormatError):
+            read_header(path, kind, version)
+
+
+@pytest.mark.parametrize("what", sorted(set(FORGED) - {"checksums of other columns"}))
+def test_the_header_of_a_forged_table_is_a_format_error(path, what):
+    path.write_bytes(FORGED[what])
+    with pytest.raises(FormatError):
+        read_header(path, "thing", 1)
 
 
 @given(raw=st.binary(max_size=200))

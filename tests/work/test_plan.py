@@ -9,12 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.errors import FormatError
+from cachestore.files.publish import publish
+from cachestore.files.table import encode_table
 from cachestore.keys import Key, Recipe
 from cachestore.samples import Sample
 from cachestore.sources import list_source
 from cachestore.storage.commit import create_store
-from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, is_published, plan_of_keys, publish_plan, read_plan, unit_id
-from tests.fakes import FakeEncoder, captions, plan_of
+from cachestore.work.plan import (
+    FORMAT,
+    VERSION,
+    ColumnRequest,
+    PlanColumn,
+    build_plan,
+    is_published,
+    plan_of_keys,
+    publish_plan,
+    read_outline,
+    read_plan,
+    unit_id,
+)
+from tests.fakes import FakeEncoder, captions, pictures, plan_of
 
 TEXT, LATENTS = FakeEncoder("text"), FakeEncoder("latents")
 NAMES = ["a.png", "b c.png", "ünïcode.png", "sub/a.png", "sub/deep/a.png", "z.JPG", "dots.in.name.png"]
@@ -71,6 +85,25 @@ def test_a_plan_without_recipes_is_valid(layout):
     plan = plan_of(captions("a"), [])
     publish_plan(layout, plan)
     assert same(read_plan(layout, plan.name), plan)
+    assert read_outline(layout, plan.name).unit_count == 0
+
+
+def test_the_outline_says_how_much_there_is_without_reading_the_rows(layout, monkeypatch):
+    plan = plan_of(pictures("a.png", "b.png"), [TEXT, LATENTS])
+    publish_plan(layout, plan)
+    monkeypatch.setattr("cachestore.work.plan.read_table", None)
+    outline = read_outline(layout, plan.name)
+    assert (outline.name, outline.catalog, outline.samples) == (plan.name, "train", 2)
+    assert (outline.units_at, outline.unit_count) == (tuple(plan.units_at), plan.unit_count)
+
+
+def test_an_outline_that_does_not_count_is_a_format_error(layout):
+    plan = plan_of([], [TEXT])
+    publish_plan(layout, plan)
+    layout.plan(plan.name).unlink()
+    publish(layout, layout.plan(plan.name), encode_table(FORMAT, VERSION, {"catalog": ""}, {}))
+    with pytest.raises(FormatError, match="how many units"):
+        read_outline(layout, plan.name)
 
 
 def test_a_plan_is_the_same_bytes_for_another_root_another_listing_order_and_other_times(tmp_path):

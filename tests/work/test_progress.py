@@ -4,14 +4,17 @@ from contextlib import closing
 
 import pytest
 
+from cachestore.errors import FormatError
+from cachestore.files.records import decode_record, encode_record
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.passes import PassRef, join_pass
-from cachestore.work.progress import all_status, pass_status
-from cachestore.work.workers import Beat
+from cachestore.work import progress
+from cachestore.work.passes import PassRef, Round, join_pass, publish_round
+from cachestore.work.progress import Observer, all_status, pass_status
+from cachestore.work.workers import FORMAT, VERSION, Beat
 from cachestore.worker import Task, Worker
 from tests import fakes
-from tests.fakes import FakeEncoder, captions
+from tests.fakes import Clock, FakeEncoder, captions
 
 
 @pytest.fixture
@@ -102,3 +105,161 @@ def test_a_pass_of_another_plan_is_not_mixed_in(root):
     fakes.run(root, captions("a"), FakeEncoder())
     one, ref = begun(root, captions("b"), FakeEncoder())
     assert pass_status(one.layout, PassRef(one.plan.name, ref.number)).ranks == ()
+
+
+# Looking again
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def three(root):
+    """(job, pass, observer) of three units of which nothing is done."""
+    return begun(root, captions("a", "b", "c"), FakeEncoder())
+
+
+def beat_of(one, **options):
+    return Beat(one.layout, one.plan.name, 1, options.get("launch", "launch"), options.get("rank", 0), 2)
+
+
+def show(one, beat, **changes):
+    """Change what a worker shows."""
+    path = one.layout.worker(beat.worker)
+    path.write_bytes(encode_record(FORMAT, VERSION, decode_record(FORMAT, VERSION, path.read_bytes(), where=path) | changes))
+
+
+def test_the_rows_of_a_plan_are_never_read_and_its_header_and_rounds_once(three, monkeypatch):
+    one, ref = three
+    observer = Observer(one.layout)
+    assert observer.look(ref).total == 3
+    monkeypatch.setattr("cachestore.work.plan.read_table", None)
+    monkeypatch.setattr(progress, "read_outline", None)
+    monkeypatch.setattr(progress, "read_record", None)
+    assert observer.look(ref).units == 3
+
+
+def test_the_beats_of_those_that_ended_are_read_once(three, monkeypatch):
+    one, ref = three
+    with beat_of(one) as beat:
+        beat.encoded = 2
+    observer = Observer(one.layout)
+    observer.look(ref)
+    monkeypatch.setattr(progress, "read_beat", None)
+    assert observer.look(ref).encoded == 2
+
+
+def test_a_count_that_stands_still_is_silent_by_the_observers_own_clock(three, clock):
+    one, ref = three
+    observer = Observer(one.layout, clock)
+    with beat_of(one) as beat:
+        show(one, beat, updated=0.0)
+        assert [rank.rank for rank in observer.look(ref).silent] == [0], "at one look there is only the age of the beat"
+        clock.now += 29
+        assert observer.look(ref).silent == ()
+        clock.now += 2
+        assert [rank.still_seconds for rank in observer.look(ref).silent] == [31.0]
+        beat.count += 1
+        beat.write()
+        assert observer.look(ref).silent == ()
+
+
+def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock):
+    one, ref = three
+    observer = Observer(one.layout, clock)
+    with beat_of(one) as busy, beat_of(one, rank=1) as idle:
+        worker = Worker(Task(one.layout, one.plan, ref, one.encoders, one.source, 0, 1, "launch"), busy)
+        worker.claims.take(0, (0, 0))
+        busy.rise(phase="working")
+        idle.rise(phase="working")
+        assert {rank.phase for rank in observer.look(ref).ranks} == {"working"}
+        clock.now += 31
+        status = observer.look(ref)
+        worker.close()
+    assert {rank.rank: rank.phase for rank in status.ranks} == {0: "working", 1: "waiting"}
+    assert [rank.rank for rank in status.silent] == [0]
+
+
+def test_a_rate_falls_while_a_worker_stands_still(three, clock):
+    one, ref = three
+    observer = Observer(one.layout, clock)
+    with beat_of(one) as beat:
+        show(one, beat, encoded=2, started=100.0, updated=101.0)
+        observer.look(ref)
+        assert observer.look(ref).ranks[0].rate == 2.0
+        clock.now += 3
+        assert observer.look(ref).ranks[0].rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("beats", "number", "expected"),
+    [
+        ([], 0, (0, 0, 0)),
+        ([(1, 1, 1)], 0, (1, 1, 1)),
+        ([(0, 2, 0), (0, 2, 0)], 0, (0, 3, 0)),  # a slow claim was done over
+        ([(0, 2, 1), (0, 0, 1)], 1, (0, 2, 1)),  # a failure was tried again
+        ([(3, 0, 0), (1, 0, 0)], 0, (3, 0, 0)),
+        ([(0, 0, 4)], 0, (0, 0, 3)),
+    ],
+)
+def test_work_done_twice_counts_once(three, beats, number, expected):
+    one, ref = three
+    for done in range(number):
+        publish_round(one.layout, ref, one.plan, Round(done + 1, ([0],), "launch", 0.0))
+    for reused, encoded, failed in beats:
+        with beat_of(one) as beat:
+            beat.reused, beat.encoded, beat.failed = reused, encoded, failed
+    status = pass_status(one.layout, ref)
+    assert (status.reused, status.encoded, status.failed) == expected
+    assert (status.round, status.units) == (number, 1 if number else 3)
+
+
+def test_processes_are_found_by_their_numbers_and_not_by_those_of_others(three):
+    one, _ref = three
+    observer = Observer(one.layout)
+    assert observer.look_at([1]) is None
+    with beat_of(one) as beat:
+        show(one, beat, pid=77)
+        assert observer.look_at([1]) is None
+        assert observer.look_at([]) is None
+        assert observer.look_at([1, 77]).plan == one.plan.name
+        show(one, beat, pid=77, started=observer.began - 60)
+        assert observer.look_at([77]) is None, "another process had that number before"
+        show(one, beat, pid=77, host="elsewhere")
+        assert observer.look_at([77]) is None
+
+
+def test_a_worker_on_another_machine_may_live_and_one_not_heard_of_for_long_does_not_count(three, clock):
+    one, ref = three
+    observer = Observer(one.layout, clock)
+    with beat_of(one) as beat:
+        show(one, beat, host="elsewhere")
+        [rank] = observer.look(ref).at_work
+        assert rank.alive is None
+        clock.now += 181
+        assert observer.look(ref).at_work == ()
+
+
+def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(three, clock):
+    one, ref = three
+    told = []
+    tell = Observer(one.layout, clock).following(told.append)
+    with beat_of(one) as beat:
+        beat.encoded = 2
+        beat.write()
+        tell({"plan": ref.plan, "pass": 1, "encoded": 0})
+        tell({"plan": ref.plan, "pass": 1, "encoded": 0})
+        clock.now += 1
+        tell({"plan": "0" * 32, "pass": 1})
+    assert told == [{"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}]
+
+
+def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):
+    one, ref = three
+    body = {"units": [None, None], "launch": "", "started": 0.0, "generation": None}
+    ref.folder(one.layout).round(1).write_bytes(encode_record("cachestore-round", 1, body))
+    with pytest.raises(FormatError, match="2 recipes, its plan 1"):
+        pass_status(one.layout, ref)
+    assert all_status(one.layout) == []

@@ -1,0 +1,56 @@
+"""`cachestore status` for a person: what is done, who works on it, and what to do when nobody does."""
+
+import pytest
+
+from cachestore.cli import OK, main
+from cachestore.files.records import decode_record, encode_record
+from cachestore.storage.commit import create_store
+from cachestore.work.workers import FORMAT, VERSION, Beat
+from tests import fakes
+from tests.fakes import FakeEncoder, captions
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A pass over two units that was begun, with nothing done."""
+    one = fakes.job(tmp_path / "store", captions("a", "b"), [FakeEncoder()])
+    fakes.open_pass(one)
+    return one
+
+
+def words(root, capsys):
+    assert main(["status", str(root)]) == OK
+    return capsys.readouterr().out
+
+
+def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
+    create_store(tmp_path / "store")
+    assert words(tmp_path / "store", capsys) == "no pass was ever begun here\n"
+
+
+def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
+    said = words(one.layout.root, capsys)
+    assert "0 of 2 partitions finished" in said
+    assert "nobody works on it: run the same command again" in said
+
+
+def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
+    with Beat(one.layout, one.plan.name, 1, "launch", 0, 2), Beat(one.layout, one.plan.name, 1, "launch", 1, 2) as dead:
+        path = one.layout.worker(dead.worker)
+        body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
+        dead._lock.release()
+        path.write_bytes(encode_record(FORMAT, VERSION, body | {"encoded": 1}))
+        said = words(one.layout.root, capsys)
+    assert "1 of 2 units: 0 reused, 1 encoded, 0 failed" in said
+    assert "planning, 0 done, 0.0/s, last beat " in said
+    assert "rank 1 is gone, others do its work" in said
+    assert ": gone, 1 done" in said
+    assert "nobody" not in said
+
+
+def test_a_pass_that_ended_is_its_counts_alone(one, capsys):
+    fakes.run_pass(one)
+    said = words(one.layout.root, capsys)
+    assert "complete" in said
+    assert "0 reused, 2 encoded, 0 failed" in said
+    assert "rank" not in said
