@@ -1,0 +1,37 @@
+"""Programs without a file of their own, and without a guard."""
+
+import pytest
+
+from cachestore.storage.verify import verify
+from tests.fakes import ROOT
+from tests.scenarios.trainers import run_script
+
+CELL = """
+import os
+import cachestore as cs
+with open("runs", "a") as file:
+    file.write("run\\n")
+report = cs.precompute("data", model="model", store="store", encode=("text", "latents"){options})
+print(report.complete, report.wanted, report.encoded)
+"""
+NOTEBOOK = """
+cell = {cell!r}
+exec(compile(cell, "<ipython-input-1>", "exec"), {{"__name__": "__main__", "__builtins__": __builtins__}})
+"""
+
+
+@pytest.mark.parametrize("options", ["", ", procs=2"])
+@pytest.mark.parametrize("is_notebook", [True, False], ids=["notebook", "script"])
+def test_precompute_needs_neither_a_file_nor_a_guard(tmp_path, options, is_notebook):
+    """Reports of every trainer whose workers are started by multiprocessing: `freeze_support`, `__main__ has no attribute __file__`."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        (data / f"{number}.png").write_bytes(b"picture %d" % number)
+        (data / f"{number}.txt").write_text(f"caption {number}")
+    cell = CELL.format(options=options)
+    source = NOTEBOOK.format(cell=cell) if is_notebook else cell
+    out = run_script(tmp_path, source, paths=[ROOT / "tests/cli/at_start"], FAKE_ENCODERS="1")
+    assert out == "True 7 7\n"
+    assert (tmp_path / "runs").read_text() == "run\n", "nobody ran the program a second time"
+    assert verify(tmp_path / "store").ok
