@@ -73,6 +73,8 @@ class Reconciler:
     """The key of a unit where it is known without reading anything: of captions."""
     request: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """What the catalog's header keeps as hints."""
+    rise: Callable[[], None] = lambda: None
+    """Called now and then while files are looked at and ledgers read, so that others see this worker live."""
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
@@ -187,6 +189,7 @@ class Reconciler:
         """Units that are present, and whose file is as it was recorded."""
         kept = self._present(known, snapshot)
         for place in np.flatnonzero(kept & self._of_files()).tolist():
+            self.rise()
             kept[place] = self._is_unchanged(place, known)
         return kept
 
@@ -235,6 +238,7 @@ class Reconciler:
                 history.earlier = history.outcomes.known & (not began)
             history.tries += worked
             for ledger in read_ledgers(folder, number):
+                self.rise()
                 history.outcomes.record(ledger.outcomes)
                 places = [outcome.unit for outcome in ledger.outcomes]
                 history.earlier[places] = not (began or ledger.launch == self.launch)
@@ -245,6 +249,7 @@ class Reconciler:
         outcomes = history.outcomes
         missing = ~self._present(outcomes, snapshot) | (outcomes.states == FAILED)
         for place in np.flatnonzero(history.earlier & ~missing & self._of_files()).tolist():
+            self.rise()
             if not self._is_unchanged(place, outcomes) and self._has_other_bytes(place, outcomes):
                 missing[place] = True
         return missing
@@ -319,6 +324,7 @@ class Reconciler:
         cells = _cells_of(column).take(places)
         if column.role != CAPTION:
             for cell in np.flatnonzero(places >= 0).tolist():
+                self.rise()
                 stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
                 if not self._is_same_file(references[cell], stat, cells.inputs[cell].tobytes()):
                     places[cell] = -1

@@ -3,6 +3,7 @@
 Everything here is the same on every rank; nothing here encodes.
 """
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -113,6 +114,7 @@ _NOT_HINTS = frozenset({"store", "procs", "rank", "world_size", "device", "batch
 class Wanted:
     """A request that was looked at: what the source lists, who encodes, and the plan. Nothing is loaded."""
 
+    layout: Layout
     request: PrecomputeRequest
     listing: Listing
     encoders: tuple[Encoder, ...]
@@ -132,6 +134,7 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
     out the plan. Raises BadInput for a source or model that cannot be used, or where another rank of this launch means another plan;
     RecipeMismatch where a name is used already for something else.
     """
+    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
     encoders = _encoders(layout, request)
     columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
@@ -153,7 +156,7 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
         plan = _published(layout, name) or plan  # as read it takes less memory
     previous = newest_catalog(layout, request.name, io="mmap")
     remarks = (*plan.remarks, *_compare(plan, previous, replace_allowed=request.replace))
-    return Wanted(request, listing, encoders, plan, previous, remarks, intent)
+    return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
 
 
 def _build(

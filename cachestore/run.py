@@ -26,7 +26,7 @@ from cachestore.request import PrecomputeRequest, Wanted, look_at_request
 from cachestore.storage.commit import create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
-from cachestore.work.agreement import Intent, in_words, wait_for_rank_0, who_differs
+from cachestore.work.agreement import Intent, in_words, is_same_launch, wait_for_rank_0, who_differs
 from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit, is_published, plan_of_keys, publish_plan
 from cachestore.work.progress import Observer
@@ -125,19 +125,36 @@ def run_pass(job: Job) -> Report:
         return _take_part(job, beat)
 
 
-_starts: dict[tuple[Path, str, int | None], int] = {}
-"""How often this process took part in a pass over a plan, as a rank: a second call in one launch is another start, and no look back."""
+_Start = tuple[Path, str, int | None]
+"""A store, a plan, and as which rank."""
+
+_starts: dict[_Start, int] = {}
+"""How often this process took part in a pass over a plan: a second call in one launch is another start, and gets no old report."""
+
+
+def _start_of(layout: Layout, plan: Plan, placement: Placement) -> _Start:
+    return layout.root, plan.name, placement.rank
+
+
+def _numbered(launch: str, start: _Start) -> str:
+    """The launch's name for this start."""
+    return f"{launch}#{_starts[start]}" if _starts.get(start) else launch
+
+
+def _count_start(start: _Start) -> None:
+    _starts[start] = _starts.get(start, 0) + 1
 
 
 def _take_part(job: Job, beat: Beat) -> Report:
-    plan = (job.layout.root, job.plan.name, job.placement.rank)
-    launch = f"{job.launch}#{_starts[plan]}" if _starts.get(plan) else job.launch
+    start = _start_of(job.layout, job.plan, job.placement)
+    launch = _numbered(job.launch, start)
     ref = join_pass(job.layout, job.plan.name, launch)
     if (done := read_done(job.layout, ref)) is not None:
-        _starts[plan] = _starts.get(plan, 0) + 1
+        _count_start(start)
         return Report.from_json(done.report, encoded_here=0)
     beat.join(ref.plan, ref.number, launch)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, _key_without_reading(job.encoders), job.request)
+    key_of = _key_without_reading(job.encoders)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise)
     task = Task(
         job.layout,
         job.plan,
@@ -159,7 +176,7 @@ def _take_part(job: Job, beat: Beat) -> Report:
             job.on_open(reconciler, ref)
         beat.rise(phase="working")
         done = _work(job, ref, reconciler, worker)
-    _starts[plan] = _starts.get(plan, 0) + 1
+    _count_start(start)
     return Report.from_json(done.report, encoded_here=beat.encoded)
 
 
@@ -272,19 +289,32 @@ def precompute(
         tell = observer.following(on_progress) if on_progress else None
         report = precompute_here(request, on_progress=tell, cancel=cancel)
     else:
-        report = _if_all_is_there(request) or _in_processes(request, Care(observer.look_at, on_progress, cancel))
+        report = _from_processes(request, Care(observer.look_at, on_progress, cancel))
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
 
 
-def _in_processes(request: PrecomputeRequest, care: Care) -> Report:
-    """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own."""
+def _from_processes(request: PrecomputeRequest, care: Care) -> Report:
+    """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own.
+
+    Where nothing is to be encoded none is started.
+    """
+    placement = find_placement(request.rank, request.world_size)
+    launch = _launch(placement)
+    wanted = _look_first(request, placement, launch)
+    if wanted is not None and (report := _if_all_is_there(request, wanted)) is not None:
+        return report
     arguments = replace(request, procs=None).arguments()
     count = process_count(request)
-    is_one = request.procs is None and count == 1
-    children = run_child(arguments, _own_place(request), care) if is_one else run_children(arguments, count, care)
-    return _held_to(Report.from_json(joined_report(children)), request)
+    if request.procs is None and count == 1:
+        launch = launch if wanted is None else _numbered(launch, _start_of(wanted.layout, wanted.plan, placement))
+        children = run_child(arguments, _own_place(placement, launch), care)
+    else:
+        children = run_children(arguments, count, care)
+    report = Report.from_json(joined_report(children))
+    _count_start((Path(request.store).absolute(), report.plan, placement.rank))
+    return _held_to(report, request)
 
 
 def process_count(request: PrecomputeRequest) -> int:
@@ -298,12 +328,8 @@ def process_count(request: PrecomputeRequest) -> int:
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
 
 
-def _if_all_is_there(request: PrecomputeRequest) -> Report | None:
-    """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
-
-    Ranks that look while others still work get None too, and so does who would have to download a model: to wait, and to start the
-    hub's threads, is a worker's business.
-    """
+def _look_first(request: PrecomputeRequest, placement: Placement, launch: str) -> Wanted | None:
+    """Look at a request in the caller's process; None where a model would have to be downloaded: the hub's client starts threads."""
     from cachestore.encode.hub import is_here
 
     allowed_failures(request.max_failures, 0)  # refused now, not after a source was listed
@@ -311,9 +337,18 @@ def _if_all_is_there(request: PrecomputeRequest) -> Report | None:
     if not all(is_here(name, request.revision) for name in models):
         return None
     layout = create_store(Path(request.store))
+    with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+        return look_at_request(layout, request, beat=beat)
+
+
+def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted) -> Report | None:
+    """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
+
+    Ranks that look while others still work get None too: to wait is a worker's business.
+    """
+    if _unknown(wanted)[1]:
+        return None
     with _as_it_was(os.environ):
-        if _unknown(layout, look_at_request(layout, request))[1]:
-            return None
         try:
             return precompute_here(request, cancel=_BeforeAnyWork())
         except Incomplete:
@@ -340,27 +375,26 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
         environment.update({name: value for name, value in before.items() if environment.get(name) != value})
 
 
-def _unknown(layout: Layout, wanted: Wanted) -> tuple[Reconciler, list[int]]:
+def _unknown(wanted: Wanted) -> tuple[Reconciler, list[int]]:
     """The units not known to be present in the pass that a run would join or begin, which is not begun here."""
-    numbers = list_passes(layout, wanted.plan.name)
+    numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
-    if numbers and read_done(layout, ref) is not None:
+    if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    reconciler = Reconciler(layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
-    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
+    reconciler = Reconciler(wanted.layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
+    with closing(load_snapshot(wanted.layout, check_sizes=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
 
-def _own_place(request: PrecomputeRequest) -> dict[str, str]:
+def _own_place(placement: Placement, launch: str) -> dict[str, str]:
     """What a worker started for this process's own rank is told: its launch and rank, which it could not find out by itself.
 
     Its parent is this process and not the agent, and where only rank 0 prints, another rank would get no report.
     """
-    placement = find_placement(request.rank, request.world_size)
-    launch = {"CACHESTORE_LAUNCH": _launch(placement)}
     if placement.rank is None or placement.found_in == "single process":
-        return launch
-    return launch | {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
+        return {"CACHESTORE_LAUNCH": launch}
+    place = {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
+    return {"CACHESTORE_LAUNCH": launch, **place}
 
 
 def precompute_here(
@@ -391,7 +425,7 @@ def precompute_here(
             wanted.listing,
             placement,
             launch,
-            request=request.hints(),
+            request=wanted.request.hints(),
             threads=_threads(request.workers),
             cancel=cancel,
             on_progress=on_progress,
@@ -405,7 +439,7 @@ def _check_agreement(layout: Layout, intent: Intent, beat: Beat, say: Say, *, st
     """Hold what this start means against what others are doing. Raises BadInput within one launch or if `strict`, else says it."""
     for other in who_differs(layout, intent, worker=beat.worker):
         words = in_words(layout, intent, other)
-        if strict or str(other["launch"]).partition("#")[0] == beat.launch:
+        if strict or is_same_launch(other["launch"], beat.launch):
             message = f"{words}. Every rank must be given the same source and model; nothing was encoded by this one"
             raise BadInput(message)
         say(f"another run works on the same data set: {words}. Both go on; the catalog of the one that ends last stands")
@@ -419,7 +453,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
     wanted = look_at_request(layout, request)
-    reconciler, missing = _unknown(layout, wanted)
+    reconciler, missing = _unknown(wanted)
     return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)
 
 

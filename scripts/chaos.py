@@ -49,7 +49,7 @@ from cachestore.storage import append
 from cachestore.storage.commit import commit
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_segments
-from cachestore.work import workers
+from cachestore.work import choice, workers
 from cachestore.work.passes import Done, Round, list_passes, publish_done, publish_round
 
 Variant = Literal["", "ledger-first", "trust-ledgers", "own-part-only"]
@@ -206,7 +206,7 @@ def _hurry(order: Order) -> None:
     _patch(workers, "SILENT_SECONDS", silent)
     _patch(workers, "SLOW_SECONDS", silent / 2)
     _patch(workers, "FIRST_BATCH_SECONDS", 0.3)
-    _patch(worker, "POLL_SECONDS", 0.1)
+    _patch(choice, "POLL_SECONDS", 0.1)
     _patch(worker, "STUCK_SECONDS", 30.0)
     _patch(socket, "gethostname", lambda: order.host)
 

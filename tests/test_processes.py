@@ -278,7 +278,7 @@ def test_a_worker_that_hangs_is_stopped_and_said_with_its_phase(data, root, gate
     for name, seconds in (("STILL_SECONDS", 0.3), ("STOP_SECONDS", 0.3), ("WATCH_SECONDS", 0.05)):
         monkeypatch.setattr(processes, name, seconds)
     with pytest.raises(
-        Incomplete, match=r"hung: in phase 'working' its count stood still for \d+ s; asked to stop, it was killed by SIGKILL"
+        Incomplete, match=r"hung: in phase 'loading' its count stood still for \d+ s; asked to stop, it was killed by SIGKILL"
     ):
         cs.precompute(data, model="model", store=root)
     assert not is_running(gate.wait())

@@ -25,6 +25,7 @@ import secrets
 import unicodedata
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -33,6 +34,9 @@ from cachestore.errors import BadInput
 
 MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
+
+_NAMES: Final = 1 << 15
+"""Names of claims and ledgers whose parts are remembered: thousands are listed again at every look."""
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _SEGMENT = re.compile(r"([0-9a-f]{32})\.safetensors")
@@ -277,12 +281,14 @@ def parse_round(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+@lru_cache(_NAMES)
 def parse_claim(name: str) -> ClaimName | None:
     """What a claim's file name says, or None."""
     match = _CLAIM.fullmatch(name)
     return ClaimName(*(int(part) for part in match.groups())) if match else None
 
 
+@lru_cache(_NAMES)
 def parse_ledger(name: str) -> LedgerName | None:
     """What a ledger's file name says, or None."""
     match = _LEDGER.fullmatch(name)

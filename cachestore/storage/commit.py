@@ -1,12 +1,13 @@
 """Creating a store, and committing: publishing an index that covers what is there."""
 
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import BadInput, LockTimeout
+from cachestore.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.opening import names_in
@@ -21,6 +22,10 @@ from cachestore.storage.snapshot import FORMAT, VERSION, Snapshot, list_indexes,
 RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
 
+STALE_SECONDS: Final = 60.0
+"""For so long a listed name may still be denied by a file system that remembers that it was not there."""
+_LOOK_SECONDS: Final = 0.1
+
 UNCOVERED_LIMIT: Final = 512
 """Any worker commits when more segments than this are uncovered, so that opening a store never reads many headers."""
 
@@ -28,11 +33,9 @@ UNCOVERED_LIMIT: Final = 512
 def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     """Make a store, or open the one that is there. Raises BadInput for a folder that holds something else, WriteFailed."""
     layout = Layout(root.absolute(), mode)
-    if layout.marker.exists():
-        return open_layout(layout)
     names = names_in(root)
-    if layout.marker.name in names:  # another rank has just made it
-        return open_layout(layout)
+    if layout.marker.name in names:
+        return _open_listed(layout)
     foreign = [
         name for name in names if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}
     ]
@@ -43,7 +46,19 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     make_folder(layout, layout.temporary)
     body = {"store_id": secrets.token_hex(16), "mode": mode.value}
     publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
-    return open_layout(layout)
+    return _open_listed(layout)
+
+
+def _open_listed(layout: Layout) -> Layout:
+    """Open a store whose marker is there: another rank may have made it a moment ago, and NFS denies what it denied for 30 s."""
+    until = time.monotonic() + STALE_SECONDS
+    while True:
+        try:
+            return open_layout(layout)
+        except StoreNotFound:
+            if time.monotonic() >= until or layout.marker.name not in names_in(layout.root):
+                raise
+        time.sleep(_LOOK_SECONDS)
 
 
 def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:

@@ -58,6 +58,11 @@ def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[st
     ]
 
 
+def is_same_launch(one: str, other: str) -> bool:
+    """Whether two beats are of one launch, whichever start of it."""
+    return one.partition("#")[0] == other.partition("#")[0]
+
+
 def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
     """In what another start's plan differs: fingerprints, or up to five samples."""
     theirs: Mapping[str, str] = beat["fingerprints"]
@@ -89,7 +94,11 @@ def wait_for_rank_0(
     """
     since, count = clock(), -1
     while not is_done():
-        planning = [one for one in read_beats(layout) if one["rank"] == 0 and one["launch"] == beat.launch and one["phase"] == PLANNING]
+        planning = [
+            one
+            for one in read_beats(layout)
+            if one["rank"] == 0 and one["phase"] == PLANNING and is_same_launch(one["launch"], beat.launch)
+        ]
         risen = max((int(one["count"]) for one in planning), default=-1)
         if risen > count:
             since, count = clock(), risen

@@ -106,7 +106,7 @@ class Beat:
         changed = phase is not None and phase != self.phase
         if phase is not None:
             self.phase = phase
-        if changed or self.clock() - self._written_at >= max(1.0, self.world_size / 16):
+        if changed or self.clock() - self._written_at >= seconds_between_beats(self.world_size):
             self.write()
 
     def batch_took(self, seconds: float) -> None:
