@@ -414,8 +414,26 @@ def _held(snapshot: Snapshot, keys: Bytes) -> Mask:
     if len(keys) * _FEW < len(snapshot):
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
         return np.array([bool(places) for places in found], np.bool_)
-    present = np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES)
-    return np.isin(_as_text(keys), _as_text(present))
+    return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
+
+
+def _among(keys: Bytes, present: Bytes) -> Mask:
+    """Which keys are among others. By their first halves, which is four times as fast as by texts; those that share one by the whole."""
+    if not len(present):
+        return np.zeros(len(keys), np.bool_)
+    halves, wanted = _first_halves(present), _first_halves(keys)
+    order = np.argsort(halves, kind="stable")
+    halves, present = halves[order], present[order]
+    places = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
+    found = (present[places] == keys).all(axis=1)
+    doubtful = ~found & (halves[places] == wanted)
+    if doubtful.any():
+        found[doubtful] = np.isin(_as_text(keys[doubtful]), _as_text(present))
+    return found
+
+
+def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    return np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)[:, 0]
 
 
 def _as_text(keys: Bytes) -> Any:

@@ -2,9 +2,13 @@
 
 from contextlib import closing
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachestore.files.paths import LedgerName
+from cachestore.reconcile import _among
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
@@ -425,3 +429,16 @@ def test_a_pass_that_adds_nothing_adds_no_file_but_its_own_end(root):
     assert lasting(root) == before
     assert list_generations(one.layout, "train") == [1]
     assert list(read_ledgers(PassRef(one.plan.name, 2).folder(one.layout), 0)) == []
+
+
+keys_of_two_halves = st.tuples(st.sampled_from([b"a" * 8, b"b" * 8, bytes(8)]), st.sampled_from([b"c" * 8, bytes(7) + b"d", bytes(8)])).map(
+    b"".join
+)
+
+
+@given(st.lists(keys_of_two_halves, max_size=8), st.lists(keys_of_two_halves, max_size=8))
+def test_keys_are_found_among_others_as_in_a_set(keys, present):
+    def rows(values):
+        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
+
+    assert _among(rows(keys), rows(present)).tolist() == [key in set(present) for key in keys]

@@ -171,6 +171,7 @@ def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
         report = fill_with(store, "a", "bad", "b", function=refuse)
         assert (report.complete, report.failed, report.encoded) == (False, 1, 2)
         assert "no value for bad" in report.failures[0]["reason"]
+        assert report.failures[0]["sample"] == str(cs.key("bad"))
         assert fill_with(store, "a", "bad", "b", function=refuse, max_failures=1).complete
         with pytest.raises(EncodeFailed, match="no value for bad"):
             fill_with(store, "a", "bad", "b", function=refuse, strict=True)

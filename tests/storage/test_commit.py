@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.errors import BadInput, WriteFailed
+from cachestore.errors import BadInput, StoreNotFound, WriteFailed
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
@@ -47,6 +47,32 @@ class TestCreating:
     def test_a_relative_path_is_made_absolute(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert create_store(tmp_path.relative_to(tmp_path) / "store").root == tmp_path / "store"
+
+    def test_a_store_that_a_stale_view_still_denies_is_opened_once_it_shows(self, layout, monkeypatch):
+        """NFS denies a name that was looked up in vain for up to 30 s, while a listing shows it."""
+        denied, real, slept = [1, 2, 3], committing.open_layout, []
+
+        def stale(layout):
+            if denied:
+                denied.pop()
+                message = "no store yet"
+                raise StoreNotFound(message)
+            return real(layout)
+
+        monkeypatch.setattr(committing, "open_layout", stale)
+        monkeypatch.setattr(committing.time, "sleep", slept.append)
+        assert create_store(layout.root) == layout
+        assert len(slept) == 3
+
+    def test_a_store_that_stays_denied_is_an_error_after_a_while(self, layout, monkeypatch):
+        def stale(_layout):
+            message = "no store yet"
+            raise StoreNotFound(message)
+
+        monkeypatch.setattr(committing, "open_layout", stale)
+        monkeypatch.setattr(committing, "STALE_SECONDS", 0.0)
+        with pytest.raises(StoreNotFound):
+            create_store(layout.root)
 
     def test_a_folder_that_holds_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "photo.jpg").touch()
