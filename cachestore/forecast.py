@@ -92,7 +92,9 @@ def _distinct_captions(plan: Plan) -> int:
     """How many different captions the samples have: the units of a column of captions, where there is one."""
     for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
         if column.role == CAPTION:
-            return len(np.unique(np.asarray(units, np.int64)))
+            is_used = np.zeros(plan.unit_count, np.bool_)
+            is_used[np.asarray(units, np.int64)] = True
+            return int(is_used.sum())
     return len(set(plan.captions))
 
 

@@ -164,7 +164,7 @@ class Reconciler:
             places = self._earlier_cells(catalog, earlier, at)
             cells = _cells_of(earlier).take(places)
             made = (places >= 0) & cells.keys.any(axis=1)
-            known.put(_numbers(units)[made], cells.take(np.flatnonzero(made)))
+            known.put(_numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
 
     def _earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
         """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now."""

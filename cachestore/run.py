@@ -226,8 +226,16 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
             worker.beat.rise(phase="reconciling")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, check_sizes=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
-        is_first = True
+        if not is_first:  # rank 0 may still be telling what will be done, and has in memory what reconciling needs
+            is_first = True
+            wait_for_rank_0(job.layout, worker.beat, lambda: _is_closed(job, ref, worker, number))
         worker.wait(waits, None, {slot: claim} if claim else {})
+
+
+def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
+    """Whether somebody reconciles a round, or has."""
+    is_over = read_done(job.layout, ref) is not None or list_rounds(ref.folder(job.layout))[-1] > number
+    return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)
 
 
 # precompute

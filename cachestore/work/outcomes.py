@@ -45,8 +45,10 @@ class Cells:
 
 
 def _take(array: NDArray[Any], places: Numbers, empty: int) -> NDArray[Any]:
-    rows = np.full((len(places), *array.shape[1:]), empty, array.dtype)
     there = places >= 0
+    if there.all():
+        return array[places]
+    rows = np.full((len(places), *array.shape[1:]), empty, array.dtype)
     rows[there] = array[places[there]]
     return rows
 
