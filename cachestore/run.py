@@ -415,8 +415,7 @@ def precompute_here(
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
-    if placement.conflict:
-        say(placement.conflict)
+    _say_conflict(placement, say)
     launch = _launch(placement)
     with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         wanted = look_at_request(layout, request, beat=beat)
@@ -514,6 +513,16 @@ def find_placement(rank: int | None, world_size: int | None) -> Placement:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         found = (distributed.get_rank(), distributed.get_world_size())
     return discover(os.environ, rank=rank, world_size=world_size, distributed=found)
+
+
+_said: set[str] = set()
+"""What was said of contradictions in the environment of this process: once is enough."""
+
+
+def _say_conflict(placement: Placement, say: Say) -> None:
+    if placement.conflict and placement.conflict not in _said:
+        _said.add(placement.conflict)
+        say(placement.conflict)
 
 
 def _launch(placement: Placement) -> str:
@@ -618,7 +627,8 @@ def fill(
         world_size: the number of ranks.
         strict: raise if a unit failed.
         max_failures: how many may fail (a count, or a share such as "2%").
-        on_progress: called with counts now and then.
+        on_progress: called in this thread, about once a second and at the end, with units published so far over all ranks:
+            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
         cancel: anything with `is_set()`; set, it ends the work after the present batch.
 
     Returns:
@@ -646,9 +656,10 @@ def fill(
     plan = plan_of_keys(encoder.recipe, items)
     if not is_published(store.layout, plan.name):
         publish_plan(store.layout, plan)
-    if placement.conflict:
-        _log.warning(placement.conflict)
-    job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=on_progress)
+    _say_conflict(placement, _log.warning)
+    observer = Observer(store.layout)
+    tell = observer.following(on_progress) if on_progress else None
+    job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=tell)
     with Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
         beat.detail = intent.as_json()
@@ -657,4 +668,6 @@ def fill(
         _check_agreement(store.layout, intent, beat, _log.debug, strict=False)
         report = run_pass(replace(job, beat=beat))
     store.refresh()
+    if on_progress and (ended := observer.newest(report.plan)) is not None:
+        on_progress(ended.counts())
     return _held_to(report, PrecomputeRequest("", "", "", strict=strict, max_failures=str(max_failures)))

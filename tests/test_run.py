@@ -177,6 +177,29 @@ def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
             fill_with(store, "a", "bad", "b", function=refuse, strict=True)
 
 
+def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(root):
+    told, threads = [], set()
+
+    def tell(counts):
+        told.append(counts)
+        threads.add(threading.get_ident())
+
+    with cs.open(root, mode="a") as store:
+        report = fill_with(store, *names(40), on_progress=tell)
+    assert threads == {threading.get_ident()}
+    end = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
+    assert told[-1] == end
+
+
+def test_what_contradicts_itself_in_the_environment_is_said_once(root, monkeypatch, caplog):
+    monkeypatch.setattr("cachestore.run._said", set())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with cs.open(root, mode="a") as store:
+        for number in range(2):
+            assert fill_with(store, f"name {number}").complete
+    assert [record.levelname for record in caplog.records if "rank None of 4" in record.getMessage()] == ["WARNING"]
+
+
 def test_a_new_pass_tries_failures_again(root):
     with cs.open(root, mode="a") as store:
         assert fill_with(store, "a", function=lambda batch: {}).failed == 1
