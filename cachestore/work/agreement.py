@@ -88,17 +88,13 @@ def wait_for_rank_0(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until rank 0 of this launch has done what it does while planning; returns whether it has.
+    """Wait until rank 0 of this launch, or of this plan, has done what it does while planning; returns whether it has.
 
     Bounded: gives up when rank 0's count has not risen for 5 s; where no rank 0 is planning, after `unseen_seconds`.
     """
     since, count = clock(), -1
     while not is_done():
-        planning = [
-            one
-            for one in read_beats(layout)
-            if one["rank"] == 0 and one["phase"] == PLANNING and is_same_launch(one["launch"], beat.launch)
-        ]
+        planning = [one for one in read_beats(layout) if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(beat, one)]
         risen = max((int(one["count"]) for one in planning), default=-1)
         if risen > count:
             since, count = clock(), risen
@@ -106,6 +102,12 @@ def wait_for_rank_0(
             return False
         sleep(LOOK_SECONDS)
     return True
+
+
+def _is_with(beat: Beat, other: Mapping[str, Any]) -> bool:
+    """Whether another start belongs to this one: of the same launch, or, started by hand, about to work on the same plan."""
+    is_same_plan = "plan_meant" in other and other["plan_meant"] == beat.detail.get("plan_meant")
+    return is_same_plan or is_same_launch(other["launch"], beat.launch)
 
 
 def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:

@@ -157,6 +157,13 @@ def test_a_rank_0_of_another_launch_or_at_work_is_not_waited_for(layout):
         assert not wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: False, Clock())
 
 
+def test_a_rank_0_that_was_started_by_hand_is_waited_for_where_it_means_the_same_plan(layout):
+    clock, plan = Clock(), published(layout, captions("a"))
+    with meaning(layout, plan, launch="by hand", rank=0), meaning(layout, plan, launch="by another", rank=1) as beat:
+        assert not wait(layout, beat, lambda: False, clock)
+    assert clock.now - Clock().now >= STILL_SECONDS
+
+
 def test_the_beat_rises_while_samples_pass(layout):
     beat = Beat(layout, "", 0, "launch", 0, 1, clock=Clock())
     beat._written_at = 1000.0
