@@ -11,6 +11,7 @@ first: `_open` keeps one environment for each file and process, and closes inher
 import json
 import os
 import struct
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -277,27 +278,43 @@ def _parse_layout(text: bytes) -> Specs:
     return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text))
 
 
+_registry = threading.RLock()
+"""Held while an environment is opened or given back: two threads that open one file at the same moment share it."""
+
+
+def _renew_registry() -> None:
+    """In a forked child: whichever thread of the parent held it is not there to give it back."""
+    global _registry  # noqa: PLW0603 - one lock for each process
+    _registry = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_registry)
+
+
 def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
     pid = os.getpid()
-    for file, held in list(_environments.items()):
-        if held.pid != pid:
-            held.environment.close()
-            del _environments[file]
-    file = (identity.device, identity.inode)
-    held = _environments.get(file)
-    if held is None:
-        environment = lmdb.open(
-            str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
-        )
-        held = _environments[file] = _Opened(environment, pid, 0)
-    held.users += 1
-    return held.environment
+    with _registry:
+        for file, held in list(_environments.items()):
+            if held.pid != pid:
+                held.environment.close()
+                del _environments[file]
+        file = (identity.device, identity.inode)
+        held = _environments.get(file)
+        if held is None:
+            environment = lmdb.open(
+                str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
+            )
+            held = _environments[file] = _Opened(environment, pid, 0)
+        held.users += 1
+        return held.environment
 
 
 def _release(identity: FileIdentity) -> None:
     file = (identity.device, identity.inode)
-    held = _environments[file]
-    held.users -= 1
-    if held.users == 0:
-        held.environment.close()
-        del _environments[file]
+    with _registry:
+        held = _environments[file]
+        held.users -= 1
+        if held.users == 0:
+            held.environment.close()
+            del _environments[file]

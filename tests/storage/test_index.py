@@ -6,6 +6,8 @@ import pickle
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -462,3 +464,47 @@ def test_an_index_grows_with_many_entries(layout):
     with closing(Index(layout, built(layout, 1, *digests))) as index:
         assert len(index) == 2000
         assert all(index.find([key_of(n) for n in range(2000)]))
+
+
+def test_threads_that_open_and_close_one_file_at_the_same_moment_share_it(layout):
+    put(layout, 1)
+    verdict = built(layout, 1, *(ref.digest for ref in load_snapshot(layout).segments()))
+
+    def look(_time):
+        with closing(Index(layout, verdict)) as index:
+            return len(index.find([key_of(1)])[0])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(look, range(200))) == {1}
+    finally:
+        sys.setswitchinterval(interval)
+    assert indexing._environments == {}
+
+
+def test_a_child_forked_while_a_thread_opens_an_index_can_open_its_own(layout):
+    put(layout, 1)
+    verdict = built(layout, 1, *(ref.digest for ref in load_snapshot(layout).segments()))
+    holding, may_end = threading.Event(), threading.Event()
+
+    def hold():
+        with indexing._registry:
+            holding.set()
+            may_end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait(30)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with closing(Index(layout, verdict)) as index:
+                code = 0 if index.find([key_of(1)])[0] else 2
+        finally:
+            os._exit(code)
+    may_end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
