@@ -1,7 +1,6 @@
 """The whole job: `precompute` and `fill`, two callers of one loop.
 
-The loop runs without torch when an encoder is passed in. Rank and world size order the work; every process that runs it on the same
-store and plan shares the work with all others, whoever started them and whenever.
+What either does around it: who this process is, what is asked for, where it runs, and what the report is held to.
 """
 
 import logging
@@ -10,28 +9,29 @@ import secrets
 import sys
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cachestore.encode.unit import Encoder, Prepared, Read, Resolved
+from cachestore.encode.unit import Prepared, Read, Resolved
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key, Recipe
+from cachestore.loop import Job, OnProgress, Report, count_start, key_without_reading, numbered, run_pass, start_of
 from cachestore.processes import Care, gpu_count, joined_report, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
-from cachestore.reconcile import Reconciler, Source
+from cachestore.reconcile import Reconciler
 from cachestore.request import PrecomputeRequest, Wanted, look_at_request
-from cachestore.storage.commit import create_store, publish_recipe
+from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
-from cachestore.work.agreement import Intent, in_words, is_same_launch, wait_for_rank_0, who_differs
-from cachestore.work.passes import Done, PassRef, join_pass, list_passes, list_rounds, read_done, read_round
-from cachestore.work.plan import Plan, Unit, is_published, plan_of_keys, publish_plan
+from cachestore.work.agreement import Intent, in_words, is_same_launch, who_differs
+from cachestore.work.passes import PassRef, list_passes, read_done
+from cachestore.work.plan import is_published, plan_of_keys, publish_plan
 from cachestore.work.progress import Observer
-from cachestore.work.workers import Beat, Life, host_name
-from cachestore.worker import Cancel, Task, Worker
+from cachestore.work.workers import Beat, host_name
+from cachestore.worker import Cancel
 
 if TYPE_CHECKING:
     from cachestore.forecast import Forecast
@@ -44,198 +44,7 @@ READ_THREADS: Final = 4
 
 _log = logging.getLogger("cachestore")
 
-OnProgress = Callable[[Mapping[str, Json]], None]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How a pass ended, the same for every rank: what `cachestore precompute --json` prints."""
-
-    complete: bool
-    samples: int
-    wanted: int
-    """Units: distinct captions and images, for each recipe."""
-    reused: int
-    encoded: int
-    failed: int
-    missing: int
-    encoded_here: int
-    """Entries that this run published."""
-    seconds: float
-    bytes: int
-    """Of the entries that the pass made."""
-    store: str
-    name: str
-    plan: str
-    generation: int
-    """Of the catalog; of the index for `fill`."""
-    failures: tuple[Mapping[str, Json], ...] = ()
-    changed: tuple[str, ...] = ()
-    """Files that were replaced, touched or removed while the pass went on, up to 100: the next call looks at them again."""
-    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    catalog_digest: str = ""
-
-    def as_json(self) -> dict[str, Json]:
-        """The report as one JSON object."""
-        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], "changed": list(self.changed)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
-        """The inverse of `as_json`; fields of a newer version are passed over."""
-        known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
-        known |= {"failures": tuple(body.get("failures", ())), "changed": tuple(body.get("changed", ()))}
-        known.setdefault("encoded_here", 0)
-        return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
-
-
-# One loop
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What the loop needs: a plan, who encodes, where inputs come from, and who this process is."""
-
-    layout: Layout
-    plan: Plan
-    encoders: Sequence[Encoder]
-    source: Source
-    placement: Placement
-    launch: str
-    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    threads: int = 0
-    cancel: Cancel | None = None
-    on_progress: OnProgress | None = None
-    on_open: Callable[[Reconciler, PassRef], None] | None = None
-    """Called once the pass is open, before this worker begins."""
-    beat: Beat | None = None
-    """This worker's, where it has begun already; else one is made."""
-
-
-def run_pass(job: Job) -> Report:
-    """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
-
-    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses; what is published stays, and a later call goes on.
-    """
-    for recipe in job.plan.recipes:
-        publish_recipe(job.layout, recipe)
-    if job.beat is not None:
-        return _take_part(job, job.beat)
-    with Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) as beat:
-        return _take_part(job, beat)
-
-
-_Start = tuple[Path, str, int | None]
-"""A store, a plan, and as which rank."""
-
-_starts: dict[_Start, int] = {}
-"""How often this process took part in a pass over a plan: a second call in one launch is another start, and gets no old report."""
-
-
-def _start_of(layout: Layout, plan: Plan, placement: Placement) -> _Start:
-    return layout.root, plan.name, placement.rank
-
-
-def _numbered(launch: str, start: _Start) -> str:
-    """The launch's name for this start."""
-    return f"{launch}#{_starts[start]}" if _starts.get(start) else launch
-
-
-def _count_start(start: _Start) -> None:
-    _starts[start] = _starts.get(start, 0) + 1
-
-
-def _take_part(job: Job, beat: Beat) -> Report:
-    start = _start_of(job.layout, job.plan, job.placement)
-    launch = _numbered(job.launch, start)
-    ref = join_pass(job.layout, job.plan.name, launch)
-    if (done := read_done(job.layout, ref)) is not None:
-        _count_start(start)
-        return Report.from_json(done.report, encoded_here=0)
-    beat.join(ref.plan, ref.number, launch)
-    key_of = _key_without_reading(job.encoders)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise)
-    task = Task(
-        job.layout,
-        job.plan,
-        ref,
-        job.encoders,
-        job.source,
-        job.placement.rank,
-        job.placement.world_size,
-        launch,
-        threads=job.threads,
-        cancel=job.cancel,
-        on_progress=job.on_progress,
-    )
-    with closing(Worker(task, beat)) as worker:
-        if beat.rank not in {0, None}:
-            wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
-        reconciler.open_pass(worker.snapshot)
-        if job.on_open:
-            job.on_open(reconciler, ref)
-        beat.rise(phase="working")
-        done = _work(job, ref, reconciler, worker)
-    _count_start(start)
-    return Report.from_json(done.report, encoded_here=beat.encoded)
-
-
-def _key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
-    """How to know a unit's key without its bytes: resolve it, and give up where it wants to read."""
-
-    def refuse(reference: str) -> bytes:
-        raise OSError(reference)
-
-    def key_of(unit: Unit) -> Key | None:
-        try:
-            return encoders[unit.recipe].resolve(unit.request, refuse).key
-        except (OSError, EncodeFailed, BadInput):
-            return None
-
-    return key_of
-
-
-def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
-    while True:
-        done = read_done(job.layout, ref)
-        if done is not None:
-            return done
-        opened = read_round(job.layout, ref, job.plan, list_rounds(ref.folder(job.layout))[-1])
-        worker.do_round(opened)
-        done = _close(job, ref, reconciler, worker, opened.number)
-        if done is not None:
-            return done
-
-
-def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
-    """Reconcile a round, or wait for who does: rank 0 at once, anybody else a moment later or when the other has died.
-
-    None when another round was opened. Raises Incomplete when cancelled or when nothing moves any more.
-    """
-    slot = (len(job.plan.recipes), 0)
-    is_first = job.placement.rank in (0, None)
-    waits = worker.patience()
-    while True:
-        if (done := read_done(job.layout, ref)) is not None:
-            return done
-        if list_rounds(ref.folder(job.layout))[-1] > number:
-            return None
-        claim = worker.claims.newest(number).get(slot)
-        is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
-        if is_free and worker.claims.take(number, slot, after=claim):
-            worker.beat.rise(phase="reconciling")
-            with closing(load_snapshot(job.layout, earlier=worker.snapshot, check_sizes=True)) as snapshot:
-                return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
-        if not is_first:  # rank 0 may still be telling what will be done, and has in memory what reconciling needs
-            is_first = True
-            wait_for_rank_0(job.layout, worker.beat, lambda: _is_closed(job, ref, worker, number))
-        worker.wait(waits, None, {slot: claim} if claim else {})
-
-
-def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
-    """Whether somebody reconciles a round, or has."""
-    is_over = read_done(job.layout, ref) is not None or list_rounds(ref.folder(job.layout))[-1] > number
-    return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)
 
 
 # precompute
@@ -316,12 +125,12 @@ def _from_processes(request: PrecomputeRequest, care: Care) -> Report:
     arguments = replace(request, procs=None).arguments()
     count = process_count(request)
     if request.procs is None and count == 1:
-        launch = launch if wanted is None else _numbered(launch, _start_of(wanted.layout, wanted.plan, placement))
+        launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
         children = run_child(arguments, _own_place(placement, launch), care)
     else:
         children = run_children(arguments, count, care)
     report = Report.from_json(joined_report(children))
-    _count_start((Path(request.store).absolute(), report.plan, placement.rank))
+    count_start((Path(request.store).absolute(), report.plan, placement.rank))
     return _held_to(report, request)
 
 
@@ -389,7 +198,7 @@ def _unknown(wanted: Wanted) -> tuple[Reconciler, list[int]]:
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    reconciler = Reconciler(wanted.layout, wanted.plan, ref, wanted.listing, "", _key_without_reading(wanted.encoders))
+    reconciler = Reconciler(wanted.layout, wanted.plan, ref, wanted.listing, "", key_without_reading(wanted.encoders))
     with closing(load_snapshot(wanted.layout, check_sizes=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 

@@ -18,9 +18,9 @@ from cachestore.encode.unit import Prepared, Resolved
 from cachestore.errors import EncodeFailed
 from cachestore.files.paths import Layout
 from cachestore.keys import Recipe, digest_bytes, digest_text, input_key
+from cachestore.loop import Job, run_pass
 from cachestore.ranks import Placement
 from cachestore.reconcile import Reconciler
-from cachestore.run import Job, run_pass
 from cachestore.samples import Sample
 from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.commit import create_store

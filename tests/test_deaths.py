@@ -11,7 +11,7 @@ import pytest
 import cachestore as cs
 from cachestore.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
-from cachestore.run import _close
+from cachestore.loop import _close
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.claims import Claims

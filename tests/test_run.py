@@ -20,7 +20,8 @@ import cachestore as cs
 from cachestore.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
-from cachestore.run import Report, allowed_failures, run_pass
+from cachestore.loop import Report, run_pass
+from cachestore.run import allowed_failures
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes

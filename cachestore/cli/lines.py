@@ -9,7 +9,7 @@ from cachestore.reader import Reader
 from cachestore.storage.catalog import newest_catalog
 
 if TYPE_CHECKING:
-    from cachestore.run import Report
+    from cachestore.loop import Report
 
 
 def training_lines(report: "Report", batch_size: int = TRAINING_BATCH) -> list[str]:

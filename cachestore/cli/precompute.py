@@ -19,8 +19,9 @@ from cachestore.errors import BadInput, Incomplete
 
 if TYPE_CHECKING:
     from cachestore.forecast import Forecast
+    from cachestore.loop import Report
     from cachestore.request import PrecomputeRequest
-    from cachestore.run import Report, Say
+    from cachestore.run import Say
 
 HELP = "encode captions and images into a store"
 
@@ -115,8 +116,8 @@ def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", c
     from dataclasses import replace
 
     from cachestore.files.paths import Layout
+    from cachestore.loop import Report
     from cachestore.processes import Care, joined_report, run_children
-    from cachestore.run import Report
     from cachestore.work.progress import Observer
 
     quiet = ["--quiet"] if arguments.quiet else []
