@@ -6,7 +6,7 @@ a reader that passed over one would hand out tensors that are wrong without look
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from cachestore.errors import FormatError
 from cachestore.keys import Json, Recipe
@@ -41,6 +41,8 @@ class Form:
     parts: tuple["str | Form", ...]
     dim: int | None
     """None where there is one part."""
+    width: int | None = None
+    """To which the last axis is extended with zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,12 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Zeros that the model takes and nobody stores. `"S"` is the length of the output `like`, `"B"` the batch size."""
+    """What the model takes and nobody stores. `"S"` is the length of the output `like`, `"B"` the batch size."""
 
     shape: tuple[int | Literal["S", "B"], ...]
     like: str
+    kind: Literal["zeros", "positions"] = "zeros"
+    """`positions` are int64 zeros, but for the last number of each row, which counts along S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +133,12 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
 def _parse_form(recipe: Recipe, form: Mapping[str, Json]) -> Form:
     if set(form) == {"from"}:
         return Form((str(form["from"]),), None)
-    if set(form) != {"join", "dim"}:
+    if set(form) - {"widen"} != {"join", "dim"}:
         _refuse(recipe, f"it makes an output by {', '.join(sorted(form))}")
     parts = [part if isinstance(part, str) else _parse_form(recipe, part) for part in form["join"]]
     if not parts:
         _refuse(recipe, "it joins nothing")
-    return Form(tuple(parts), int(form["dim"]))
+    return Form(tuple(parts), int(form["dim"]), int(form["widen"]) if "widen" in form else None)
 
 
 def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
@@ -154,10 +158,12 @@ def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
 
 def _parse_constant(recipe: Recipe, value: Mapping[str, Json]) -> Constant:
     _check_fields(recipe, value, _CONSTANT)
-    shape: list[Any] = value["shape"]
-    if value["kind"] != "zeros" or not all(isinstance(size, int) or size in {"S", "B"} for size in shape):
-        _refuse(recipe, f"it has a constant of kind {value['kind']!r} and shape {shape}")
-    return Constant(tuple(shape), str(value["like"]))
+    shape, kind = value["shape"], value["kind"]
+    if kind not in {"zeros", "positions"} or not all(isinstance(size, int) or size in {"S", "B"} for size in shape):
+        _refuse(recipe, f"it has a constant of kind {kind!r} and shape {shape}")
+    if kind == "positions" and (len(shape) < 2 or shape[-2] != "S" or not isinstance(shape[-1], int) or shape[-1] < 1):
+        _refuse(recipe, f"it counts along the shape {shape}")
+    return Constant(tuple(shape), str(value["like"]), kind)
 
 
 def _check(recipe: Recipe, read: Mapping[str, Json], known: Collection[str]) -> None:

@@ -15,7 +15,15 @@ def read_outputs(block: TextBlock, stored: Mapping[str, torch.Tensor]) -> dict[s
 
 def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     parts = [_join(part, stored) if isinstance(part, Form) else _stored(part, stored) for part in form.parts]
-    return parts[0] if form.dim is None else torch.cat(parts, dim=form.dim)
+    if form.dim is None:
+        return parts[0]
+    joined = torch.cat(parts, dim=form.dim)
+    if form.width is None:
+        return joined
+    if form.width < joined.shape[-1]:
+        message = f"an entry is {joined.shape[-1]} wide where its recipe makes {form.width} of it; run `cachestore verify`"
+        raise FormatError(message)
+    return torch.nn.functional.pad(joined, (0, form.width - joined.shape[-1]))
 
 
 def _stored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -45,6 +53,13 @@ def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tens
 
 
 def make_constant(constant: Constant, like: torch.Tensor) -> torch.Tensor:
-    """The zeros that go with a batched output."""
+    """What goes with a batched output and is never stored."""
     sizes = {"S": like.shape[-2], "B": like.shape[0]}
-    return torch.zeros([size if isinstance(size, int) else sizes[size] for size in constant.shape], dtype=like.dtype)
+    shape = [size if isinstance(size, int) else sizes[size] for size in constant.shape]
+    match constant.kind:
+        case "zeros":
+            return torch.zeros(shape, dtype=like.dtype)
+        case "positions":
+            made = torch.zeros(shape, dtype=torch.int64)
+            made[..., -1] = torch.arange(shape[-2])
+            return made

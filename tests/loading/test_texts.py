@@ -64,6 +64,27 @@ def test_constants_take_length_and_batch_size_from_their_output():
     assert (list(made.shape), made.dtype, made.any().item()) == ([3, 5, 4], torch.bfloat16, False)
 
 
+def test_positions_count_along_the_length_in_the_last_number():
+    import torch
+
+    from cachestore.loading.texts import make_constant
+
+    made = make_constant(Constant(("B", "S", 4), "x", "positions"), torch.ones(2, 3, 7, dtype=torch.bfloat16))
+    assert made.dtype == torch.int64
+    assert made.tolist() == [[[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2]]] * 2
+
+
+def test_a_join_is_widened_with_zeros_and_never_cut():
+    from cachestore.loading.texts import read_outputs
+
+    one, two, wide = rows(1, 1, 3)
+    form = Form((Form(("a", "b"), -1, 6), "c"), -2)
+    found = read_outputs(TextBlock({"x": form}, {}, {}, None), {"a": one, "b": two, "c": wide.view(1, 6)})
+    assert found["x"].tolist() == [[1, 2, 1, 2, 0, 0], [1, 2, 3, 4, 5, 6]]
+    with pytest.raises(FormatError, match="is 4 wide where its recipe makes 3"):
+        read_outputs(TextBlock({"x": Form(("a", "b"), -1, 3)}, {}, {}, None), {"a": one, "b": two})
+
+
 def test_an_entry_without_a_tensor_that_its_recipe_names_is_an_error():
     import torch
 
