@@ -59,6 +59,8 @@ class LatentsEncoder:
 
     def batch_limit(self, group: Hashable) -> int:
         """How many pictures of a bucket go into one batch at most."""
+        if self._vae is not None and self._vae.is_single:
+            return 1
         if isinstance(self._batch_size, int):
             return self._batch_size
         from cachestore.encode import modules, vae

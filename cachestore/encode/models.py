@@ -6,12 +6,17 @@ unpickling a file runs whatever code its author put into it.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cachestore.errors import BadInput
+import numpy as np
+
+from cachestore.errors import BadInput, FormatError
+from cachestore.files.container import TensorPlace, read_header
+from cachestore.files.opening import read_at
 from cachestore.keys import Json
 
 INDEX = "model_index.json"
@@ -34,6 +39,8 @@ TOKENIZER_FILES = (
 )
 """Every file from which a tokenizer is made; those that are present are digested."""
 _VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+_WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
+"""Tokenizers whose tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 
 Kind = Literal["pipeline", "text", "vae"]
@@ -131,11 +138,52 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
 def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:
     """A component without weights: the tokenizer's files that are present."""
     files = {file: folder / file for file in sorted(_names(folder).intersection(TOKENIZER_FILES))}
-    if not _VOCABULARIES.intersection(files):
+    if not _VOCABULARIES.intersection(files) and class_name not in _WITHOUT_VOCABULARY:
         message = f"{folder} has no tokenizer for {name!r}: none of {', '.join(sorted(_VOCABULARIES))} is there"
         raise MissingFile(message)
     config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
     return Component(name, library, class_name, folder, files, config=config)
+
+
+def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
+    """Small tensors among a component's weights, as lists, by the names that `names` gives them. No names open no file.
+
+    Raises BadInput where the weights lack one, or cannot be read.
+    """
+    found: dict[str, list[float]] = {}
+    for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
+        try:
+            found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
+        except (FormatError, OSError) as error:
+            message = f"the weights of {component.name} in {path} cannot be read: {error}"
+            raise BadInput(message) from error
+    lacking = sorted(name for given, name in names.items() if given not in found)
+    if lacking:
+        message = f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, by which its latents are normalised"
+        raise BadInput(message)
+    return found
+
+
+def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        header = read_header(descriptor, os.fstat(descriptor).st_size, where=path)
+        places = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
+        raw = {given: read_at(descriptor, place.end - place.start, header.data_start + place.start) for given, place in places.items()}
+        return {given: _numbers(place, bytes(raw[given])) for given, place in places.items()}
+    finally:
+        os.close(descriptor)
+
+
+def _numbers(place: TensorPlace, raw: bytes) -> list[float]:
+    """Bytes as numbers. bfloat16, which numpy does not know, is the upper half of a float32."""
+    if place.dtype == "BF16":
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").tolist()
+    kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
+    if place.dtype not in kinds:
+        message = f"a tensor of {place.dtype} is no list of numbers"
+        raise FormatError(message)
+    return np.frombuffer(raw, kinds[place.dtype]).tolist()
 
 
 def read_json(path: Path) -> dict[str, Json]:

@@ -18,6 +18,7 @@ import torch
 from cachestore import ranks
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.errors import BadInput
+from cachestore.keys import Json
 
 Foreign = Any
 """An object of transformers or diffusers, which are typed in part only."""
@@ -83,13 +84,32 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
-def build_pipeline(class_name: str, components: Mapping[str, Foreign]) -> Foreign:
-    """A pipeline object around these components, with None for every other one it must be given."""
+def build_pipeline(class_name: str, components: Mapping[str, Foreign], settings: Mapping[str, Json]) -> Foreign:
+    """A pipeline object around these components and plain values, with None for everything else that it must be given."""
     with _one_at_a_time:
         diffusers = importlib.import_module("diffusers")
         pipeline: Any = getattr(diffusers, class_name)
         required = [name for name, parameter in _parameters(pipeline) if parameter.default is parameter.empty]
-        return pipeline(**{**dict.fromkeys(required), **components})
+        given = {**settings, **components}
+        try:
+            return pipeline(**{**dict.fromkeys(required), **given})
+        except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing
+            return pipeline(**{**dict.fromkeys(required, _Absent()), **given})
+
+
+class _Absent:
+    """Stands for a component that a pipeline's constructor looks into. It is false, and None in every field."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def config(self) -> "_Absent":
+        return self
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def free_memory() -> None:

@@ -1,28 +1,38 @@
 """Calling text encoders: through their pipeline's `encode_prompt`, or a transformers model alone. Imports torch.
 
-Whatever was called, the result is treated alike: rows that the mask calls padding are dropped, joined tensors are taken apart, and
-each entry's tensors are copied out of the batch.
+Whatever was called, the result is treated alike: rows that are padding are dropped, joined tensors are taken apart, and each entry's
+tensors are copied out of the batch. Before the first batch a pipeline is probed: where a caption would give other embeddings in a
+batch than alone, captions are encoded one by one, and the log says so.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cachestore.encode.families import TextFamily
+from cachestore.encode.families import form_names
+from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS, TextFamily
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, load_module, load_tokenizer
-from cachestore.encode.setup import Payload, TextSetup, padded_length
+from cachestore.encode.probe import difference, tolerance
+from cachestore.encode.setup import Payload, TextSetup, padded_length, pooled_width, text_width
 from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import Json, Key
+from cachestore.keys import Json, Key, canonical, digest_bytes
 
 Batch = Sequence[tuple[Key, Payload]]
-Call = Callable[[Sequence[Any]], Mapping[str, Tensor]]
-"""From payloads to batched tensors by the family's names."""
+Call = Callable[[Sequence[Any]], Mapping[str, Any]]
+"""From payloads to what is made of them by the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
+Entry = dict[str, Tensor]
 
 CPU_TOKENS, GPU_TOKENS = 2_048, 32_768
 """Tokens of a batch, padding included, that keep a device busy without filling its memory."""
+
+PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with a "SIGN", highly detailed')
+"""Empty, short and long, and with quoted text, which HunyuanVideo 1.5 reads by an encoder of its own."""
+
+_log = logging.getLogger(__name__)
 
 
 def text_batch(length: int, device: torch.device) -> int:
@@ -35,53 +45,126 @@ class TextModules:
     """A text encoder's modules, loaded. Use from one thread."""
 
     def __init__(self, setup: TextSetup, device: torch.device) -> None:
-        """Load them onto the device."""
+        """Load them onto the device, and probe what a pipeline makes of a batch. Raises BadInput where it cannot be used at all."""
         parts = {
             name: load_tokenizer(component) if name.startswith("tokenizer") else load_module(component, setup.dtype, device)
             for name, component in setup.components.items()
         }
+        self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
-        self._widths = {name: _width(part) for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        self.is_single = False
+        """Whether captions are encoded one by one."""
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
-        else:
-            self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts), setup, device)
+            return
+        self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
+        if reason := self._why_single(PROBES, device):
+            self.is_single = True
+            _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
 
-    def encode(self, batch: Batch) -> dict[Key, dict[str, Tensor]]:
+    def encode(self, batch: Batch) -> dict[Key, Entry]:
         """Embed (key, payload) pairs. Raises EncodeFailed where a value is not finite, naming the first such entry."""
-        with torch.inference_mode():
-            returned = {name: tensor.to("cpu") for name, tensor in self._call([payload for _, payload in batch]).items()}
-        return {key: self._entry(key, payload, returned, row) for row, (key, payload) in enumerate(batch)}
+        entries = self._entries([payload for _, payload in batch])
+        for (key, payload), entry in zip(batch, entries, strict=True):
+            for name, tensor in entry.items():
+                if not bool(torch.isfinite(tensor).all()):
+                    message = (
+                        f"the text encoder made NaN or infinite numbers in {name!r} of entry {key} ({_shown(payload)}) in {self._dtype}"
+                    )
+                    raise EncodeFailed(message)
+        return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
-    def _entry(self, key: Key, payload: Payload, returned: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    def _entries(self, payloads: Sequence[Payload]) -> list[Entry]:
+        """The entries of these payloads, in order; none of none."""
+        if self.is_single:
+            return [entry for payload in payloads for entry in self._made([payload])]
+        return self._made(payloads)
+
+    def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
+        with torch.inference_mode():
+            returned = {name: _on_cpu(value) for name, value in self._call(payloads).items()}
+        return [self._entry(returned, row) for row in range(len(payloads))]
+
+    def _why_single(self, captions: Sequence[str], device: torch.device) -> str | None:
+        """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out."""
+        alone = [self._made([caption])[0] for caption in captions]
+        if self._family.is_found:
+            self._check_found(alone)
+        batch = [place for place, caption in enumerate(captions) if caption not in self._family.alone]
+        if self._family.length_step is not None:
+            batch = batch[:1] * 2  # two of different lengths would not meet in a batch
+        try:
+            together = self._made([captions[place] for place in batch])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: whatever a batch raises, one by one they were fine
+            return f"a batch of {len(batch)} captions ends in {type(error).__name__} ({error})"
+        bound = tolerance(self._setup.dtype, device)
+        for place, entry in zip(batch, together, strict=True):
+            if found := difference(alone[place], entry, bound):
+                return f"the caption {captions[place][:40]!r} gives another {found} in a batch than alone"
+        return None
+
+    def _check_found(self, entries: Sequence[Entry]) -> None:
+        """Refuse a pipeline that nobody described, where its embeddings cannot be kept as they come."""
+        for name in entries[0]:
+            lengths = sorted({tuple(entry[name].shape) for entry in entries})
+            if len(lengths) > 1:
+                message = (
+                    f"{self._family.pipeline} has no row in the table of families, and the length of its {name} changes with the caption "
+                    f"({lengths[0]}, {lengths[-1]}): whether its denoiser attends padding is not known. Pass a TextFamily of your own"
+                )
+                raise BadInput(message)
+
+    def _entry(self, returned: Mapping[str, Any], row: int) -> Entry:
         """The tensors of one entry, each with memory of its own. Outside inference mode, so that a caller may use them freely."""
-        mask = None if self._family.mask is None else returned[self._family.mask][row].bool()
-        entry: dict[str, Tensor] = {}
+        entry: Entry = {}
         for name, form in self._family.outputs.items():
-            tensor = returned[name][row]
-            if mask is not None and name in self._family.pad:
-                tensor = tensor[mask]
-            if not bool(torch.isfinite(tensor).all()):
-                message = f"the text encoder made NaN or infinite numbers in {name!r} of entry {key} ({_shown(payload)}) in {self._dtype}"
-                raise EncodeFailed(message)
-            for stored, piece in _apart(form, tensor, self._widths).items():
-                entry[stored] = piece.to(self._dtype).clone(memory_format=torch.contiguous_format)
+            tensor = self._trimmed(name, returned, row)
+            for stored, piece in self._apart(name, form, tensor).items():
+                kept = piece.to(self._dtype) if piece.is_floating_point() else piece
+                entry[stored] = kept.clone(memory_format=torch.contiguous_format)
         return entry
 
+    def _trimmed(self, name: str, returned: Mapping[str, Any], row: int) -> Tensor:
+        """One row of an output, without its padding where that is dropped."""
+        tensor: Tensor = returned[name][row]
+        trim = self._family.trims.get(name)
+        if trim is None:
+            return tensor
+        if trim == ZERO_ROWS:
+            real = tensor.ne(0).any(dim=-1).nonzero()
+            return tensor[: int(real[-1]) + 1 if len(real) else 0]
+        masks = returned[trim]
+        # Qwen-Image returns no mask where every row is real; AuraFlow's is repeated for each number of a row.
+        return tensor if masks is None else tensor[masks[row].reshape(tensor.shape[0], -1)[:, 0].bool()]
 
-def _apart(form: Mapping[str, Json], tensor: Tensor, widths: Mapping[str, int]) -> dict[str, Tensor]:
-    """The stored tensors that a form makes this one from: the inverse of reading."""
-    if "from" in form:
-        return {form["from"]: tensor}
-    names: list[str] = form["join"]
-    sizes = [widths[name.rpartition(".")[2]] for name in names]
-    return dict(zip(names, tensor.split(sizes, dim=form["dim"]), strict=True))
+    def _apart(self, output: str, form: Json, tensor: Tensor) -> dict[str, Tensor]:
+        """The stored tensors that a form makes this one from: the inverse of reading."""
+        if isinstance(form, str):
+            return {form: tensor}
+        if "from" in form:
+            return {form["from"]: tensor}
+        parts: list[Json] = form["join"]
+        if form["dim"] == -1:
+            widths = [sum(self._width(output, name) for name in form_names(part)) for part in parts]
+            pieces = tensor[..., : sum(widths)].split(widths, dim=-1)  # what `widen` adds is not kept
+        else:
+            last = self._setup.max_tokens  # SD3's CLIP rows stand before as many of T5 as a caption can have
+            pieces = tensor.split([tensor.shape[form["dim"]] - last, last], dim=form["dim"])
+        return {name: found for part, piece in zip(parts, pieces, strict=True) for name, found in self._apart(output, part, piece).items()}
+
+    def _width(self, output: str, stored: str) -> int:
+        component = self._setup.components[stored.rpartition(".")[2]]
+        is_pooled = output.startswith("pooled")
+        return pooled_width(component.config, component.class_name) if is_pooled else text_width(component.config)
 
 
-def _width(module: torch.nn.Module) -> int:
-    config: Any = module.config
-    return int(getattr(config, "hidden_size", None) or config.d_model)
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to("cpu")
+    return [one.to("cpu") for one in value] if isinstance(value, list | tuple) else value
 
 
 def _shown(payload: Payload) -> str:
@@ -90,13 +173,28 @@ def _shown(payload: Payload) -> str:
 
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     """`encode_prompt` of a pipeline, with its results under the family's names."""
+    args = {name: _default_of_call(pipeline, name, value) for name, value in setup.args.items()}
 
-    def call(captions: Sequence[str]) -> dict[str, Tensor]:
-        arguments = prompt_arguments(pipeline.encode_prompt, setup.args, len(captions), device)
+    def call(captions: Sequence[str]) -> dict[str, Any]:
+        arguments = prompt_arguments(pipeline.encode_prompt, args, len(captions), device)
         # A copy: Z-Image writes its chat template into the list it is given, and a second call would nest it.
         return _named(setup.family, pipeline.encode_prompt(list(captions), **arguments))
 
     return call
+
+
+def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
+    """An argument's value, where the recipe gives only the digest of what `__call__` has as its default."""
+    if not isinstance(value, Mapping) or set(value) != {DEFAULT_OF_CALL}:
+        return value
+    default = inspect.signature(pipeline.__call__).parameters[name].default
+    if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
+        message = (
+            f"the installed diffusers calls {type(pipeline).__name__} with another {name} than this cachestore knows, "
+            f"which gives other embeddings; install the version of diffusers it was made with, or pass --encode-arg {name}=..."
+        )
+        raise BadInput(message)
+    return default
 
 
 def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json], count: int, device: torch.device) -> dict[str, Any]:
@@ -122,11 +220,12 @@ def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json]
     }
 
 
-def _named(family: TextFamily, returned: Foreign) -> dict[str, Tensor]:
+def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
+    returned = (returned,) if isinstance(returned, Tensor) else returned
     if not isinstance(returned, tuple | list) or len(returned) != len(family.returns):
         message = f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
         raise BadInput(message)
-    return {name: tensor for name, tensor in zip(family.returns, returned, strict=True) if name is not None}
+    return {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
 
 
 def _model_call(parts: Mapping[str, Foreign], limit: int, device: torch.device) -> Call:

@@ -8,15 +8,17 @@ the arguments, the lengths, the dtype, and the name of the transform from bytes 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from cachestore.encode import families, images, models
-from cachestore.encode.families import MAX_LENGTH_ARG, PLAIN, TextFamily
+from cachestore.encode.families import PLAIN
+from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
-from cachestore.encode.setup import LatentsSetup, TextSetup
+from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.text import TextEncoder
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Recipe
@@ -53,6 +55,8 @@ class ModelRequest:
     vae_dtype: str = "auto"
     latents: Stored = "moments"
     encode_args: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    family: TextFamily | None = None
+    """A row of one's own for the model's pipeline, in place of the table's or of what introspection finds."""
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
 
@@ -123,12 +127,17 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "files": _digests(components.values(), digest, flat=family.pipeline is None),
         "max_tokens": limit,
         "encode_args": args,
-        "padding": "kept" if family.mask is None else "trimmed",
+        "padding": "trimmed" if family.pad else "kept",
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
-    recipe = Recipe("text", make, families.text_read(family))
-    setup = TextSetup(family=family, components=components, max_tokens=limit, args=args, dtype=dtype)
+    # Only where there are some, so that a family without them keeps its fingerprint.
+    settings = {name: model.index[name] for name in family.settings if name in model.index}
+    make |= {"settings": settings} if settings else {}
+    make |= {"packages": _versions(family)} if family.cleaners else {}
+    widths = {name: text_width(component.config) for name, component in components.items()}
+    recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
+    setup = TextSetup(family=family, components=components, max_tokens=limit, args=args, dtype=dtype, settings=settings)
     return TextEncoder(recipe, setup, device=request.device, batch_size=request.batch_size)
 
 
@@ -143,7 +152,7 @@ def _with_override(name: str, read: Callable[[Model], T], encode: str, request: 
 def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
     """The family of the text encoder, and its components, with `--text-encoder` in place of what it replaces."""
     if model.kind == "pipeline":
-        family = families.text_family(model.class_name)
+        family = request.family or _pipeline_family(model)
         replaced = _replaced(model, family, override) if override else None
         parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
         if override and replaced:
@@ -157,6 +166,24 @@ def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> 
         "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
     }
+
+
+def _pipeline_family(model: Model) -> TextFamily:
+    """The row of a pipeline; for a class without one what introspection finds, which imports diffusers."""
+    if model.class_name in families.TEXT_FAMILIES or model.class_name in families.REFUSED:
+        return families.text_family(model.class_name)
+    from cachestore.encode import introspection
+
+    return introspection.find_family(model.class_name, model.index)
+
+
+def _versions(family: TextFamily) -> dict[str, str]:
+    """The versions of packages that change a family's embeddings. Raises BadInput where one is absent."""
+    try:
+        return {name: version(name) for name in family.cleaners}
+    except PackageNotFoundError as error:
+        message = f"{family.pipeline} cleans captions with {' and '.join(family.cleaners)}, and {error.name} is missing; pip install it"
+        raise BadInput(message) from error
 
 
 def _replaced(model: Model, family: TextFamily, override: Model) -> str:
@@ -193,6 +220,8 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
     if asked is None:
         told = components[family.tokenizer].config.get("model_max_length")
         length = int(told) if isinstance(told, int | float) and told < _UNSET_LENGTH else family.max_tokens
+        if family.pipeline is not None:
+            return min(length, family.max_tokens)
         return min(length, positions or length)
     most = positions if family.pipeline is None else None
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
@@ -208,7 +237,8 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
         raise BadInput(message)
-    read = families.latents_read(families.vae_family(vae.class_name), vae.config, request.latents)
+    row = families.vae_family(vae.class_name)
+    read = families.latents_read(row, vae.config, request.latents, models.read_numbers(vae, row.statistics))
     make = {
         "kind": "latents",
         "version": LATENTS_VERSION,
@@ -216,15 +246,16 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "files": _digests([vae], digest, flat=False),
         "transform": {"pixels": images.TRANSFORM, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
         "dtype": dtype,
-        "outputs": [request.latents],
+        "outputs": [read["stored"]],
     }
     setup = LatentsSetup(
         components={vae.name: vae},
         dtype=dtype,
-        stored=request.latents,
+        stored=read["stored"],
         channels=read["channels"],
         factor=read["spatial_factor"],
-        patch=family.vae_patch if family else 1,
+        patch=(family.vae_patch if family else 1) * read["patchify"],
+        has_frames=row.has_frames,
     )
     return LatentsEncoder(Recipe("latents", make, read), setup, device=request.device, batch_size=request.batch_size)
 

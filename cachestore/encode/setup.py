@@ -1,9 +1,9 @@
 """What has to be loaded for an encoder, and how it is called: settled when planning, used when loading. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cachestore.encode.families import TextFamily
+from cachestore.encode.family import TextFamily
 from cachestore.encode.models import Component
 from cachestore.keys import Json
 
@@ -23,6 +23,8 @@ class TextSetup:
     max_tokens: int
     args: Mapping[str, Json]
     dtype: str
+    settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Plain values that the pipeline is built with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,25 @@ class LatentsSetup:
     channels: int
     factor: int
     patch: int
+    has_frames: bool = False
+    """Whether the VAE takes videos: a picture is one of a single frame."""
 
     @property
     def multiple(self) -> int:
         """What both sides of a picture must be a multiple of."""
         return self.factor * self.patch
+
+
+def text_width(config: Mapping[str, Json]) -> int:
+    """The width of a text encoder's rows by its config.json; 0 where that does not say."""
+    inner: Mapping[str, Json] = config.get("text_config") or {}
+    return int(config.get("hidden_size") or config.get("d_model") or inner.get("hidden_size") or 0)
+
+
+def pooled_width(config: Mapping[str, Json], class_name: str) -> int:
+    """The width of what a text encoder pools: CLIP's with a projection may be of another width than its rows."""
+    projected = config.get("projection_dim") if class_name.endswith("WithProjection") else None
+    return int(projected or text_width(config))
 
 
 def padded_length(tokens: int, limit: int) -> int:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from cachestore.encode.setup import TextSetup, padded_length
+from cachestore.encode.families import form_names
+from cachestore.encode.setup import TextSetup, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved
 from cachestore.errors import EncodeFailed
 from cachestore.keys import Json, Key, Recipe, digest_text, input_key
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 CAPTION_IN_META = 512
 """Captions up to this many characters are repeated in the entry's JSON value."""
+
+
+ALONE = "alone"
+"""Marks the group of a caption that shares a batch with no other."""
 
 
 class TextEncoder:
@@ -56,10 +61,21 @@ class TextEncoder:
         facts: dict[str, Json] = {"tokens": count, "truncated": count > self.max_tokens}
         if self.setup.family.pipeline is None:
             return Prepared(tuple(ids), padded_length(len(ids), self.max_tokens), facts)
-        return Prepared(caption, "captions", facts)
+        return Prepared(caption, self._group(caption, count), facts)
+
+    def _group(self, caption: str, tokens: int) -> Hashable:
+        """Which captions of a pipeline this one may share a batch with."""
+        family = self.setup.family
+        if caption in family.alone:
+            return (ALONE, caption)
+        if family.length_step is None:
+            return "captions"
+        return -(-min(tokens, self.max_tokens) // family.length_step) * family.length_step
 
     def batch_limit(self, group: Hashable) -> int:
         """How many captions go into one batch at most."""
+        if isinstance(group, tuple) or (self._modules is not None and self._modules.is_single):
+            return 1
         if isinstance(self._batch_size, int):
             return self._batch_size
         from cachestore.encode import modules, prompts
@@ -85,16 +101,13 @@ class TextEncoder:
     def entry_bytes(self, tokens: int) -> int:
         """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
         family = self.setup.family
-        rows = min(tokens, self.max_tokens) if family.mask else self.max_tokens
-        widths = {
-            name: int(component.config.get("hidden_size") or component.config.get("d_model") or 0)
-            for name, component in self.setup.components.items()
-        }
+        rows = min(tokens, self.max_tokens) if family.pad else self.max_tokens
+        widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
         main = family.tokenizer.replace("tokenizer", "text_encoder")
         numbers = 0
         for name, form in family.outputs.items():
-            parts = [part.rpartition(".")[2] for part in form.get("join", [])] or [main]
+            parts = [name.rpartition(".")[2] for name in form_names(form) if "." in name] or [main]
             numbers += sum(widths[part] for part in parts) * (rows if name == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
 

@@ -3,6 +3,7 @@
 What is kept is raw: no scaling, no shift. Normalising belongs to reading, so a wrong constant never needs encoding again.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cachestore.encode.modules import DTYPES, Foreign, load_module
+from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.errors import EncodeFailed
 from cachestore.keys import Key
@@ -21,6 +23,11 @@ GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
 """Activations of a VAE's encoder in 16 bits, about 2.8 GB at 1024 x 1024; twice that in 32 bits."""
 GPU_SHARE = 0.4
 """How much of a GPU's free memory a batch may take by that estimate."""
+
+PROBE_SIDE = 64
+"""Side of the pictures with which a VAE is probed, at least; they are of four latent patches a side."""
+
+_log = logging.getLogger(__name__)
 
 
 def latents_batch(pixels: int, dtype: str, device: torch.device) -> int:
@@ -36,28 +43,58 @@ class Vae:
     """A VAE's modules, loaded. Use from one thread."""
 
     def __init__(self, setup: LatentsSetup, device: torch.device) -> None:
-        """Load it onto the device."""
+        """Load it onto the device, and probe what it makes of a batch of two."""
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._dtype = DTYPES[setup.dtype]
         self._stored = setup.stored
+        self._has_frames = setup.has_frames
         self._device = device
+        self.is_single = False
+        """Whether pictures are encoded one by one."""
+        if reason := self._why_single(setup, max(PROBE_SIDE, 4 * setup.multiple)):
+            self.is_single = True
+            _log.warning("%s: %s; pictures are encoded one by one", setup.components["vae"].class_name, reason)
 
     def encode(self, batch: "Sequence[tuple[Key, np.ndarray[Any, np.dtype[np.uint8]]]]") -> dict[Key, dict[str, Tensor]]:
         """Encode (key, pixels) pairs of one bucket. Raises EncodeFailed where a value is not finite, naming the first such entry."""
-        with torch.inference_mode():
-            pixels = torch.from_numpy(np.stack([picture for _, picture in batch])).to(self._device)
-            posterior = self._vae.encode(to_range(pixels).to(self._dtype)).latent_dist
-            kept = self._kept(posterior, [key for key, _ in batch]).to(device="cpu", dtype=self._dtype)
+        together = [[pair] for pair in batch] if self.is_single else [batch]
+        kept = [row for pairs in together for row in self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs]))]
         entries: dict[Key, dict[str, Tensor]] = {}
-        for row, (key, _) in enumerate(batch):
-            if not bool(torch.isfinite(kept[row]).all()):
+        for (key, _), latents in zip(batch, kept, strict=True):
+            if not bool(torch.isfinite(latents).all()):
                 message = f"the VAE made NaN or infinite numbers in {self._stored!r} of {key} in {self._dtype}; try --vae-dtype float32"
                 raise EncodeFailed(message)
-            entries[key] = {self._stored: kept[row].clone(memory_format=torch.contiguous_format)}
+            entries[key] = {self._stored: latents.clone(memory_format=torch.contiguous_format)}
         return entries
 
-    def _kept(self, posterior: Foreign, keys: Sequence[Key]) -> Tensor:
-        """The form of the posterior that is stored."""
+    def _encoded(self, keys: Sequence[Key], pixels: "np.ndarray[Any, np.dtype[np.uint8]]") -> Tensor:
+        """What is stored of these pictures, on the CPU."""
+        with torch.inference_mode():
+            inputs = to_range(torch.from_numpy(pixels).to(self._device)).to(self._dtype)
+            encoded = self._vae.encode(inputs.unsqueeze(2) if self._has_frames else inputs)
+            return self._kept(encoded, keys).to(device="cpu", dtype=self._dtype)
+
+    def _why_single(self, setup: LatentsSetup, side: int) -> str | None:
+        """Why pictures cannot share a batch; None where they can. AutoencoderKLHunyuanVideo15 raises at two."""
+        pixels = np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8)
+        keys = [Key(bytes([place] * 16)) for place in range(2)]
+        alone = [self._encoded([key], pixels[place : place + 1])[0] for place, key in enumerate(keys)]
+        try:
+            together = self._encoded(keys, pixels)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a batch raises, one by one they were fine
+            return f"a batch of 2 pictures ends in {type(error).__name__} ({error})"
+        bound = tolerance(setup.dtype, self._device)
+        one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
+        found = difference(one, other, bound)
+        return f"a picture gives other latents in a batch than alone: {found}" if found else None
+
+    def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
+        """The form of the posterior that is stored; a VAE without one gives its latent."""
+        if not hasattr(encoded, "latent_dist"):
+            return encoded.latent
+        posterior = encoded.latent_dist
         if self._stored == "moments":
             return posterior.parameters
         if self._stored == "mean":

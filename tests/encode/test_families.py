@@ -5,8 +5,10 @@ import inspect
 import pytest
 
 from cachestore.encode import families
-from cachestore.encode.families import PLAIN, TEXT_FAMILIES, VAE_FAMILIES
+from cachestore.encode.families import PLAIN, TEXT_FAMILIES, VAE_FAMILIES, form_names
+from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS
 from cachestore.errors import BadInput
+from cachestore.keys import canonical, digest_bytes
 
 ROWS = sorted(TEXT_FAMILIES)
 BATCH_ARGS = {"device", "num_images_per_prompt", "num_videos_per_prompt", "do_classifier_free_guidance", "batch_size"}
@@ -30,11 +32,21 @@ def test_a_row_fits_together(row):
     assert set(row.outputs) <= set(row.returns)
     assert set(row.pad) <= set(row.outputs)
     assert row.tokenizer in row.components
-    assert (row.mask is None) == (not row.pad)
+    assert set(row.trims) <= set(row.pad)
+    assert set(row.trims.values()) <= {*row.returns, ZERO_ROWS}
+    assert row.mask in {None, *row.outputs, *(pad["mask"] for pad in row.pad.values())}
     assert all(constant["like"] in row.outputs for constant in row.constants.values())
     for name, form in row.outputs.items():
         assert set(form) in ({"from"}, {"join", "dim"})
-        assert all(part.removeprefix(f"{name}.") in row.components for part in form.get("join", []))
+        if "join" in form:
+            assert all(part.removeprefix(f"{name}.") in row.components for part in form_names(form))
+
+
+@pytest.mark.parametrize("pipeline", sorted(families.REFUSED))
+def test_a_pipeline_that_looks_simpler_than_it_is_is_refused_with_the_reason(pipeline):
+    assert pipeline not in TEXT_FAMILIES
+    with pytest.raises(BadInput, match="sees the control images too; --encode latents works"):
+        families.text_family(pipeline)
 
 
 @pytest.mark.torch
@@ -49,7 +61,11 @@ def test_a_rows_arguments_are_the_defaults_of_call(pipeline):
     called, encoded = signature(pipeline, "__call__"), signature(pipeline, "encode_prompt")
     for name, value in TEXT_FAMILIES[pipeline].args.items():
         assert name in encoded
-        assert called[name].default == value
+        default = called[name].default
+        if isinstance(value, dict):
+            assert digest_bytes(canonical(default)) == value[DEFAULT_OF_CALL]
+        else:
+            assert (list(default) if isinstance(default, tuple) else default) == value
 
 
 @pytest.mark.torch

@@ -19,7 +19,8 @@ def latents(**changes):
 
 @pytest.mark.parametrize("family", [*families.TEXT_FAMILIES.values(), PLAIN], ids=lambda family: family.name)
 def test_the_recipe_of_every_family_is_known_whole(family):
-    block = parse_text(Recipe("text", {}, families.text_read(family)))
+    widths = dict.fromkeys(family.components, 32)
+    block = parse_text(Recipe("text", {}, families.text_read(family, limit=77, widths=widths)))
     assert block.names() >= {"prompt_embeds", *family.constants}
     assert block.mask_name == family.mask
 
@@ -27,7 +28,8 @@ def test_the_recipe_of_every_family_is_known_whole(family):
 @pytest.mark.parametrize("stored", ["moments", "mean", "sample"])
 def test_the_recipe_of_every_vae_is_known_whole(stored):
     for family in families.VAE_FAMILIES.values():
-        assert parse_latents(Recipe("latents", {}, families.latents_read(family, {}, stored))).stored == stored
+        block = parse_latents(Recipe("latents", {}, families.latents_read(family, {}, stored)))
+        assert block.stored == (stored if family.is_random else "mean")
 
 
 def test_forms_padding_and_constants_become_values():
@@ -38,6 +40,10 @@ def test_forms_padding_and_constants_become_values():
     assert plain.padding == {"prompt_embeds": Padding(-2, "right", None, 1, 0.0, "prompt_attention_mask")}
     flux = parse_text(Recipe("text", {}, families.text_read(FLUX)))
     assert flux.constants == {"text_ids": Constant(("S", 3), "prompt_embeds")}
+    widened = {"prompt_embeds": {"join": [{"join": ["a", "b"], "dim": -1, "widen": 9}, "c"], "dim": -2}}
+    assert parse_text(text(outputs=widened)).outputs["prompt_embeds"] == Form((Form(("a", "b"), -1, 9), "c"), -2)
+    counted = {"ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}}
+    assert parse_text(text(constants=counted)).constants == {"ids": Constant(("B", "S", 4), "prompt_embeds", "positions")}
 
 
 def test_factors_that_a_vae_does_not_have_change_nothing():
@@ -56,7 +62,9 @@ def test_factors_that_a_vae_does_not_have_change_nothing():
         ({"pad": {"prompt_embeds": {"side": "right"}}}, "it lacks a part"),
         ({"pad": {"prompt_embeds": {"twice": 1}}}, "it says twice"),
         ({"pad": {"prompt_embeds": {"dim": -2, "side": "top", "length": None, "mask": None}}}, "it pads on the side 'top'"),
+        ({"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}}, "it lacks a part"),
         ({"constants": {"c": {"kind": "ones", "shape": [], "like": "prompt_embeds"}}}, "a constant of kind 'ones'"),
+        ({"constants": {"c": {"kind": "positions", "shape": ["S"], "like": "prompt_embeds"}}}, "it counts along the shape"),
         ({"constants": {"c": {"kind": "zeros", "shape": ["T"], "like": "prompt_embeds"}}}, r"and shape \['T'\]"),
         ({"constants": {"c": {"kind": "zeros", "shape": [], "like": "other"}}}, "it refers to other"),
     ],

@@ -1,0 +1,86 @@
+"""What a row of the table of families says. Values alone: no torch, no files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cachestore.keys import Json
+
+MAX_LENGTH_ARG: Final = "max_sequence_length"
+
+LIMIT: Final = "limit"
+"""Stands in a row's `pad` for the most tokens a caption can have, which is settled with a request."""
+
+ZERO_ROWS: Final = "zero rows"
+"""Stands in a row's `trims` where no mask is returned and padding was set to zero."""
+
+DEFAULT_OF_CALL: Final = "default_of_call"
+"""`{DEFAULT_OF_CALL: DIGEST}` as an argument is what `__call__` of the installed diffusers has as its default, if that is the one with
+this digest: instructions of several kilobytes are neither copied here nor written into every recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFamily:
+    """How one family of models makes text embeddings."""
+
+    name: str
+    pipeline: str | None
+    """`_class_name` in model_index.json; None for a transformers text encoder that stands alone."""
+    components: tuple[str, ...]
+    """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
+    tokenizer: str
+    """The component whose count of tokens decides whether a caption is cut."""
+    max_tokens: int
+    """What fits, special tokens included, where neither `args` nor the tokenizer says less."""
+    returns: tuple[str | None, ...]
+    """Names of what `encode_prompt` returns, in order; None is thrown away."""
+    outputs: Mapping[str, Json]
+    """Forms by final name, see `families`. A joined output is kept as one tensor per component, named `OUTPUT.COMPONENT`."""
+    constants: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    pad: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Outputs whose length differs from entry to entry. A `length` of LIMIT is filled in."""
+    trims: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By output, how its padding is found and dropped: the returned mask that names its real rows, or ZERO_ROWS. An output in `pad`
+    and not here is returned without padding."""
+    mask: str | None = None
+    """The mask of `prompt_embeds` in a batch; None where the model wants none."""
+    args: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What `encode_prompt` is given besides the captions, at the values that `__call__` passes; `encode_args` may change these."""
+    settings: tuple[str, ...] = ()
+    """Plain values of model_index.json that change the embeddings."""
+    cleaners: tuple[str, ...] = ()
+    """Packages that clean captions, and change them silently where they are absent; their versions are in the recipe."""
+    alone: frozenset[str] = frozenset()
+    """Captions that change those they share a batch with."""
+    length_step: int | None = None
+    """Where padding is neither masked nor of fixed length: captions share a batch only where their lengths, rounded up to a multiple of
+    this, are equal, as each is padded to that alone too."""
+    is_found: bool = False
+    """Whether this row was found by introspection, not written down: what it supposes is probed when the model is loaded."""
+    text_dtype: str = "float32"
+    vae_dtype: str = "float32"
+    vae_patch: int = 1
+    """The denoiser takes latents in patches of this side, so a picture's sides are multiples of this many latent pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class VaeFamily:
+    """How one class of VAEs is called and read: what its config leaves out."""
+
+    class_name: str
+    defaults: Mapping[str, Json]
+    """The class's own defaults for fields that older config.json files do not hold."""
+    factor: Literal["blocks", "ratio", "halvings", "scalings"] = "blocks"
+    """How the spatial factor follows from the config's field `factor_field`: a list with one level more than there are halvings, the
+    number itself, a list with one item for each halving, or a list of flags that are set for halvings, times the patch size."""
+    factor_field: str = "block_out_channels"
+    channels_field: str = "latent_channels"
+    temporal_factor: int = 1
+    patchify: int = 1
+    has_frames: bool = False
+    """Takes [B, 3, T, H, W]: a picture is a video of one frame, and its latents keep their axis of frames."""
+    is_random: bool = True
+    """Whether it gives mean and variance; else one latent, which is kept as the mean."""
+    statistics: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Tensors among the weights that normalise, by what they are: `mean` with `std`, or `mean` with `variance`, to which the config's
+    `batch_norm_eps` is added."""

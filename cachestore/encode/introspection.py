@@ -1,0 +1,116 @@
+"""What can be found out about a pipeline that has no row in the table: from its signatures and the source of `encode_prompt`.
+
+Imports diffusers. What is found supposes little: tensors and masks are kept whole, as they come, since whether a denoiser attends
+padding cannot be seen here. The rest is probed when the model is loaded.
+"""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from cachestore.encode import families
+from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
+from cachestore.errors import BadInput
+from cachestore.keys import Json, canonical
+
+_OF_THE_BATCH = {"self", "prompt", "device", "dtype", "batch_size", "lora_scale", "do_classifier_free_guidance"}
+_MOST_TOKENS = 512
+
+
+def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
+    """A row for a pipeline class of diffusers, by introspection; `index` is its model_index.json.
+
+    Raises BadInput that says what is missing where the pipeline cannot be understood.
+    """
+    pipeline = _pipeline_class(class_name)
+    returns = _returned_names(pipeline, class_name)
+    kept = [name for name in returns if name is not None]
+    if "prompt_embeds" not in kept:
+        _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, and no prompt_embeds")
+    components = tuple(name for name in inspect.signature(pipeline.__init__).parameters if _encodes_text(name, index))
+    if not any(name.startswith("tokenizer") for name in components) or not any(name.startswith("text_encoder") for name in components):
+        _refuse(class_name, f"it has no tokenizer and text encoder among its components ({', '.join(components) or 'none of the kind'})")
+    args = _arguments(pipeline, class_name)
+    limit = args.get(MAX_LENGTH_ARG)
+    return TextFamily(
+        name=class_name,
+        pipeline=class_name,
+        components=components,
+        tokenizer=next(name for name in components if name.startswith("tokenizer")),
+        max_tokens=limit if isinstance(limit, int) else _MOST_TOKENS,
+        returns=returns,
+        outputs={name: {"from": name} for name in kept},
+        mask=next((name for name in kept if "mask" in name), None),
+        args=args,
+        settings=tuple(name for name in inspect.signature(pipeline.__init__).parameters if _is_plain(index.get(name))),
+        cleaners=("diffusers",),  # whose templates nobody has looked at
+        is_found=True,
+    )
+
+
+def _pipeline_class(class_name: str) -> Any:
+    found = getattr(importlib.import_module("diffusers"), class_name, None)
+    if found is None:
+        return families.text_family(class_name)  # which refuses it, and lists the known ones
+    if not hasattr(found, "encode_prompt"):
+        _refuse(class_name, "it has no encode_prompt")
+    return found
+
+
+def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
+    """The names in the last `return` of `encode_prompt`, None for what is negative, an id, or no name."""
+    function = ast.parse(textwrap.dedent(inspect.getsource(pipeline.encode_prompt))).body[0]
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    if not returned:
+        _refuse(class_name, "encode_prompt returns nothing")
+    last = max(returned, key=lambda value: value.lineno)
+    values = last.elts if isinstance(last, ast.Tuple) else [last]
+    return tuple(value.id if isinstance(value, ast.Name) and _is_kept(value.id) else None for value in values)
+
+
+def _is_kept(name: str) -> bool:
+    return not name.startswith("negative") and ("embed" in name or "mask" in name)
+
+
+def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
+    entry = index.get(name)
+    return name.startswith(("text_encoder", "tokenizer")) and isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
+
+
+def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
+    """What `__call__` passes to `encode_prompt` by default. An argument without a default, other than further prompts, is refused."""
+    called = inspect.signature(pipeline.__call__).parameters
+    given: dict[str, Json] = {}
+    for name, parameter in inspect.signature(pipeline.encode_prompt).parameters.items():
+        if name in _OF_THE_BATCH or _is_of_the_prompt(name) or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        default = called[name].default if name in called else parameter.default
+        if default is parameter.empty or not _is_json(default):
+            _refuse(class_name, f"encode_prompt needs {name}, which has no plain default")
+        given[name] = list(default) if isinstance(default, tuple) else default
+    return given
+
+
+def _is_of_the_prompt(name: str) -> bool:
+    """Prompts for further encoders (None takes the first), negative ones, embeddings made before, and copies for each prompt."""
+    return name.startswith(("prompt_", "negative", "pooled", "num_")) and name != "prompt_template"
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        canonical(list(value) if isinstance(value, tuple) else value)
+    except BadInput:
+        return False
+    return True
+
+
+def _is_plain(value: Json) -> bool:
+    return value is not None and isinstance(value, bool | int | float | str)
+
+
+def _refuse(class_name: str, what: str) -> None:
+    message = f"{class_name} has no row in the table of families, and cannot be used without one: {what}. Pass a TextFamily of your own"
+    raise BadInput(message)

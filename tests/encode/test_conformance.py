@@ -1,0 +1,232 @@
+"""Every family against its own pipeline: what is stored and read again makes the denoiser do what the caption itself makes it do."""
+
+import inspect
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cachestore.encode.recipes import ModelRequest, encoders_for
+from tests.encode import tiny_families
+from tests.encode.tiny_families import FAMILIES
+
+pytestmark = [
+    pytest.mark.torch,
+    # What diffusers' own pipelines warn of when they run.
+    pytest.mark.filterwarnings("ignore::FutureWarning:diffusers"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:diffusers"),
+    pytest.mark.filterwarnings("ignore:In CPU autocast"),
+]
+
+SHORT, LONG = "a cat", 'a photograph of an astronaut riding a horse, and a "SIGN" with text on it'
+CAPTIONS = ["", SHORT, LONG, "x", "two  spaces & <b>tags</b>"]
+
+
+@dataclass(frozen=True)
+class Built:
+    folder: Any
+    pipeline: Any
+    family: Any
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Builds a family's pipeline by name, once: its folder without a denoiser, and the pipeline in memory."""
+    made = {}
+
+    def build(name) -> Built:
+        if name not in made:
+            import torch
+
+            torch.manual_seed(0)
+            family = FAMILIES[name]
+            pipeline, folder = family.build(), tmp_path_factory.mktemp(name)
+            pipeline.set_progress_bar_config(disable=True)
+            tiny_families.save(family, pipeline, folder)
+            made[name] = Built(folder, pipeline, family)
+        return made[name]
+
+    return build
+
+
+def encoder_of(model: Built, digest, encode, **options) -> Any:
+    args = (model.family.encode_args or {}) if encode == "text" else {}
+    dtypes: dict[str, Any] = {"text_dtype": "float32", "vae_dtype": "float32"}
+    request = ModelRequest(str(model.folder), encode=[encode], encode_args=args, device="cpu", **{**dtypes, **options})
+    return encoders_for(request, digest)[0]
+
+
+def entries_of(encoder, captions, *, together=True):
+    """Entries by caption, in one batch for each group, or alone."""
+    batches: dict[Any, list[Any]] = {}
+    for caption in captions:
+        resolved = encoder.resolve({"caption": caption}, None)
+        prepared = encoder.prepare(resolved)
+        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
+    found = {}
+    for batch in batches.values():
+        made = encoder.encode([(key, payload) for key, payload, _ in batch])
+        found |= {caption: made[key] for key, _, caption in batch}
+    return found
+
+
+def batch_of(encoder, captions, *, together=True):
+    """What a trainer gets for these captions: read, joined, padded, with masks and constants."""
+    from cachestore.loading.collate import collate
+    from cachestore.loading.read_block import parse_text
+    from cachestore.loading.texts import read_outputs
+
+    block = parse_text(encoder.recipe)
+    found = entries_of(encoder, captions, together=together)
+    return collate([read_outputs(block, found[caption]) for caption in captions], [block])
+
+
+def run(model: Built, **prompts):
+    """The latents that a pipeline ends with after a few steps from the same noise."""
+    import torch
+
+    called = inspect.signature(model.pipeline.__call__).parameters
+    options = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
+    options |= {"generator": torch.Generator().manual_seed(0), **(model.family.run or {}), **(model.family.encode_args or {})}
+    with torch.inference_mode():
+        return model.pipeline(**{name: value for name, value in options.items() if name in called}, **prompts)[0]
+
+
+def arguments(model: Built, batch):
+    """A batch as the arguments of the family's pipeline. Z-Image takes a list of tensors without padding."""
+    called = inspect.signature(model.pipeline.__call__).parameters
+    given = {name: value for name, value in batch.items() if name in called}
+    if type(model.pipeline).__name__ == "ZImagePipeline":
+        rows = zip(batch["prompt_embeds"], batch["prompt_attention_mask"].bool(), strict=True)
+        given["prompt_embeds"] = [row[mask] for row, mask in rows]
+    return given
+
+
+def assert_same(found, expected, rtol=2e-4, atol=2e-5):
+    import torch
+
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+def apart(one, other):
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, digest, name, record_property):
+    model = built(name)
+    encoder = encoder_of(model, digest, "text")
+    # CogView4's pipeline pads a batch to its longest caption without a mask, so that it agrees with itself alone only.
+    groups = [[SHORT], [LONG]] if encoder.setup.family.length_step else [[SHORT, LONG]]
+    for captions in groups:
+        expected = run(model, prompt=list(captions))  # Z-Image writes into the list
+        found = apart(run(model, **arguments(model, batch_of(encoder, captions))), expected)
+        others = [LONG if caption == SHORT else SHORT for caption in captions]
+        effect = apart(run(model, **arguments(model, batch_of(encoder, others))), expected)
+        record_property("apart", found)
+        assert effect > 1e-5, "the captions make no difference to this tiny denoiser"
+        assert found <= min(1e-5, effect / 100)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built, digest, name, caplog):
+    encoder = encoder_of(built(name), digest, "text")
+    together, alone = entries_of(encoder, CAPTIONS), entries_of(encoder, CAPTIONS, together=False)
+    assert encoder._modules.is_single == ("one by one" in caplog.text)
+    for caption in CAPTIONS:
+        assert set(together[caption]) == set(alone[caption])
+        for stored, tensor in together[caption].items():
+            assert_same(tensor, alone[caption][stored])
+
+
+# Latents
+
+
+def picture(seed, side=64):
+    file = BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def latents_of(encoder, pictures):
+    """Entries of pictures, in order, from one batch."""
+    request = {"image": "a.png", "role": "image", "resolution": 64, "step": 32}
+    resolved = [encoder.resolve(request, lambda _, data=data: data) for data in pictures]
+    made = encoder.encode([(one.key, encoder.prepare(one).payload) for one in resolved])
+    return [made[one.key] for one in resolved]
+
+
+def encoded_by(vae, data):
+    """What the VAE itself gives for a picture alone: its raw output, and the mean in it, both with a batch axis."""
+    import torch
+
+    pixels = torch.from_numpy(np.asarray(Image.open(BytesIO(data))).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    has_frames = any(isinstance(module, torch.nn.Conv3d) for module in vae.encoder.modules())
+    with torch.inference_mode():
+        encoded = vae.encode(pixels.unsqueeze(2) if has_frames else pixels)
+    if hasattr(encoded, "latent"):
+        return encoded.latent, encoded.latent
+    return encoded.latent_dist.parameters, encoded.latent_dist.mode()
+
+
+def denormalised(pipeline, latents):
+    """Before its VAE decodes, what each pipeline does with the latents that its denoiser made."""
+    import torch
+
+    vae, config = pipeline.vae, pipeline.vae.config
+    shape = (1, -1, *[1] * (latents.ndim - 2))
+    kind = type(vae).__name__
+    if kind == "AutoencoderKLFlux2":
+        std = torch.sqrt(vae.bn.running_var.view(shape) + config.batch_norm_eps)
+        return pipeline._unpatchify_latents(latents * std + vae.bn.running_mean.view(shape))
+    if kind == "AutoencoderKLLTXVideo":
+        return pipeline._denormalize_latents(latents, vae.latents_mean, vae.latents_std, config.scaling_factor)
+    if kind in {"AutoencoderKLWan", "AutoencoderKLQwenImage"}:
+        return latents / (1.0 / torch.tensor(config.latents_std).view(shape)) + torch.tensor(config.latents_mean).view(shape)
+    if kind == "AutoencoderKLMochi":
+        mean, std = torch.tensor(config.latents_mean).view(shape), torch.tensor(config.latents_std).view(shape)
+        return latents * std / config.scaling_factor + mean
+    return latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0.0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog):
+    import torch
+
+    from cachestore.loading.latents import read_latents
+    from cachestore.loading.read_block import parse_latents
+
+    model = built(name)
+    encoder = encoder_of(model, digest, "latents")
+    pictures = [picture(seed) for seed in range(3)]
+    entries = latents_of(encoder, pictures)
+    assert encoder._vae.is_single == ("one by one" in caplog.text) == (name == "hunyuanvideo15")
+    block = parse_latents(encoder.recipe)
+    for data, entry in zip(pictures, entries, strict=True):
+        raw, mean = encoded_by(model.pipeline.vae, data)
+        assert_same(entry[block.stored][None], raw)
+        assert entry[block.stored].shape[0] == encoder.recipe.read["channels"] * (2 if block.stored == "moments" else 1)
+        assert 64 // raw.shape[-1] == encoder.recipe.read["spatial_factor"]
+        normalised = read_latents(block, "mean", entry, torch.Generator())[None]
+        if name != "cogview4":  # whose factor is 1
+            assert normalised.shape != mean.shape or apart(normalised, mean) > 0.01
+        with torch.inference_mode():
+            stored = denormalised(model.pipeline, normalised)
+            assert_same(stored, mean)
+            decoded, expected = (model.pipeline.vae.decode(latents).sample for latents in (stored, mean))
+        assert_same(decoded, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("stored", ["mean", "sample"])
+def test_every_vae_keeps_what_was_asked_for_as_far_as_it_has_it(built, digest, name, stored):
+    encoder = encoder_of(built(name), digest, "latents", latents=stored)
+    entry = latents_of(encoder, [picture(0)])[0]
+    has_samples = name != "sana"
+    assert set(entry) == {stored if has_samples else "mean"} == {encoder.recipe.read["stored"]}
+    from cachestore.encode.buckets import Size
+
+    assert encoder.entry_bytes(Size(64, 64)) == sum(tensor.nbytes for tensor in entry.values())

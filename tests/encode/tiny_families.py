@@ -1,0 +1,460 @@
+"""One pipeline of each family, with random weights of a few kilobytes and a denoiser that runs. Built from configs alone.
+
+Byte-level tokenizers give every character tokens, so that empty, short and long captions differ as they do with real ones.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.encode import tiny
+from tests.encode.tiny import library
+
+QWEN_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a tiny pipeline is built and run."""
+
+    build: Any
+    denoisers: tuple[str, ...] = ("transformer",)
+    encode_args: Any = None
+    """What this tiny denoiser can take, where that is less than the family's default."""
+    run: Any = None
+    """Arguments of `__call__`."""
+
+
+def of(library_name, class_name, **config):
+    return getattr(library(library_name), class_name)(**config)
+
+
+def transformer(class_name, **config):
+    return of("diffusers", class_name, **config)
+
+
+def scheduler(**config):
+    return of("diffusers", "FlowMatchEulerDiscreteScheduler", **config)
+
+
+# Tokenizers
+
+
+def qwen_tokenizer(padding_side="right"):
+    vocabulary = {symbol: place for place, symbol in enumerate(tiny.ALPHABET)}
+    for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
+        vocabulary[token] = len(vocabulary)
+    made = of("transformers", "Qwen2Tokenizer", vocab=vocabulary, merges=[], model_max_length=131072, padding_side=padding_side)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.chat_template = QWEN_TEMPLATE
+    return made
+
+
+def gemma_tokenizer(padding_side="right"):
+    vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁"])}
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    for code in range(33, 127):
+        vocabulary.setdefault(chr(code), len(vocabulary))
+    made = of("transformers", "GemmaTokenizer", vocab=vocabulary, merges=[], model_max_length=8192, padding_side=padding_side)
+    start = [("<bos>", vocabulary["<bos>"])]
+    made.backend_tokenizer.post_processor = library("tokenizers").processors.TemplateProcessing(single="<bos> $A", special_tokens=start)
+    return made
+
+
+# Text encoders
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def clip(width=32, *, projected=False):
+    return tiny.clip_text(width, projected)
+
+
+def t5(width=32, *, kind="T5", vocabulary=400):
+    sizes = {"vocab_size": vocabulary, "d_model": width, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = of("transformers", f"{kind}Config", **sizes, feed_forward_proj="gated-gelu", dropout_rate=0.1)
+    return getattr(library("transformers"), f"{kind}EncoderModel")(config).eval()
+
+
+def qwen3(layers=3, *, class_name="Qwen3Model"):
+    config = of("transformers", "Qwen3Config", **SMALL, num_hidden_layers=layers, head_dim=8, vocab_size=300, max_position_embeddings=2048)
+    return getattr(library("transformers"), class_name)(config).eval()
+
+
+def qwen_vl(*, text_only=False):
+    text = {
+        **SMALL,
+        "num_hidden_layers": 3,
+        "vocab_size": 300,
+        "rope_scaling": {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"},
+        "rope_theta": 1e6,
+        "max_position_embeddings": 4096,
+    }
+    if text_only:
+        return library("transformers").Qwen2_5_VLTextModel(of("transformers", "Qwen2_5_VLTextConfig", **text)).eval()
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    tokens = {
+        "vision_end_token_id": 295,
+        "vision_start_token_id": 296,
+        "vision_token_id": 297,
+        "image_token_id": 298,
+        "video_token_id": 299,
+    }
+    config = of("transformers", "Qwen2_5_VLConfig", text_config=text, vision_config=vision, hidden_size=32, vocab_size=300, **tokens)
+    return library("transformers").Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def gemma2():
+    config = of("transformers", "Gemma2Config", **SMALL, vocab_size=400, num_hidden_layers=3, head_dim=8, max_position_embeddings=8192)
+    return library("transformers").Gemma2Model(config).eval()
+
+
+def llama():
+    sizes = {**SMALL, "vocab_size": 400, "num_hidden_layers": 4, "max_position_embeddings": 4096}
+    config = of("transformers", "LlamaConfig", **sizes, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    return library("transformers").LlamaModel(config).eval()
+
+
+def glm():
+    sizes = {**SMALL, "vocab_size": 400, "num_hidden_layers": 3, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1}
+    return library("transformers").GlmModel(of("transformers", "GlmConfig", **sizes)).eval()
+
+
+# VAEs
+
+
+def flux_vae():
+    return tiny.vae(16, 0.3611, 0.1159, use_quant_conv=False, use_post_quant_conv=False)
+
+
+def wan_vae():
+    sizes = {"base_dim": 3, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
+    return of("diffusers", "AutoencoderKLWan", **sizes).eval()
+
+
+def flux2_vae():
+    import torch
+
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2, "block_out_channels": (8, 16)}
+    quant = {"use_quant_conv": False, "use_post_quant_conv": False}
+    made = of(
+        "diffusers", "AutoencoderKLFlux2", **blocks, **quant, layers_per_block=1, latent_channels=4, norm_num_groups=4, sample_size=32
+    )
+    # Statistics as training leaves them; fresh ones are 0 and 1, and would hide that they are not used.
+    made.bn.running_mean.copy_(torch.linspace(-1, 1, 16))
+    made.bn.running_var.copy_(torch.linspace(0.5, 3, 16))
+    return made.eval()
+
+
+def dc_vae():
+    encoder = {"encoder_block_types": ("ResBlock", "EfficientViTBlock"), "encoder_block_out_channels": (8, 8)}
+    decoder = {"decoder_block_types": ("ResBlock", "EfficientViTBlock"), "decoder_block_out_channels": (8, 8)}
+    layers = {"encoder_layers_per_block": (1, 1), "decoder_layers_per_block": [1, 1], "latent_channels": 4, "attention_head_dim": 2}
+    scales = {"encoder_qkv_multiscales": ((), (5,)), "decoder_qkv_multiscales": ((), (5,)), "scaling_factor": 0.41407}
+    ways = {"downsample_block_type": "conv", "upsample_block_type": "interpolate"}
+    norms = {"decoder_norm_types": "rms_norm", "decoder_act_fns": "silu"}
+    return of("diffusers", "AutoencoderDC", in_channels=3, **encoder, **decoder, **layers, **scales, **ways, **norms).eval()
+
+
+def qwen_vae():
+    statistics = {"latents_mean": [0.1, -0.2, 0.3, -0.4], "latents_std": [0.5, 1.5, 2.5, 3.5]}
+    sizes = {"base_dim": 24, "z_dim": 4, "dim_mult": [1, 2, 4], "num_res_blocks": 1, "temperal_downsample": [False, True]}
+    return of("diffusers", "AutoencoderKLQwenImage", **sizes, **statistics).eval()
+
+
+def ltx_vae():
+    import torch
+
+    sizes = {"latent_channels": 8, "block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4, "patch_size": 1}
+    layers = {"layers_per_block": (1,) * 5, "decoder_layers_per_block": (1,) * 5, "decoder_inject_noise": (False,) * 5}
+    scaling = {"spatio_temporal_scaling": (True, True, False, False), "decoder_spatio_temporal_scaling": (True, True, False, False)}
+    up = {"upsample_residual": (False,) * 4, "upsample_factor": (1,) * 4, "timestep_conditioning": False}
+    made = of(
+        "diffusers", "AutoencoderKLLTXVideo", **sizes, **layers, **scaling, **up, patch_size_t=1, encoder_causal=True, decoder_causal=False
+    )
+    made.latents_mean.copy_(torch.linspace(-1, 1, 8))
+    made.latents_std.copy_(torch.linspace(0.5, 3, 8))
+    return made.eval()
+
+
+def cogvideox_vae():
+    blocks = {"down_block_types": ("CogVideoXDownBlock3D",) * 4, "up_block_types": ("CogVideoXUpBlock3D",) * 4}
+    sizes = {"block_out_channels": (8,) * 4, "latent_channels": 4, "layers_per_block": 1, "norm_num_groups": 2}
+    return of("diffusers", "AutoencoderKLCogVideoX", **blocks, **sizes, temporal_compression_ratio=4).eval()
+
+
+def hunyuan_vae():
+    blocks = {"down_block_types": ("HunyuanVideoDownBlock3D",) * 4, "up_block_types": ("HunyuanVideoUpBlock3D",) * 4}
+    sizes = {"block_out_channels": (8,) * 4, "latent_channels": 4, "layers_per_block": 1, "norm_num_groups": 4}
+    return of("diffusers", "AutoencoderKLHunyuanVideo", **blocks, **sizes, act_fn="silu", mid_block_add_attention=True).eval()
+
+
+def hunyuan15_vae():
+    sizes = {"latent_channels": 4, "block_out_channels": (16, 16), "layers_per_block": 1}
+    ratios = {"spatial_compression_ratio": 4, "temporal_compression_ratio": 2}
+    matches = {"downsample_match_channel": False, "upsample_match_channel": False}
+    return of("diffusers", "AutoencoderKLHunyuanVideo15", **sizes, **ratios, **matches).eval()
+
+
+def mochi_vae():
+    sizes = {"encoder_block_out_channels": (32,) * 4, "decoder_block_out_channels": (32,) * 4, "layers_per_block": (1,) * 5}
+    return of("diffusers", "AutoencoderKLMochi", latent_channels=12, out_channels=3, **sizes).eval()
+
+
+# Pipelines
+
+
+def unet(width, **more):
+    down = ("DownBlock2D", "CrossAttnDownBlock2D")
+    up = ("CrossAttnUpBlock2D", "UpBlock2D")
+    sizes = {"block_out_channels": (32, 64), "layers_per_block": 1, "sample_size": 16, "attention_head_dim": 8, "norm_num_groups": 8}
+    return of("diffusers", "UNet2DConditionModel", **sizes, down_block_types=down, up_block_types=up, cross_attention_dim=width, **more)
+
+
+def sd15():
+    parts = {"vae": tiny.vae(), "text_encoder": clip(), "tokenizer": tiny.clip_tokenizer(), "unet": unet(32)}
+    unused = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    noise = of("diffusers", "DDIMScheduler", steps_offset=1, clip_sample=False)
+    return of("diffusers", "StableDiffusionPipeline", **parts, **unused, scheduler=noise)
+
+
+def sdxl():
+    added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
+    return of(
+        "diffusers",
+        "StableDiffusionXLPipeline",
+        vae=tiny.vae(scaling_factor=0.13025),
+        text_encoder=clip(),
+        text_encoder_2=clip(48, projected=True),
+        tokenizer=tiny.clip_tokenizer(),
+        tokenizer_2=tiny.clip_tokenizer(pad="!"),
+        unet=unet(80, **added),
+        scheduler=of("diffusers", "EulerDiscreteScheduler"),
+    )
+
+
+def sd3():
+    heads = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 4, "caption_projection_dim": 32}
+    sizes = {"sample_size": 32, "patch_size": 1, "in_channels": 16, "out_channels": 16}
+    return of(
+        "diffusers",
+        "StableDiffusion3Pipeline",
+        transformer=transformer("SD3Transformer2DModel", **heads, **sizes, joint_attention_dim=96, pooled_projection_dim=80),
+        scheduler=scheduler(),
+        vae=tiny.vae(16, 1.5305, 0.0609, use_quant_conv=False, use_post_quant_conv=False),
+        text_encoder=clip(projected=True),
+        tokenizer=tiny.clip_tokenizer(),
+        text_encoder_2=clip(48, projected=True),
+        tokenizer_2=tiny.clip_tokenizer(pad="!"),
+        text_encoder_3=t5(96),
+        tokenizer_3=tiny.t5_tokenizer(),
+    )
+
+
+def flux_transformer(class_name="FluxTransformer2DModel", **more):
+    heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 32}
+    return transformer(class_name, patch_size=1, in_channels=64, axes_dims_rope=[4, 4, 8], **heads, **more)
+
+
+def flux(class_name="FluxPipeline"):
+    return of(
+        "diffusers",
+        class_name,
+        scheduler=scheduler(),
+        vae=flux_vae(),
+        text_encoder=clip(),
+        tokenizer=tiny.clip_tokenizer(),
+        text_encoder_2=t5(),
+        tokenizer_2=tiny.t5_tokenizer(),
+        transformer=flux_transformer(pooled_projection_dim=32),
+    )
+
+
+def flux2klein():
+    heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 96}
+    return of(
+        "diffusers",
+        "Flux2KleinPipeline",
+        scheduler=scheduler(),
+        vae=flux2_vae(),
+        text_encoder=qwen3(30, class_name="Qwen3ForCausalLM"),
+        tokenizer=qwen_tokenizer(),
+        transformer=transformer(
+            "Flux2Transformer2DModel",
+            **heads,
+            patch_size=1,
+            in_channels=16,
+            timestep_guidance_channels=256,
+            axes_dims_rope=[4] * 4,
+            guidance_embeds=False,
+        ),
+        is_distilled=False,
+    )
+
+
+def pixart():
+    sizes = {"sample_size": 8, "num_layers": 1, "patch_size": 2, "attention_head_dim": 8, "num_attention_heads": 3, "caption_channels": 32}
+    norms = {"norm_type": "ada_norm_single", "norm_elementwise_affine": False, "norm_eps": 1e-6, "num_embeds_ada_norm": 1000}
+    channels = {"in_channels": 4, "out_channels": 8, "cross_attention_dim": 24}
+    model = transformer(
+        "PixArtTransformer2DModel",
+        **sizes,
+        **norms,
+        **channels,
+        attention_bias=True,
+        activation_fn="gelu-approximate",
+        use_additional_conditions=False,
+    )
+    parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(), "vae": tiny.vae(), "transformer": model}
+    return of("diffusers", "PixArtSigmaPipeline", **parts, scheduler=of("diffusers", "DDIMScheduler"))
+
+
+def sana():
+    heads = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 4, "num_cross_attention_heads": 2}
+    widths = {"cross_attention_head_dim": 4, "cross_attention_dim": 8, "caption_channels": 32}
+    model = transformer("SanaTransformer2DModel", patch_size=1, in_channels=4, out_channels=4, sample_size=32, **heads, **widths)
+    parts = {"tokenizer": gemma_tokenizer(), "text_encoder": gemma2(), "vae": dc_vae(), "transformer": model}
+    return of("diffusers", "SanaPipeline", **parts, scheduler=scheduler(shift=7.0))
+
+
+def lumina2():
+    sizes = {"sample_size": 4, "patch_size": 2, "in_channels": 16, "hidden_size": 8, "num_layers": 2, "multiple_of": 16, "cap_feat_dim": 32}
+    heads = {"num_attention_heads": 1, "num_kv_heads": 1, "ffn_dim_multiplier": None, "scaling_factor": 1.0, "axes_dim_rope": [4, 2, 2]}
+    model = transformer("Lumina2Transformer2DModel", **sizes, **heads)
+    parts = {"transformer": model, "vae": flux_vae(), "text_encoder": gemma2(), "tokenizer": gemma_tokenizer()}
+    return of("diffusers", "Lumina2Pipeline", **parts, scheduler=scheduler())
+
+
+def wan():
+    heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "cross_attn_norm": True}
+    sizes = {"in_channels": 16, "out_channels": 16, "text_dim": 32, "freq_dim": 256, "ffn_dim": 32, "rope_max_seq_len": 32}
+    model = transformer("WanTransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes)
+    parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(kind="UMT5"), "vae": wan_vae(), "transformer": model}
+    return of("diffusers", "WanPipeline", **parts, scheduler=scheduler())
+
+
+def qwenimage():
+    heads = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 3, "joint_attention_dim": 32, "axes_dims_rope": (8, 4, 4)}
+    model = transformer("QwenImageTransformer2DModel", patch_size=2, in_channels=16, out_channels=4, guidance_embeds=False, **heads)
+    parts = {"vae": qwen_vae(), "text_encoder": qwen_vl(), "tokenizer": qwen_tokenizer(), "transformer": model}
+    return of("diffusers", "QwenImagePipeline", **parts, scheduler=scheduler())
+
+
+def ltx():
+    heads = {"num_attention_heads": 4, "attention_head_dim": 8, "cross_attention_dim": 32, "num_layers": 1, "caption_channels": 32}
+    model = transformer("LTXVideoTransformer3DModel", in_channels=8, out_channels=8, patch_size=1, patch_size_t=1, **heads)
+    parts = {"vae": ltx_vae(), "text_encoder": t5(), "tokenizer": tiny.t5_tokenizer(), "transformer": model}
+    return of("diffusers", "LTXPipeline", **parts, scheduler=scheduler())
+
+
+def cogvideox():
+    heads = {"num_attention_heads": 4, "attention_head_dim": 8, "time_embed_dim": 2, "text_embed_dim": 32, "num_layers": 1}
+    sizes = {"in_channels": 4, "out_channels": 4, "sample_width": 2, "sample_height": 2, "sample_frames": 9, "patch_size": 2}
+    model = transformer("CogVideoXTransformer3DModel", **heads, **sizes, temporal_compression_ratio=4, max_text_seq_length=16)
+    parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(), "vae": cogvideox_vae(), "transformer": model}
+    return of("diffusers", "CogVideoXPipeline", **parts, scheduler=of("diffusers", "CogVideoXDDIMScheduler"))
+
+
+def zimage():
+    heads = {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2, "norm_eps": 1e-5, "qk_norm": True, "cap_feat_dim": 32}
+    rope = {"rope_theta": 256.0, "t_scale": 1000.0, "axes_dims": [8, 4, 4], "axes_lens": [1024, 32, 32]}
+    model = transformer("ZImageTransformer2DModel", all_patch_size=(2,), all_f_patch_size=(1,), in_channels=16, dim=32, **heads, **rope)
+    parts = {"vae": flux_vae(), "text_encoder": qwen3(), "tokenizer": qwen_tokenizer(), "transformer": model}
+    return of("diffusers", "ZImagePipeline", **parts, scheduler=scheduler())
+
+
+def chroma():
+    approximator = {"approximator_hidden_dim": 32, "approximator_layers": 1, "approximator_num_channels": 16}
+    model = flux_transformer("ChromaTransformer2DModel", **approximator)
+    parts = {"vae": flux_vae(), "text_encoder": t5(), "tokenizer": tiny.t5_tokenizer(), "transformer": model}
+    return of("diffusers", "ChromaPipeline", **parts, scheduler=scheduler())
+
+
+def hunyuanvideo():
+    heads = {"num_attention_heads": 2, "attention_head_dim": 10, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1}
+    sizes = {"in_channels": 4, "out_channels": 4, "patch_size": 1, "patch_size_t": 1, "text_embed_dim": 32, "pooled_projection_dim": 32}
+    model = transformer("HunyuanVideoTransformer3DModel", **heads, **sizes, guidance_embeds=True, rope_axes_dim=(2, 4, 4))
+    parts = {"text_encoder": llama(), "tokenizer": gemma_tokenizer(), "transformer": model, "vae": hunyuan_vae()}
+    pooled = {"text_encoder_2": clip(), "tokenizer_2": tiny.clip_tokenizer()}
+    return of("diffusers", "HunyuanVideoPipeline", **parts, **pooled, scheduler=scheduler())
+
+
+def hunyuanvideo15():
+    from diffusers.guiders import ClassifierFreeGuidance
+
+    heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "num_refiner_layers": 1, "mlp_ratio": 2.0}
+    widths = {"text_embed_dim": 32, "text_embed_2_dim": 32, "image_embed_dim": 12, "in_channels": 9, "out_channels": 4}
+    places = {"patch_size": 1, "patch_size_t": 1, "rope_axes_dim": (2, 2, 4), "target_size": 16, "task_type": "t2v"}
+    return of(
+        "diffusers",
+        "HunyuanVideo15Pipeline",
+        text_encoder=qwen_vl(text_only=True),
+        tokenizer=qwen_tokenizer(),
+        transformer=transformer("HunyuanVideo15Transformer3DModel", **heads, **widths, **places),
+        vae=hunyuan15_vae(),
+        scheduler=scheduler(),
+        text_encoder_2=t5(),
+        tokenizer_2=of("transformers", "ByT5Tokenizer"),
+        guider=ClassifierFreeGuidance(guidance_scale=1.0),
+    )
+
+
+def cogview4():
+    heads = {"num_layers": 1, "attention_head_dim": 4, "num_attention_heads": 4, "text_embed_dim": 32, "time_embed_dim": 8}
+    model = transformer("CogView4Transformer2DModel", patch_size=2, in_channels=16, out_channels=16, condition_dim=4, **heads)
+    parts = {"tokenizer": gemma_tokenizer("left"), "text_encoder": glm(), "vae": tiny.vae(16, 1.0, 0.0), "transformer": model}
+    return of("diffusers", "CogView4Pipeline", **parts, scheduler=scheduler())
+
+
+def mochi():
+    heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "pooled_projection_dim": 16, "qk_norm": "rms_norm"}
+    sizes = {"patch_size": 2, "in_channels": 12, "text_embed_dim": 32, "time_embed_dim": 4, "max_sequence_length": 256}
+    model = transformer("MochiTransformer3DModel", **heads, **sizes, activation_fn="swiglu")
+    parts = {"vae": mochi_vae(), "text_encoder": t5(), "tokenizer": tiny.t5_tokenizer(), "transformer": model}
+    return of("diffusers", "MochiPipeline", **parts, scheduler=scheduler(), force_zeros_for_empty_prompt=True)
+
+
+def auraflow():
+    heads = {"num_mmdit_layers": 1, "num_single_dit_layers": 1, "attention_head_dim": 8, "num_attention_heads": 4}
+    widths = {"caption_projection_dim": 32, "joint_attention_dim": 32, "out_channels": 4, "pos_embed_max_size": 256}
+    model = transformer("AuraFlowTransformer2DModel", sample_size=32, patch_size=2, in_channels=4, **heads, **widths)
+    parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(kind="UMT5"), "vae": tiny.vae(), "transformer": model}
+    return of("diffusers", "AuraFlowPipeline", **parts, scheduler=scheduler())
+
+
+FRAMES = {"num_frames": 5}
+
+FAMILIES = {
+    "sd15": Family(sd15, ("unet",)),
+    "sdxl": Family(sdxl, ("unet",)),
+    "sd3": Family(sd3),
+    "flux": Family(flux),
+    "flux2klein": Family(flux2klein),
+    "pixart": Family(pixart, run={"use_resolution_binning": False}),
+    "sana": Family(sana, run={"use_resolution_binning": False}),
+    "lumina2": Family(lumina2),
+    "wan": Family(wan, run=FRAMES),
+    "qwenimage": Family(qwenimage),
+    "ltx": Family(ltx, run={"num_frames": 9}),
+    "cogvideox": Family(cogvideox, encode_args={"max_sequence_length": 16}, run={"num_frames": 9}),
+    "zimage": Family(zimage, run={"guidance_scale": 0.0}),
+    "chroma": Family(chroma),
+    "hunyuanvideo": Family(hunyuanvideo, run=FRAMES),
+    "hunyuanvideo15": Family(hunyuanvideo15, run=FRAMES),
+    "cogview4": Family(cogview4),
+    "mochi": Family(mochi, run={"num_frames": 7, "num_inference_steps": 4}),
+    "auraflow": Family(auraflow),
+}
+
+
+def save(family: Family, pipeline, folder):
+    """Save a pipeline, and put denoisers that nobody can load in the place of its own."""
+    pipeline.save_pretrained(folder)
+    for name in family.denoisers:
+        for path in (folder / name).iterdir():
+            path.unlink()
+        (folder / name / "config.json").write_text("this is no JSON")
+        (folder / name / "diffusion_pytorch_model.safetensors").write_bytes(b"these are no weights")
