@@ -1,6 +1,7 @@
 """Tiny models, built once a session."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 from cachestore.encode.environment import set_library_defaults
-from tests.encode import tiny
+from tests.encode import tiny, tiny_families
+from tests.encode.asking import Built
 
 set_library_defaults(os.environ)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Four times faster on tiny models: threads that outnumber free cores wait for each other.
@@ -35,6 +37,28 @@ def tiny_model(tmp_path_factory):
             tiny.save(pipeline, folder, denoiser_name, denoiser_class)
             built[name] = Tiny(folder, pipeline)
         return built[name]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Builds a family's pipeline by name, once: its folder without a denoiser, and the pipeline in memory."""
+    made = {}
+
+    def build(name) -> Built:
+        if name not in made:
+            import torch
+
+            torch.manual_seed(0)
+            family = tiny_families.FAMILIES[name]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # Chroma's denoiser uses a name that diffusers gives up
+                pipeline, folder = family.build(), tmp_path_factory.mktemp(name)
+            pipeline.set_progress_bar_config(disable=True)
+            tiny_families.save(family, pipeline, folder)
+            made[name] = Built(folder, pipeline, family)
+        return made[name]
 
     return build
 

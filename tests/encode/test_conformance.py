@@ -1,16 +1,13 @@
 """Every family against its own pipeline: what is stored and read again makes the denoiser do what the caption itself makes it do."""
 
 import inspect
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cachestore.encode.recipes import ModelRequest, encoders_for
-from tests.encode import tiny_families
+from tests.encode.asking import Built, batch_of, encoder_of, entries_of
 from tests.encode.tiny_families import FAMILIES
 
 pytestmark = [
@@ -23,65 +20,6 @@ pytestmark = [
 
 SHORT, LONG = "a cat", 'a photograph of an astronaut riding a horse, and a "SIGN" with text on it'
 CAPTIONS = ["", SHORT, LONG, "x", "two  spaces & <b>tags</b>"]
-
-
-@dataclass(frozen=True)
-class Built:
-    folder: Any
-    pipeline: Any
-    family: Any
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    """Builds a family's pipeline by name, once: its folder without a denoiser, and the pipeline in memory."""
-    made = {}
-
-    def build(name) -> Built:
-        if name not in made:
-            import torch
-
-            torch.manual_seed(0)
-            family = FAMILIES[name]
-            pipeline, folder = family.build(), tmp_path_factory.mktemp(name)
-            pipeline.set_progress_bar_config(disable=True)
-            tiny_families.save(family, pipeline, folder)
-            made[name] = Built(folder, pipeline, family)
-        return made[name]
-
-    return build
-
-
-def encoder_of(model: Built, digest, encode, **options) -> Any:
-    args = (model.family.encode_args or {}) if encode == "text" else {}
-    dtypes: dict[str, Any] = {"text_dtype": "float32", "vae_dtype": "float32"}
-    request = ModelRequest(str(model.folder), encode=[encode], encode_args=args, device="cpu", **{**dtypes, **options})
-    return encoders_for(request, digest)[0]
-
-
-def entries_of(encoder, captions, *, together=True):
-    """Entries by caption, in one batch for each group, or alone."""
-    batches: dict[Any, list[Any]] = {}
-    for caption in captions:
-        resolved = encoder.resolve({"caption": caption}, None)
-        prepared = encoder.prepare(resolved)
-        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
-    found = {}
-    for batch in batches.values():
-        made = encoder.encode([(key, payload) for key, payload, _ in batch])
-        found |= {caption: made[key] for key, _, caption in batch}
-    return found
-
-
-def batch_of(encoder, captions, *, together=True):
-    """What a trainer gets for these captions: read, joined, padded, with masks and constants."""
-    from cachestore.loading.collate import collate
-    from cachestore.loading.read_block import parse_text
-    from cachestore.loading.texts import read_outputs
-
-    block = parse_text(encoder.recipe)
-    found = entries_of(encoder, captions, together=together)
-    return collate([read_outputs(block, found[caption]) for caption in captions], [block])
 
 
 def run(model: Built, **prompts):
@@ -132,7 +70,7 @@ def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, dig
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built, digest, name, caplog):
+def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built, digest, name, caplog, record_property):
     encoder = encoder_of(built(name), digest, "text")
     together, alone = entries_of(encoder, CAPTIONS), entries_of(encoder, CAPTIONS, together=False)
     assert encoder._modules.is_single == ("one by one" in caplog.text)
@@ -140,6 +78,17 @@ def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built,
         assert set(together[caption]) == set(alone[caption])
         for stored, tensor in together[caption].items():
             assert_same(tensor, alone[caption][stored])
+    record_property(
+        "apart", max(apart(together[c][s].double(), alone[c][s].double()) for c in CAPTIONS for s in alone[c] if alone[c][s].any())
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_the_dtype_of_its_family_a_batch_is_not_taken_for_another_value(built, digest, name):
+    encoder = encoder_of(built(name), digest, "text", text_dtype="auto")
+    entry = entries_of(encoder, [SHORT])[SHORT]
+    assert {str(tensor.dtype) for tensor in entry.values()} == {f"torch.{encoder.recipe.make['dtype']}"}
+    assert not encoder._modules.is_single
 
 
 # Latents
@@ -193,7 +142,7 @@ def denormalised(pipeline, latents):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog):
+def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog, record_property):
     import torch
 
     from cachestore.loading.latents import read_latents
@@ -218,6 +167,8 @@ def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest
             assert_same(stored, mean)
             decoded, expected = (model.pipeline.vae.decode(latents).sample for latents in (stored, mean))
         assert_same(decoded, expected, rtol=1e-3, atol=1e-4)
+        record_property("apart", apart(entry[block.stored][None], raw))
+        record_property("decoded", apart(decoded, expected))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -22,7 +22,7 @@ class Family:
     build: Any
     denoisers: tuple[str, ...] = ("transformer",)
     encode_args: Any = None
-    """What this tiny denoiser can take, where that is less than the family's default."""
+    """Arguments of `encode_prompt` and `__call__` where the family's defaults are too much for something so tiny."""
     run: Any = None
     """Arguments of `__call__`."""
 
@@ -434,7 +434,8 @@ FAMILIES = {
     "flux": Family(flux),
     "flux2klein": Family(flux2klein),
     "pixart": Family(pixart, run={"use_resolution_binning": False}),
-    "sana": Family(sana, run={"use_resolution_binning": False}),
+    # Its own instruction is thousands of letters long, each of which is a token here.
+    "sana": Family(sana, encode_args={"complex_human_instruction": ["Enhance this: "]}, run={"use_resolution_binning": False}),
     "lumina2": Family(lumina2),
     "wan": Family(wan, run=FRAMES),
     "qwenimage": Family(qwenimage),

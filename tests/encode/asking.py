@@ -1,0 +1,45 @@
+"""Asking the encoder of a tiny family, as a worker and then a trainer would."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cachestore.encode.recipes import ModelRequest, encoders_for
+
+
+@dataclass(frozen=True)
+class Built:
+    folder: Any
+    pipeline: Any
+    family: Any
+
+
+def encoder_of(model: Built, digest, encode, **options) -> Any:
+    args = (model.family.encode_args or {}) if encode == "text" else {}
+    dtypes: dict[str, Any] = {"text_dtype": "float32", "vae_dtype": "float32"}
+    request = ModelRequest(str(model.folder), encode=[encode], encode_args=args, device="cpu", **{**dtypes, **options})
+    return encoders_for(request, digest)[0]
+
+
+def entries_of(encoder, captions, *, together=True):
+    """Entries by caption, in one batch for each group, or alone."""
+    batches: dict[Any, list[Any]] = {}
+    for caption in captions:
+        resolved = encoder.resolve({"caption": caption}, None)
+        prepared = encoder.prepare(resolved)
+        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
+    found = {}
+    for batch in batches.values():
+        made = encoder.encode([(key, payload) for key, payload, _ in batch])
+        found |= {caption: made[key] for key, _, caption in batch}
+    return found
+
+
+def batch_of(encoder, captions, *, together=True):
+    """What a trainer gets for these captions: read, joined, padded, with masks and constants."""
+    from cachestore.loading.collate import collate
+    from cachestore.loading.read_block import parse_text
+    from cachestore.loading.texts import read_outputs
+
+    block = parse_text(encoder.recipe)
+    found = entries_of(encoder, captions, together=together)
+    return collate([read_outputs(block, found[caption]) for caption in captions], [block])

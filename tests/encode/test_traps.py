@@ -1,0 +1,445 @@
+"""What has gone wrong with each family before, one test for each: batches that change their captions, masks and lengths that mislead."""
+
+import inspect
+import json
+import logging
+import shutil
+from copy import deepcopy
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from cachestore.encode import families
+from cachestore.encode.family import DEFAULT_OF_CALL
+from cachestore.encode.recipes import ModelRequest, encoders_for
+from cachestore.errors import BadInput
+from tests.encode.asking import batch_of, encoder_of, entries_of
+
+pytestmark = pytest.mark.torch
+
+
+def group_of(encoder, caption):
+    return encoder.prepare(encoder.resolve({"caption": caption}, None)).group
+
+
+def own(model, captions, **args):
+    """What `encode_prompt` of the pipeline in memory returns."""
+    import torch
+
+    from cachestore.encode.prompts import prompt_arguments
+
+    with torch.inference_mode():
+        given = prompt_arguments(model.pipeline.encode_prompt, args, len(captions), torch.device("cpu"))
+        return model.pipeline.encode_prompt(list(captions), **given)
+
+
+def test_mochis_empty_caption_has_no_rows_and_shares_no_batch(built, digest):
+    model = built("mochi")
+    assert not own(model, ["a cat", ""])[1].any(), "the last caption being empty no longer empties the batch: `alone` can go"
+    encoder = encoder_of(model, digest, "text")
+    assert group_of(encoder, "") != group_of(encoder, "a cat")
+    assert encoder.batch_limit(group_of(encoder, "")) == 1
+    found = entries_of(encoder, ["a cat", ""])
+    assert len(found[""]["prompt_embeds"]) == 0
+    assert len(found["a cat"]["prompt_embeds"]) > 0
+    batch = batch_of(encoder, [""])
+    assert batch["prompt_embeds"].shape == (1, 256, 32)
+    assert not batch["prompt_attention_mask"].any()
+
+
+def test_whether_mochi_empties_its_empty_caption_is_part_of_the_recipe(built, digest, tmp_path):
+
+    model = built("mochi")
+    folder = tmp_path / "mochi"
+    shutil.copytree(model.folder, folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "force_zeros_for_empty_prompt": False}))
+    before, after = (
+        encoders_for(ModelRequest(str(path), encode=["text"], text_dtype="float32"), digest)[0] for path in (model.folder, folder)
+    )
+    assert before.recipe.fingerprint != after.recipe.fingerprint
+    assert len(entries_of(after, [""])[""]["prompt_embeds"]) == 1
+
+
+def test_qwen_image_returns_no_mask_for_a_full_batch_and_rows_are_kept_whole(built, digest):
+    model = built("qwenimage")
+    assert own(model, ["a cat"])[1] is None
+    assert own(model, ["a cat", "a much longer caption"])[1] is not None
+    encoder = encoder_of(model, digest, "text")
+    batch = batch_of(encoder, ["a cat", "a much longer caption"])
+    lengths = [len(entry["prompt_embeds"]) for entry in entries_of(encoder, ["a cat", "a much longer caption"]).values()]
+    assert batch["prompt_embeds_mask"].sum(dim=1).tolist() == lengths
+    assert batch_of(encoder, ["a cat"])["prompt_embeds_mask"].all()
+
+
+def test_qwen_image_is_cut_where_call_cuts_it_not_where_encode_prompt_would(built, digest):
+    encoder = encoder_of(built("qwenimage"), digest, "text")
+    assert encoder.recipe.make["encode_args"] == {"max_sequence_length": 512}
+    assert len(entries_of(encoder, ["x " * 400])["x " * 400]["prompt_embeds"]) == 512
+
+
+def test_z_images_captions_are_put_into_its_template_once(built, digest):
+    model = built("zimage")
+    captions = ["a cat"]
+    model.pipeline.encode_prompt(captions, device="cpu", do_classifier_free_guidance=False)
+    assert captions != ["a cat"], "the pipeline no longer writes into the list it is given"
+    encoder = encoder_of(model, digest, "text")
+    first, second = (entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"] for _ in range(2))
+    assert first.equal(second)
+    assert first.equal(own(model, ["a cat"])[0][0])
+
+
+def test_auraflows_mask_is_narrowed_and_its_zeros_are_made_again(built, digest):
+    import torch
+
+    model = built("auraflow")
+    embeds, mask, *_ = own(model, ["a cat"])
+    assert mask.shape == (1, 256 * 32)
+    encoder = encoder_of(model, digest, "text")
+    assert len(entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]) < 20
+    batch = batch_of(encoder, ["a cat"])
+    torch.testing.assert_close(batch["prompt_embeds"], embeds, rtol=1e-5, atol=1e-6)
+    assert batch["prompt_attention_mask"].shape == (1, 256)
+    assert batch["prompt_attention_mask"].sum() == len(entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"])
+
+
+def test_wans_zeros_are_dropped_and_made_again_to_calls_own_length(built, digest):
+    import torch
+
+    model = built("wan")
+    encoder = encoder_of(model, digest, "text")
+    assert encoder.max_tokens == 512
+    entry = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
+    assert len(entry) < 20
+    embeds, _ = own(model, ["a cat"], max_sequence_length=512)
+    torch.testing.assert_close(batch_of(encoder, ["a cat"])["prompt_embeds"], embeds, rtol=1e-5, atol=1e-6)
+
+
+def test_a_caption_cleaned_by_ftfy_has_its_version_in_the_recipe(built, digest):
+
+    wan, pixart, sana = (encoder_of(built(name), digest, "text").recipe.make for name in ("wan", "pixart", "sana"))
+    assert wan["packages"] == {"ftfy": version("ftfy")}
+    assert pixart["packages"] == {"beautifulsoup4": version("beautifulsoup4"), "ftfy": version("ftfy")}
+    assert "packages" not in sana
+
+
+def test_a_missing_cleaner_is_refused_and_not_passed_over(built, digest, monkeypatch):
+
+    from cachestore.encode import recipes
+
+    def nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(recipes, "version", nothing)
+    with pytest.raises(BadInput, match="cleans captions with ftfy, and ftfy is missing"):
+        encoder_of(built("wan"), digest, "text")
+
+
+def test_pixart_cleans_captions_as_call_does(built, digest):
+    model = built("pixart")
+    caption = "A <b>CAT</b> &amp; a dog"
+    encoder = encoder_of(model, digest, "text")
+    cleaned, plain = (own(model, [caption], clean_caption=flag, max_sequence_length=300) for flag in (True, False))
+    found = entries_of(encoder, [caption])[caption]["prompt_embeds"]
+    assert len(found) == int(cleaned[1].sum()) != int(plain[1].sum())
+
+
+def test_ltx_is_encoded_at_full_length_although_it_is_kept_trimmed(built, digest):
+    import torch
+
+    model = built("ltx")
+    encoder = encoder_of(model, digest, "text")
+    found = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
+    full, short = (own(model, ["a cat"], max_sequence_length=length)[0][0, : len(found)] for length in (128, 16))
+    torch.testing.assert_close(found, full, rtol=1e-5, atol=1e-6)
+    assert float((full - short).norm() / full.norm()) > 0.05, "padding no longer changes what the encoder makes"
+
+
+def test_chroma_keeps_its_padding_and_a_mask_that_counts_one_more(built, digest):
+    encoder = encoder_of(built("chroma"), digest, "text")
+    entry = entries_of(encoder, ["a cat"])["a cat"]
+    tokens = encoder.count_tokens(["a cat"])[0]
+    assert entry["prompt_embeds"].shape == (512, 32)
+    assert entry["prompt_attention_mask"].sum() == tokens + 1
+    assert batch_of(encoder, ["a cat"])["text_ids"].shape == (512, 3)
+
+
+def test_cogview4s_captions_share_a_batch_only_at_one_padded_length(built, digest):
+    model = built("cogview4")
+    encoder = encoder_of(model, digest, "text")
+    assert [group_of(encoder, "x" * count) for count in (1, 15, 16, 31, 5000)] == [16, 16, 32, 32, 1024]
+    own_pair, own_alone = own(model, ["a cat", "x" * 40])[0][0], own(model, ["a cat"])[0][0]
+    assert own_pair.shape != own_alone.shape
+    found = entries_of(encoder, ["a cat", "x" * 40])["a cat"]["prompt_embeds"]
+    assert float((found - own_alone).abs().max()) < 1e-5
+    batch = batch_of(encoder, ["a cat", "x" * 40])
+    assert batch["prompt_attention_mask"][0].tolist() == [0] * 32 + [1] * 16
+
+
+def test_hunyuanvideo15_has_rows_of_quoted_text_only_where_something_is_quoted(built, digest):
+    encoder = encoder_of(built("hunyuanvideo15"), digest, "text")
+    found = entries_of(encoder, ["a cat", 'a "SIGN"'])
+    assert len(found["a cat"]["prompt_embeds_2"]) == 0
+    assert len(found['a "SIGN"']["prompt_embeds_2"]) > 0
+    batch = batch_of(encoder, ["a cat"])
+    assert batch["prompt_embeds_2"].shape[:2] == (1, 256)
+    assert not batch["prompt_embeds_mask_2"].any()
+
+
+def test_sd3_is_kept_by_component_and_joined_to_what_its_pipeline_makes(built, digest):
+    import torch
+
+    model = built("sd3")
+    encoder = encoder_of(model, digest, "text")
+    entry = entries_of(encoder, ["a cat"])["a cat"]
+    assert {name: tuple(tensor.shape) for name, tensor in entry.items()} == {
+        "prompt_embeds.text_encoder": (77, 32),
+        "prompt_embeds.text_encoder_2": (77, 48),
+        "prompt_embeds.text_encoder_3": (256, 96),
+        "pooled_prompt_embeds.text_encoder": (32,),
+        "pooled_prompt_embeds.text_encoder_2": (48,),
+    }
+    embeds, _, pooled, _ = own(model, ["a cat"])
+    batch = batch_of(encoder, ["a cat"])
+    torch.testing.assert_close(batch["prompt_embeds"], embeds)
+    torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled)
+
+
+def test_sd3_without_its_t5_is_refused_before_anything_is_loaded(built, digest, tmp_path):
+
+    shutil.copytree(built("sd3").folder, tmp_path / "sd3")
+    index = json.loads((tmp_path / "sd3/model_index.json").read_text())
+    (tmp_path / "sd3/model_index.json").write_text(json.dumps({**index, "text_encoder_3": [None, None]}))
+    with pytest.raises(BadInput, match="has no 'text_encoder_3'"):
+        encoders_for(ModelRequest(str(tmp_path / "sd3"), encode=["text"]), digest)
+
+
+@pytest.mark.parametrize(("name", "ids"), [("flux2klein", 1), ("flux", 2), ("chroma", 1)])
+def test_ids_are_made_again_as_encode_prompt_makes_them(built, digest, name, ids):
+    model = built(name)
+    batch = batch_of(encoder_of(model, digest, "text"), ["a cat", "a dog"])
+    expected = own(model, ["a cat", "a dog"])[ids]
+    assert batch["text_ids"].equal(expected)
+    assert batch["text_ids"].dtype == expected.dtype
+
+
+def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recipe(built, digest):
+
+    model = built("sana")
+    encoder = encoders_for(ModelRequest(str(model.folder), encode=["text"], text_dtype="float32"), digest)[0]
+    assert len(str(encoder.recipe.make["encode_args"])) < 300
+    instruction = inspect.signature(model.pipeline.__call__).parameters["complex_human_instruction"].default
+    told, untold = (own(model, ["a cat"], complex_human_instruction=given)[0][0] for given in (instruction, None))
+    found = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
+    assert float((found - told[: len(found)]).abs().max()) < 1e-5
+    assert float((found - untold[: len(found)]).norm() / found.norm()) > 0.05
+
+
+def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):
+    from cachestore.encode.prompts import _default_of_call
+
+    pipeline = built("sana").pipeline
+    with pytest.raises(BadInput, match="calls SanaPipeline with another complex_human_instruction than this cachestore knows"):
+        _default_of_call(pipeline, "complex_human_instruction", {DEFAULT_OF_CALL: "0" * 64})
+    assert _default_of_call(pipeline, "max_sequence_length", 300) == 300
+
+
+# The probe
+
+
+def test_a_pipeline_whose_batch_differs_is_encoded_one_by_one_and_says_so(built, digest, monkeypatch, caplog):
+    """Mochi without the rule for its empty caption, which is then the last of the probe's batch."""
+    from cachestore.encode import prompts
+
+    model = built("mochi")
+    row = replace(families.text_family("MochiPipeline"), alone=frozenset())
+    monkeypatch.setattr(prompts, "PROBES", ("a cat", "a photograph of a horse", ""))
+    request = ModelRequest(str(model.folder), encode=["text"], text_dtype="float32", family=row)
+    encoder = encoders_for(request, digest)[0]
+    with caplog.at_level(logging.WARNING):
+        found = entries_of(encoder, ["a dog", "a horse", ""])
+    assert "MochiPipeline: the caption 'a cat' gives another prompt_embeds" in caplog.text
+    assert "captions are encoded one by one" in caplog.text
+    assert encoder.batch_limit("captions") == 1
+    assert [len(entry["prompt_embeds"]) > 0 for entry in found.values()] == [True, True, False]
+
+
+def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, caplog):
+    import torch
+
+    encoder = encoder_of(built("sd15"), digest, "text")
+    entries_of(encoder, ["a cat"])
+    call = encoder._modules._call
+
+    def only_single(captions):
+        if len(captions) > 1:
+            message = "one at a time"
+            raise ValueError(message)
+        return call(captions)
+
+    encoder._modules._call = only_single
+    assert encoder._modules._why_single(("", "a cat"), torch.device("cpu")) == "a batch of 2 captions ends in ValueError (one at a time)"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_difference_is_one_of_names_of_shapes_or_of_more_than_rounding(dtype):
+    import torch
+
+    from cachestore.encode.probe import difference, tolerance
+
+    bound = tolerance(dtype, torch.device("cpu"))
+    one = torch.ones(4, 8)
+    assert difference({}, {}, bound) is None
+    assert difference({"a": one[:0]}, {"a": one[:0]}, bound) is None
+    assert difference({"a": one}, {"a": one * (1 + bound / 2)}, bound) is None
+    assert "apart by" in str(difference({"a": one}, {"a": one * (1 + bound * 2)}, bound))
+    assert "apart by" in str(difference({"a": one}, {"a": one * float("nan")}, bound))
+    assert "set of tensors" in str(difference({"a": one}, {"b": one}, bound))
+    assert "[3, 8] for [4, 8]" in str(difference({"a": one}, {"a": one[:3]}, bound))
+
+
+# Pipelines without a row
+
+
+@pytest.fixture
+def without_rows(monkeypatch):
+    monkeypatch.setattr(families, "TEXT_FAMILIES", {})
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "pixart", "ltx", "wan", "cogvideox", "flux2klein"])
+def test_a_pipeline_without_a_row_is_understood_and_kept_whole(built, digest, without_rows, name):
+    import torch
+
+    model = built(name)
+    encoder = encoder_of(model, digest, "text")
+    assert encoder.setup.family.is_found
+    assert "diffusers" in encoder.recipe.make["packages"]
+    caption = "a cat on a mat"
+    entry = entries_of(encoder, [caption, "", "another one"])[caption]
+    args = {argument: value for argument, value in encoder.setup.args.items() if argument != "text_encoder_out_layers"}
+    returned = own(model, [caption], **args)
+    assert set(entry) >= {"prompt_embeds"}
+    torch.testing.assert_close(entry["prompt_embeds"], returned[0][0], rtol=1e-5, atol=1e-5)
+    if "prompt_attention_mask" in entry:
+        assert entry["prompt_attention_mask"].equal(returned[1][0])
+    assert batch_of(encoder, [caption, ""])["prompt_embeds"].shape == (2, *entry["prompt_embeds"].shape)
+
+
+def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_not_known(built, digest, without_rows):
+    encoder = encoder_of(built("zimage"), digest, "text")
+    with pytest.raises(BadInput, match=r"the length of its prompt_embeds changes with the caption .* Pass a TextFamily of your own"):
+        entries_of(encoder, ["a cat"])
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "message"),
+    [
+        ("NoSuchPipeline", {}, "is not known"),
+        ("OmniGenPipeline", {}, "it has no encode_prompt"),
+        ("FluxPipeline", {}, "it has no tokenizer and text encoder"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_understood_is_refused_with_what_is_missing(without_rows, name, index, message):
+    from cachestore.encode.introspection import find_family
+
+    with pytest.raises(BadInput, match=message):
+        find_family(name, index)
+
+
+def test_a_row_of_ones_own_takes_the_place_of_the_tables(built, digest):
+    row = replace(families.text_family("ZImagePipeline"), name="mine", constants={}, args={"max_sequence_length": 64})
+    encoder = encoders_for(ModelRequest(str(built("zimage").folder), encode=["text"], family=row), digest)[0]
+    assert encoder.recipe.read["family"] == "mine"
+    assert len(entries_of(encoder, ["x" * 99])["x" * 99]["prompt_embeds"]) == 64
+
+
+def test_flux_kontext_is_encoded_as_flux_is(built, digest, tmp_path):
+
+    shutil.copytree(built("flux").folder, tmp_path / "kontext")
+    index = json.loads((tmp_path / "kontext/model_index.json").read_text())
+    (tmp_path / "kontext/model_index.json").write_text(json.dumps({**index, "_class_name": "FluxKontextPipeline"}))
+    kontext = encoders_for(ModelRequest(str(tmp_path / "kontext"), encode=["text"], text_dtype="float32"), digest)[0]
+    flux = encoder_of(built("flux"), digest, "text")
+    one, other = (entries_of(encoder, ["a cat"])["a cat"] for encoder in (kontext, flux))
+    assert one["prompt_embeds"].equal(other["prompt_embeds"])
+    assert kontext.recipe.read["constants"] == flux.recipe.read["constants"]
+
+
+# VAEs
+
+
+def test_flux2_is_normalised_by_its_weights_as_its_pipeline_does(built, digest):
+    import torch
+
+    from cachestore.loading.latents import read_latents
+    from cachestore.loading.read_block import parse_latents
+
+    model = built("flux2klein")
+    encoder = encoder_of(model, digest, "latents")
+    assert encoder.setup.multiple == 4
+    pixels = torch.rand(1, 3, 64, 64) * 2 - 1
+    with torch.inference_mode():
+        raw = model.pipeline.vae.encode(pixels).latent_dist.parameters[0]
+        expected = model.pipeline._encode_vae_image(pixels, torch.Generator())[0]
+    found = read_latents(parse_latents(encoder.recipe), "mean", {"moments": raw}, torch.Generator())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_statistics_are_read_from_weights_of_any_dtype_and_from_shards(built, digest, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    from cachestore.encode.models import Component, read_numbers
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        save_file({"a": torch.tensor([1.5, -2.0], dtype=dtype)}, tmp_path / "one.safetensors")
+        save_file({"b": torch.tensor([3.0], dtype=dtype)}, tmp_path / "two.safetensors")
+        files = {name: tmp_path / name for name in ("one.safetensors", "two.safetensors")}
+        component = Component("vae", "diffusers", "AutoencoderKLFlux2", tmp_path, files)
+        assert read_numbers(component, {"mean": "a", "std": "b"}) == {"mean": [1.5, -2.0], "std": [3.0]}
+        assert read_numbers(component, {}) == {}
+    with pytest.raises(BadInput, match="lack c, by which its latents are normalised"):
+        read_numbers(component, {"mean": "c"})
+    (tmp_path / "one.safetensors").write_bytes(b"no weights")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_numbers(component, {"mean": "a"})
+
+
+@pytest.mark.parametrize("name", ["wan", "qwenimage", "ltx", "cogvideox", "hunyuanvideo", "hunyuanvideo15", "mochi"])
+def test_a_picture_is_a_video_of_one_frame(built, digest, name):
+    encoder = encoder_of(built(name), digest, "latents")
+    assert encoder.setup.has_frames
+    assert encoder.recipe.read["temporal_factor"] > 1
+
+
+def test_a_vae_that_takes_one_picture_at_a_time_gets_one_at_a_time(built, digest):
+    import torch
+
+    from cachestore.encode import vae
+    from cachestore.encode.buckets import Size
+
+    encoder = encoder_of(built("hunyuanvideo15"), digest, "latents", batch_size=8)
+    assert encoder.batch_limit(Size(64, 64)) == 8
+    encoder._vae = vae.Vae(encoder.setup, torch.device("cpu"))
+    assert encoder._vae.is_single
+    assert encoder.batch_limit(Size(64, 64)) == 1
+
+
+def test_a_vae_whose_batch_differs_is_called_one_by_one_and_says_so(built, digest, monkeypatch, caplog):
+    from cachestore.encode import modules, vae
+
+    real = vae.load_module
+
+    def mixing(*arguments):
+        """A VAE that mixes the pictures of a batch, as normalising over a batch would."""
+        module = deepcopy(real(*arguments))
+        encode = module.encode
+        module.encode = lambda pixels: encode(pixels - pixels.mean(dim=0, keepdim=True) if len(pixels) > 1 else pixels)
+        return module
+
+    monkeypatch.setattr(vae, "load_module", mixing)
+    encoder = encoder_of(built("sd15"), digest, "latents")
+    found = vae.Vae(encoder.setup, modules.choose_device("cpu"))
+    assert found.is_single
+    assert "AutoencoderKL: a picture gives other latents in a batch than alone" in caplog.text
