@@ -9,7 +9,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from cachestore.encode import families
 from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
@@ -55,7 +55,11 @@ def _pipeline_class(class_name: str) -> Any:
     found = getattr(importlib.import_module("diffusers"), class_name, None)
     if found is None:
         return families.text_family(class_name)  # which refuses it, and lists the known ones
-    if not hasattr(found, "encode_prompt"):
+    try:
+        has_encode_prompt = hasattr(found, "encode_prompt")
+    except ImportError as error:  # diffusers puts a stand-in where a package is missing
+        _refuse(class_name, str(error).strip().splitlines()[0])
+    if not has_encode_prompt:
         _refuse(class_name, "it has no encode_prompt")
     return found
 
@@ -87,6 +91,8 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
     for name, parameter in inspect.signature(pipeline.encode_prompt).parameters.items():
         if name in _OF_THE_BATCH or _is_of_the_prompt(name) or parameter.kind is parameter.VAR_KEYWORD:
             continue
+        if "image" in name or "video" in name:
+            _refuse(class_name, f"its text encoder sees pictures too (encode_prompt takes {name})")
         default = called[name].default if name in called else parameter.default
         if default is parameter.empty or not _is_json(default):
             _refuse(class_name, f"encode_prompt needs {name}, which has no plain default")
@@ -111,6 +117,6 @@ def _is_plain(value: Json) -> bool:
     return value is not None and isinstance(value, bool | int | float | str)
 
 
-def _refuse(class_name: str, what: str) -> None:
+def _refuse(class_name: str, what: str) -> NoReturn:
     message = f"{class_name} has no row in the table of families, and cannot be used without one: {what}. Pass a TextFamily of your own"
     raise BadInput(message)

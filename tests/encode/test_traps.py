@@ -338,6 +338,12 @@ def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_n
         ("NoSuchPipeline", {}, "is not known"),
         ("OmniGenPipeline", {}, "it has no encode_prompt"),
         ("FluxPipeline", {}, "it has no tokenizer and text encoder"),
+        (
+            "QwenImageEditInpaintPipeline",
+            {"text_encoder": ["a", "b"], "tokenizer": ["a", "b"]},
+            "sees pictures too .encode_prompt takes image",
+        ),
+        ("KandinskyV22Pipeline", {}, "it has no encode_prompt"),
     ],
 )
 def test_a_pipeline_that_cannot_be_understood_is_refused_with_what_is_missing(without_rows, name, index, message):
