@@ -20,6 +20,9 @@ CAPTION_IN_META = 512
 """Captions up to this many characters are repeated in the entry's JSON value."""
 
 
+LAYERS_ARG = "text_encoder_out_layers"
+"""Names the layers whose rows FLUX.2 puts side by side."""
+
 ALONE = "alone"
 """Marks the group of a caption that shares a batch with no other."""
 
@@ -105,10 +108,12 @@ class TextEncoder:
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
         main = family.tokenizer.replace("tokenizer", "text_encoder")
+        layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
         numbers = 0
         for name, form in family.outputs.items():
-            parts = [name.rpartition(".")[2] for name in form_names(form) if "." in name] or [main]
-            numbers += sum(widths[part] for part in parts) * (rows if name == "prompt_embeds" else 1)
+            parts = [part.rpartition(".")[2] for part in form_names(form) if "." in part] or [main]
+            width = sum(widths[part] for part in parts)
+            numbers += width * (rows * layers if name == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
 
     def close(self) -> None:

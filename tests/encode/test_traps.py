@@ -215,6 +215,12 @@ def test_sd3_without_its_t5_is_refused_before_anything_is_loaded(built, digest, 
         encoders_for(ModelRequest(str(tmp_path / "sd3"), encode=["text"]), digest)
 
 
+def test_the_layers_that_flux2_puts_side_by_side_are_counted_in_its_size(built, digest):
+    encoder = encoder_of(built("flux2klein"), digest, "text")
+    entry = entries_of(encoder, ["a cat"])["a cat"]
+    assert encoder.entry_bytes(7) == entry["prompt_embeds"].nbytes == 512 * 3 * 32 * 4
+
+
 @pytest.mark.parametrize(("name", "ids"), [("flux2klein", 1), ("flux", 2), ("chroma", 1)])
 def test_ids_are_made_again_as_encode_prompt_makes_them(built, digest, name, ids):
     model = built(name)
