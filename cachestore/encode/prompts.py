@@ -16,9 +16,10 @@ from torch import Tensor
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS, TextFamily
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, load_module, load_tokenizer
+from cachestore.encode.outputs import make_sound
 from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import Payload, TextSetup, padded_length, pooled_width, text_width
-from cachestore.errors import BadInput, EncodeFailed
+from cachestore.errors import BadInput
 from cachestore.keys import Json, Key, canonical, digest_bytes
 
 Batch = Sequence[tuple[Key, Payload]]
@@ -53,6 +54,8 @@ class TextModules:
         self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
+        self._modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+        self._may_be_zero = _may_be_zero(setup.family)
         self.is_single = False
         """Whether captions are encoded one by one."""
         if setup.family.pipeline is None:
@@ -64,15 +67,11 @@ class TextModules:
             _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
 
     def encode(self, batch: Batch) -> dict[Key, Entry]:
-        """Embed (key, payload) pairs. Raises EncodeFailed where a value is not finite, naming the first such entry."""
+        """Embed (key, payload) pairs. Raises EncodeFailed where an entry is not sound even in float32, naming the first."""
+        return make_sound("the text encoder", batch, self._make, self._modules, may_be_zero=self._may_be_zero)
+
+    def _make(self, batch: Batch) -> dict[Key, Entry]:
         entries = self._entries([payload for _, payload in batch])
-        for (key, payload), entry in zip(batch, entries, strict=True):
-            for name, tensor in entry.items():
-                if not bool(torch.isfinite(tensor).all()):
-                    message = (
-                        f"the text encoder made NaN or infinite numbers in {name!r} of entry {key} ({_shown(payload)}) in {self._dtype}"
-                    )
-                    raise EncodeFailed(message)
         return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
     def _entries(self, payloads: Sequence[Payload]) -> list[Entry]:
@@ -167,8 +166,10 @@ def _on_cpu(value: Any) -> Any:
     return [one.to("cpu") for one in value] if isinstance(value, list | tuple) else value
 
 
-def _shown(payload: Payload) -> str:
-    return f"caption {payload[:60]!r}" if isinstance(payload, str) else f"{len(payload)} tokens"
+def _may_be_zero(family: TextFamily) -> set[str]:
+    """What may be zero throughout: second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
+    forms = [form for name, form in family.outputs.items() if name not in ("prompt_embeds", "pooled_prompt_embeds")]
+    return {name for form in forms for name in form_names(form)}
 
 
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cachestore.encode.modules import DTYPES, Foreign, load_module
+from cachestore.encode.outputs import make_sound
 from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import LatentsSetup
-from cachestore.errors import EncodeFailed
 from cachestore.keys import Key
 
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
@@ -56,21 +56,19 @@ class Vae:
             _log.warning("%s: %s; pictures are encoded one by one", setup.components["vae"].class_name, reason)
 
     def encode(self, batch: "Sequence[tuple[Key, np.ndarray[Any, np.dtype[np.uint8]]]]") -> dict[Key, dict[str, Tensor]]:
-        """Encode (key, pixels) pairs of one bucket. Raises EncodeFailed where a value is not finite, naming the first such entry."""
+        """Encode (key, pixels) pairs of one bucket. Raises EncodeFailed where an entry is not sound even in float32, naming the first."""
+        return make_sound("the VAE", batch, self._make, [self._vae])
+
+    def _make(self, batch: "Sequence[tuple[Key, np.ndarray[Any, np.dtype[np.uint8]]]]") -> dict[Key, dict[str, Tensor]]:
         together = [[pair] for pair in batch] if self.is_single else [batch]
         kept = [row for pairs in together for row in self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs]))]
-        entries: dict[Key, dict[str, Tensor]] = {}
-        for (key, _), latents in zip(batch, kept, strict=True):
-            if not bool(torch.isfinite(latents).all()):
-                message = f"the VAE made NaN or infinite numbers in {self._stored!r} of {key} in {self._dtype}; try --vae-dtype float32"
-                raise EncodeFailed(message)
-            entries[key] = {self._stored: latents.clone(memory_format=torch.contiguous_format)}
-        return entries
+        stored = zip(batch, kept, strict=True)
+        return {key: {self._stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
 
     def _encoded(self, keys: Sequence[Key], pixels: "np.ndarray[Any, np.dtype[np.uint8]]") -> Tensor:
         """What is stored of these pictures, on the CPU."""
         with torch.inference_mode():
-            inputs = to_range(torch.from_numpy(pixels).to(self._device)).to(self._dtype)
+            inputs = to_range(torch.from_numpy(pixels).to(self._device)).to(self._vae.dtype)
             encoded = self._vae.encode(inputs.unsqueeze(2) if self._has_frames else inputs)
             return self._kept(encoded, keys).to(device="cpu", dtype=self._dtype)
 
@@ -100,7 +98,7 @@ class Vae:
         if self._stored == "mean":
             return posterior.mean
         noise = torch.stack([noise_of(key, posterior.mean.shape[1:]) for key in keys])
-        return posterior.mean + posterior.std * noise.to(device=self._device, dtype=self._dtype)
+        return posterior.mean + posterior.std * noise.to(device=self._device, dtype=posterior.mean.dtype)
 
 
 def to_range(pixels: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""What encoders made, looked at before anybody keeps it. Imports torch.
+
+Half precision overflows: fp16 T5 and the VAE of SDXL are the known cases. So what is not sound is made once more in float32, from
+weights that are put back afterwards, and only what is then still not sound is refused, by name.
+"""
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cachestore.errors import EncodeFailed
+from cachestore.keys import Key
+
+Payload = TypeVar("Payload")
+Entries = dict[Key, dict[str, Tensor]]
+
+
+def find_fault(tensors: Mapping[str, Tensor], may_be_zero: Collection[str] = ()) -> str | None:
+    """What is wrong with an entry, in words: NaN, infinity, or one and the same number throughout; None for a sound one.
+
+    Only floating-point tensors are looked at; one of a single number may be anything finite, and an empty one is sound. Names in
+    `may_be_zero` may be zero throughout: what a pipeline returns for a part that a caption does not use.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        low, high = (float(bound) for bound in torch.aminmax(tensor.detach().float()))  # NaN goes through, so one look finds all three
+        if low != low:  # noqa: PLR0124 - NaN alone differs from itself
+            return f"NaN in {name!r}"
+        if low == -torch.inf or high == torch.inf:
+            return f"infinite numbers in {name!r}"
+        if low == high and tensor.numel() > 1 and not (low == 0 and name in may_be_zero):
+            return f"{low + 0.0:g} throughout in {name!r}"
+    return None
+
+
+def make_sound(
+    who: str,
+    batch: Sequence[tuple[Key, Payload]],
+    make: Callable[[Sequence[tuple[Key, Payload]]], Entries],
+    modules: Sequence[nn.Module],
+    *,
+    may_be_zero: Collection[str] = (),
+) -> Entries:
+    """The entries that `make` makes of a batch, each sound. Those that are not are made once more with the modules in float32.
+
+    `make` asks the modules for their dtype each time. Nothing is made of nothing. Raises EncodeFailed that names the first entry which
+    is still not sound, what was found in it, and `who` made it.
+    """
+    entries = make(batch)
+    faults = _faults(entries, may_be_zero)
+    tried = "in the precision of its weights"
+    if faults and any(_is_half(module) for module in modules):
+        with in_float32(modules):
+            entries |= make([(key, payload) for key, payload in batch if key in faults])
+        faults = _faults(entries, may_be_zero)
+        tried = "in the precision of its weights and in float32"
+    for key, fault in faults.items():
+        message = f"{who} made {fault} of entry {key}, {tried}"
+        raise EncodeFailed(message)
+    return entries
+
+
+def _faults(entries: Entries, may_be_zero: Collection[str]) -> dict[Key, str]:
+    found = {key: find_fault(tensors, may_be_zero) for key, tensors in entries.items()}
+    return {key: fault for key, fault in found.items() if fault is not None}
+
+
+def _is_half(module: nn.Module) -> bool:
+    return any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*module.parameters(), *module.buffers()))
+
+
+@contextmanager
+def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
+    """Upcast the halves among the modules' weights and buffers, and put each back into its own dtype: the way there and back is exact.
+
+    Not `module.half()` for the way back: some layers are kept in float32 on purpose. Call it outside inference mode.
+    """
+    tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in (torch.float16, torch.bfloat16)}
+    try:
+        for number in before:
+            tensors[number].data = tensors[number].data.float()
+        yield
+    finally:
+        for number, dtype in before.items():
+            tensors[number].data = tensors[number].data.to(dtype)

@@ -1,0 +1,195 @@
+"""What encoders made is looked at: faults are found, half precision gets a second try in float32, and weights come back as they were."""
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from cachestore.encode.recipes import ModelRequest, encoders_for
+from cachestore.errors import EncodeFailed
+from cachestore.keys import key
+from tests.encode import tiny
+
+pytestmark = pytest.mark.torch
+
+ONE, TWO = key("one"), key("two")
+
+
+def tensor(*numbers, dtype="float32"):
+    import torch
+
+    return torch.tensor(numbers, dtype=getattr(torch, dtype))
+
+
+def find(name="x", may_be_zero=(), **tensors):
+    from cachestore.encode.outputs import find_fault
+
+    return find_fault(tensors, may_be_zero)
+
+
+def test_no_tensors_and_tensors_without_numbers_are_sound():
+    assert find() is None
+    assert find(x=tensor()) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("numbers", "fault"),
+    [
+        ((1.0, 2.0), None),
+        ((1.0, math.nan), "NaN in 'x'"),
+        ((math.nan, math.nan), "NaN in 'x'"),
+        ((1.0, math.inf), "infinite numbers in 'x'"),
+        ((-math.inf, 1.0), "infinite numbers in 'x'"),
+        ((math.inf, math.inf), "infinite numbers in 'x'"),
+        ((3.5, 3.5), "3.5 throughout in 'x'"),
+        ((0.0, 0.0, -0.0), "0 throughout in 'x'"),
+    ],
+)
+def test_what_is_not_finite_or_never_varies_is_found_and_named(numbers, fault, dtype):
+    assert find(y=tensor(1, 2, dtype=dtype), x=tensor(*numbers, dtype=dtype)) == fault
+
+
+def test_a_single_number_and_whole_numbers_may_be_constant():
+    assert find(x=tensor(3.0), y=tensor(1, 1, 1, dtype="int64"), z=tensor(1, 1, dtype="bool")) is None
+
+
+def test_what_may_be_zero_may_be_nothing_else_that_never_varies():
+    assert find(x=tensor(0, 0), may_be_zero=("x",)) is None
+    assert find(x=tensor(1, 1), may_be_zero=("x",)) == "1 throughout in 'x'"
+    assert find(x=tensor(math.nan, 0), may_be_zero=("x",)) == "NaN in 'x'"
+
+
+class Doubler:
+    """Doubles numbers in the dtype of its weight; notes what it is asked for, and in which dtype."""
+
+    def __init__(self, dtype="float16"):
+        import torch
+
+        self.module = torch.nn.Linear(1, 1).to(getattr(torch, dtype)).requires_grad_(requires_grad=False)
+        self.asked: list[Any] = []
+
+    def make(self, batch):
+        import torch
+
+        dtype = self.module.weight.dtype
+        self.asked.append((len(batch), dtype))
+        return {name: {"x": (torch.tensor(numbers, dtype=dtype) * 2)} for name, numbers in batch}
+
+    def make_sound(self, batch):
+        from cachestore.encode.outputs import make_sound
+
+        return make_sound("the doubler", batch, self.make, [self.module])
+
+
+def test_nothing_is_made_of_nothing():
+    assert Doubler().make_sound([]) == {}
+
+
+def test_a_sound_batch_is_made_once():
+    import torch
+
+    doubler = Doubler()
+    assert set(doubler.make_sound([(ONE, [1, 2]), (TWO, [3, 4])])) == {ONE, TWO}
+    assert doubler.asked == [(2, torch.float16)]
+
+
+def test_what_overflows_is_made_again_in_float32_and_nothing_else_is():
+    import torch
+
+    doubler = Doubler()
+    made = doubler.make_sound([(ONE, [1, 2]), (TWO, [60_000, 4])])
+    assert doubler.asked == [(2, torch.float16), (1, torch.float32)]
+    assert made[ONE]["x"].dtype == torch.float16
+    assert made[TWO]["x"].tolist() == [120_000, 8]
+    assert doubler.module.weight.dtype == torch.float16
+
+
+def test_what_is_not_sound_in_float32_either_is_refused_by_name():
+    with pytest.raises(EncodeFailed, match=f"the doubler made NaN in 'x' of entry {TWO}, .* and in float32"):
+        Doubler().make_sound([(ONE, [1, 2]), (TWO, [math.nan, 4])])
+
+
+def test_float32_is_not_tried_twice():
+    doubler = Doubler("float32")
+    with pytest.raises(EncodeFailed, match=f"1e\\+39 throughout|infinite numbers in 'x' of entry {ONE}, in the precision of its weights$"):
+        doubler.make_sound([(ONE, [math.inf, 2])])
+    assert len(doubler.asked) == 1
+
+
+def test_weights_and_buffers_come_back_in_their_own_dtypes_bit_by_bit_even_after_an_error():
+    import torch
+
+    from cachestore.encode.outputs import in_float32
+
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8).half(), torch.nn.Linear(8, 8).bfloat16(), torch.nn.Linear(8, 8))
+    module.register_buffer("count", torch.tensor([3]))
+    module.requires_grad_(requires_grad=False)
+    before = deepcopy(module.state_dict())
+
+    def use_and_fail():
+        with in_float32([module, module]):
+            assert {tensor.dtype for tensor in module.parameters()} == {torch.float32}
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        use_and_fail()
+    after = module.state_dict()
+    assert all(after[name].dtype == before[name].dtype and after[name].equal(before[name]) for name in before)
+
+
+# Through the encoders
+
+
+def half_vae(folder, digest):
+    """A VAE in float16 whose picture's activations leave the range of float16, but not that of float32."""
+    import torch
+
+    tiny.vae(force_upcast=False).save_pretrained(folder)
+    encoder: Any = encoders_for(ModelRequest(model=str(folder), encode=["latents"], vae_dtype="float16"), digest)[0]
+    encoder.encode([(ONE, picture(1))])
+    convolution = encoder._vae._vae.encoder.conv_in
+    with torch.no_grad():
+        convolution.weight.fill_(6e4)
+    return encoder
+
+
+def picture(seed):
+    import numpy as np
+
+    return np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+
+
+def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on_in_half(tmp_path, digest):
+    import torch
+
+    encoder = half_vae(tmp_path, digest)
+    weights = {name: tensor.clone() for name, tensor in encoder._vae._vae.state_dict().items()}
+    made = encoder.encode([(ONE, picture(1)), (TWO, picture(2))])
+    assert all(entry["moments"].isfinite().all() and entry["moments"].dtype == torch.float16 for entry in made.values())
+    after = encoder._vae._vae.state_dict()
+    assert all(after[name].dtype == torch.float16 and after[name].equal(weights[name]) for name in weights)
+
+
+def test_the_overflow_is_real_without_the_second_try(tmp_path, digest, monkeypatch):
+    from cachestore.encode import outputs
+
+    monkeypatch.setattr(outputs, "_is_half", lambda module: False)
+    with pytest.raises(EncodeFailed, match=r"the VAE made (NaN|infinite numbers) in 'moments' of entry"):
+        half_vae(tmp_path, digest).encode([(ONE, picture(1))])
+
+
+def test_a_text_encoder_that_says_the_same_of_everything_is_refused(plain_model, digest):
+    import torch
+
+    encoder: Any = encoders_for(ModelRequest(model=str(plain_model[0]), encode=["text"]), digest)[0]
+    resolved = encoder.resolve({"caption": "a cat"}, None)
+    payload = encoder.prepare(resolved).payload
+    encoder.encode([(resolved.key, payload)])
+    last = encoder._modules._modules[0].encoder.layer[-1].output.LayerNorm
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.zero_()
+    with pytest.raises(EncodeFailed, match=f"the text encoder made 0 throughout in 'prompt_embeds' of entry {resolved.key}"):
+        encoder.encode([(resolved.key, payload)])
