@@ -1,17 +1,13 @@
 """Models of a few kilobytes: pipelines with random weights built from configs, and folders that only look like models."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
-ALPHABET = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
-"""The 256 symbols that byte-level tokenizers write bytes as."""
+# By this name also programs find it that tests start with the repository alone on their path.
+from scripts.tiny_models import ALPHABET, bert_tokenizer, clip_text, clip_tokenizer, flux, library, sdxl, t5_text, t5_tokenizer, vae
 
-
-def library(name) -> Any:
-    """diffusers or transformers, whose types are too narrow for pipelines that lack parts."""
-    return importlib.import_module(name)
+__all__ = ["ALPHABET", "clip_text", "clip_tokenizer", "flux", "library", "sdxl", "t5_text", "t5_tokenizer", "vae"]
 
 
 def denoiser(folder, name, class_name):
@@ -29,65 +25,6 @@ def save(pipeline, folder, denoiser_name, denoiser_class):
     denoiser(folder, denoiser_name, denoiser_class)
 
 
-def clip_tokenizer(pad="<|endoftext|>"):
-    words = [*ALPHABET, *(symbol + "</w>" for symbol in ALPHABET), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {word: place for place, word in enumerate(words)}
-    return library("transformers").CLIPTokenizer(vocab=vocabulary, merges=[], pad_token=pad, model_max_length=77)
-
-
-def t5_tokenizer():
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(code), -3.0) for code in range(33, 127))]
-    return library("transformers").T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
-
-
-def clip_text(width=32, projected=False):
-    config = library("transformers").CLIPTextConfig(
-        bos_token_id=512,
-        eos_token_id=513,
-        pad_token_id=513,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        vocab_size=520,
-        projection_dim=width,
-    )
-    name = "CLIPTextModelWithProjection" if projected else "CLIPTextModel"
-    return getattr(library("transformers"), name)(config).eval()
-
-
-def t5_text():
-    return (
-        library("transformers")
-        .T5EncoderModel(
-            library("transformers").T5Config(vocab_size=120, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.1)
-        )
-        .eval()
-    )
-
-
-def vae(channels=4, scaling_factor=0.18215, shift_factor=None, seed=0, **options):
-    import torch
-
-    torch.manual_seed(seed)
-    return (
-        library("diffusers")
-        .AutoencoderKL(
-            block_out_channels=(8, 16),
-            down_block_types=["DownEncoderBlock2D"] * 2,
-            up_block_types=["UpDecoderBlock2D"] * 2,
-            latent_channels=channels,
-            norm_num_groups=4,
-            layers_per_block=1,
-            sample_size=64,
-            scaling_factor=scaling_factor,
-            shift_factor=shift_factor,
-            **options,
-        )
-        .eval()
-    )
-
-
 def sd15():
     return library("diffusers").StableDiffusionPipeline(
         vae=vae(),
@@ -98,30 +35,6 @@ def sd15():
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
-    )
-
-
-def sdxl():
-    return library("diffusers").StableDiffusionXLPipeline(
-        vae=vae(scaling_factor=0.13025),
-        text_encoder=clip_text(),
-        text_encoder_2=clip_text(width=48, projected=True),
-        tokenizer=clip_tokenizer(),
-        tokenizer_2=clip_tokenizer(pad="!"),
-        unet=None,
-        scheduler=None,
-    )
-
-
-def flux():
-    return library("diffusers").FluxPipeline(
-        scheduler=None,
-        vae=vae(16, 0.3611, 0.1159, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=clip_text(),
-        tokenizer=clip_tokenizer(),
-        text_encoder_2=t5_text(),
-        tokenizer_2=t5_tokenizer(),
-        transformer=None,
     )
 
 
@@ -146,7 +59,7 @@ def plain(folder, **options):
         *(chr(code) for code in range(97, 123)),
         *("##" + chr(code) for code in range(97, 123)),
     ]
-    tokenizer = library("transformers").BertTokenizer(vocab={word: place for place, word in enumerate(words)}, model_max_length=64)
+    tokenizer = bert_tokenizer(words)
     model = (
         library("transformers")
         .BertModel(
