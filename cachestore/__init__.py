@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
     from cachestore.recompute import repair as repair
+    from cachestore.recompute import verify as verify
     from cachestore.run import fill as fill
     from cachestore.run import precompute as precompute
     from cachestore.storage.stats import stats as stats
-    from cachestore.storage.verify import verify as verify
     from cachestore.store import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
 
 _HOMES = {
@@ -55,7 +55,7 @@ _HOMES = {
     "precompute": "run",
     "repair": "recompute",
     "stats": "storage.stats",
-    "verify": "storage.verify",
+    "verify": "recompute",
 }
 _NAMES_THERE = {"open": "open_store"}
 

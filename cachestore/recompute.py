@@ -1,18 +1,45 @@
-"""Making again what was lost: repair with refill. Knows the storage's repair and the whole job."""
+"""Making again: what was lost (repair with refill), and what is there, to compare it (verify with recompute).
 
-from contextlib import closing
-from dataclasses import replace
+Knows the storage's repair and verify, and the whole job. torch is imported by the encoders alone, and only once something is encoded.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
-from cachestore.errors import RecipeMismatch
+from cachestore.encode.unit import Encoder, Resolved
+from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import Layout
-from cachestore.keys import canonical
-from cachestore.request import PrecomputeRequest, look_at_request
+from cachestore.keys import Json, Key, Recipe, canonical
+from cachestore.reader import Reader
+from cachestore.request import PrecomputeRequest, encoders_of, look_at_request
 from cachestore.run import precompute_here
-from cachestore.storage.catalog import Catalog, list_names, newest_catalog
+from cachestore.samples import CAPTION
+from cachestore.storage import verify as storage_verify
+from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, repair_store
-from cachestore.storage.snapshot import load_snapshot, open_layout
-from cachestore.storage.verify import needed_by
+from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
+from cachestore.tensors import RawTensor, to_raw
+from cachestore.work.workers import host_name
+
+T = TypeVar("T")
+
+SEED: Final = 0
+_NAMED: Final = 3
+"""Samples that a remark names."""
+_PLACES: Final = {"data": "source", "model": "model", "vae": "vae", "text_encoder": "text_encoder"}
+"""Fields of a request that say where something was, and what the caller names them."""
+OnFinding = Callable[[Finding], None]
+
+
+# Repair with refill
 
 
 def repair(
@@ -46,12 +73,12 @@ def repair(
     if dry_run or not refill:
         return report
     layout = open_layout(Layout(Path(path).absolute()))
-    moved = {"data": source, "model": model, "vae": vae, "text_encoder": text_encoder}
+    moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
     refilled = 0
     for name in list_names(layout):
         catalog = newest_catalog(layout, name)
         if catalog is not None and _lacks_entries(layout, catalog):
-            refilled += _refill(layout, catalog, {option: str(place) for option, place in moved.items() if place is not None})
+            refilled += _refill(layout, catalog, moved)
     return finish_report(layout.root, replace(report, refilled=refilled))
 
 
@@ -61,11 +88,23 @@ def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:
         return not all(snapshot.find(keys))
 
 
-def _refill(layout: Layout, catalog: Catalog, moved: dict[str, str]) -> int:
-    """Run the requests behind a catalog again, each once; only what is missing is encoded."""
-    requests = {canonical(hints): hints for hints in catalog.request.values()}
-    asked = [replace(PrecomputeRequest.from_hints(hints, store=str(layout.root)), **moved) for hints in requests.values()]
+def _refill(layout: Layout, catalog: Catalog, moved: Mapping[str, str]) -> int:
+    """Run the requests behind a catalog again, each once and for the encoders that are still its own; only what is missing is encoded."""
+    encoders: dict[bytes, list[str]] = {}
+    for encoder, hints in catalog.request.items():
+        encoders.setdefault(canonical(hints), []).append(encoder)
+    requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
+    asked = [
+        replace(request, encode=tuple(name for name in request.encode if name in encoders[hints]) or request.encode, **moved)
+        for hints, request in requests.items()
+    ]
     return sum(_run_again(layout, catalog, request) for request in asked)
+
+
+def _moved(**places: str | Path | None) -> dict[str, str]:
+    """Where things are now, by the field of a request that said where they were."""
+    named = {field_name: places[name] for field_name, name in _PLACES.items()}
+    return {field_name: str(place) for field_name, place in named.items() if place is not None}
 
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
@@ -76,3 +115,393 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
             message = f"{request.model} is not the model that {made} was made with; pass --model with the right one"
             raise RecipeMismatch(message)
     return precompute_here(request).encoded_here
+
+
+# Verify with recompute
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """An entry that was chosen, and one sample that needs it."""
+
+    key: Key
+    segment: str
+    catalog: Catalog
+    column: KeyColumn
+    row: int
+    place: int
+    """Of the cell in its column."""
+
+    @property
+    def sample(self) -> str:
+        return self.catalog.ids[self.row]
+
+    @property
+    def request(self) -> Mapping[str, Json]:
+        """What the encoder was asked to make, as the plan asked it."""
+        number = self.place - self.column.at[self.row]
+        if self.column.role == CAPTION:
+            return {"caption": self.catalog.row_captions(self.row)[number]}
+        at, references = self.catalog.images[self.column.role]
+        return {"image": references[at[self.row] + number], "role": self.column.role, **self.column.options}
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Who makes the entries of some columns again, and where their files are now."""
+
+    encoder: Encoder
+    root: Path
+    name: str = ""
+    """Of the first data set, for messages."""
+
+    def read(self, reference: str) -> bytes:
+        """The bytes behind a reference. Raises OSError."""
+        return (self.root / reference).read_bytes()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the chosen entries: samples by outcome, and the findings."""
+
+    equal: int = 0
+    gone: list[str] = field(default_factory=list[str])
+    changed: list[str] = field(default_factory=list[str])
+    refused: list[str] = field(default_factory=list[str])
+    why_refused: str = ""
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def remarks(self) -> list[str]:
+        """What was chosen and could not be compared, in words."""
+        words: list[str] = []
+        if self.gone:
+            words.append(
+                f"{len(self.gone)} could not be made again, as their source is gone ({_some(self.gone)}); --source says where it is"
+            )
+        if self.changed:
+            words.append(f"{len(self.changed)} could not be made again, as their file has changed since ({_some(self.changed)})")
+        if self.refused:
+            words.append(f"{len(self.refused)} could not be made again ({_some(self.refused)}): {self.why_refused}")
+        return words
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def verify(
+    path: str | Path,
+    level: Literal["full", "quick"] = "full",
+    *,
+    subset: tuple[int, int] | None = None,
+    on_finding: OnFinding | None = None,
+    recompute: int = 0,
+    seed: int = SEED,
+    source: str | Path | None = None,
+    model: str | Path | None = None,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+) -> VerifyReport:
+    """Check a store and change nothing.
+
+    Args:
+        path: the store.
+        level: "full" reads every byte, "quick" names, sizes and headers.
+        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
+        on_finding: called with each finding as it is made.
+        recompute: encode so many entries again, in this process, and compare them with what is stored, up to rounding. They are
+            chosen evenly over data sets, encoders and segments.
+        seed: of that choice.
+        source: where the source is now, if it moved.
+        model: where the model is now; it must have the fingerprint the data set was made with.
+        vae: where the VAE is now.
+        text_encoder: where the text encoder is now.
+
+    Raises:
+        StoreNotFound: there is no store there.
+        FormatError: the store was written by a newer version.
+        BadInput: there is no such part; or the model cannot be found, so pass where it is now.
+        RecipeMismatch: the model is another one than the data set was made with; nothing was read or encoded.
+    """
+    if recompute < 0:
+        message = f"the number of entries to make again is 0 or more, not {recompute}"
+        raise BadInput(message)
+    if recompute == 0:
+        return storage_verify.verify(path, level, subset=subset, on_finding=on_finding)
+    started = time.monotonic()
+    layout = open_layout(Layout(Path(path).absolute()))
+    moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
+    with _library_defaults():
+        catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+        makers, unknown = _find_makers(layout, catalogs, moved)
+        report = storage_verify.verify(path, level, subset=subset, on_finding=on_finding)
+        with closing(load_snapshot(layout)) as snapshot:
+            wanted = _by_segment(catalogs, snapshot, makers)
+        chosen = choose(wanted, recompute, seed)
+        tally = _remake_all(layout, chosen, makers)
+    damaged = {finding.key for finding in report.findings}
+    found = [finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in damaged]
+    for finding in found:
+        if on_finding:
+            on_finding(finding)
+    findings = (*report.findings, *found)
+    counts: dict[str, Json] = {
+        "asked": recompute,
+        "chosen": len(chosen),
+        "of": len({cell.key for columns in wanted for segments in columns for cells in segments for cell in cells}),
+        "seed": seed,
+        "equal": tally.equal,
+        "wrong": sum(finding.kind == "wrong-value" for finding in tally.findings),
+        "source_gone": len(tally.gone),
+        "source_changed": len(tally.changed),
+        "refused": len(tally.refused),
+        "remarks": [*unknown, *tally.remarks()],
+    }
+    is_ok = all(finding.kind in HARMLESS for finding in findings)
+    return replace(report, ok=is_ok, findings=findings, seconds=round(time.monotonic() - started, 3), recomputed=counts)
+
+
+@contextmanager
+def _library_defaults() -> Generator[None]:
+    """What tokenizers and models want in the environment; taken back afterwards, as this process is the caller's."""
+    from cachestore.encode.environment import SETTINGS, set_library_defaults
+
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    set_library_defaults(os.environ)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_ColumnName = tuple[str, int]
+"""A catalog's name and the number of one of its key columns."""
+
+
+def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str, str]) -> tuple[dict[_ColumnName, _Maker], list[str]]:
+    """Who makes each column again, and remarks on those that do not say how they were made. Loads no weights.
+
+    Raises RecipeMismatch where a model is another one now, BadInput where it is not found.
+    """
+    known = load_digests(layout, host_name())
+    made: dict[bytes, tuple[Encoder, ...]] = {}
+    makers: dict[_ColumnName, _Maker] = {}
+    unknown: list[str] = []
+    for catalog in catalogs:
+        for number, column in enumerate(catalog.columns):
+            try:
+                request = _request_of(layout, catalog, column.encoder, moved)
+            except BadInput as error:
+                unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not looked at: {error}")
+                continue
+            name = canonical(request.hints())
+            if name not in made:
+                made[name] = encoders_of(request, known)
+            encoder = _encoder_of(made[name], catalog, column, request)
+            data = Path(request.data)
+            makers[catalog.name, number] = _Maker(encoder, data if data.is_dir() else data.parent)
+    return makers, unknown
+
+
+def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: Mapping[str, str]) -> PrecomputeRequest:
+    """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
+    request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
+    return replace(request, encode=(encoder,) if encoder in request.encode else request.encode, **moved)
+
+
+def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:
+    found = next((encoder for encoder in encoders if encoder.recipe.fingerprint == column.fingerprint), None)
+    if found is not None:
+        return found
+    now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
+    changes = _changes(catalog.recipes[column.fingerprint].make, now.make)
+    made = f"{column.encoder} of the data set {catalog.name!r}"
+    message = (
+        f"{request.model} is not what {made} was made with ({changes}); nothing was encoded;"
+        " pass --model (or --vae, --text-encoder) with the right one"
+    )
+    raise RecipeMismatch(message)
+
+
+def _changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:
+    """The first files and settings in which two recipes differ."""
+    files = (before.get("files", {}), now.get("files", {}))
+    names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
+    names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
+    return _some(names)
+
+
+_Groups = list[list[list[list[_Cell]]]]
+"""Cells by catalog, column and segment."""
+
+
+def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping[_ColumnName, _Maker]) -> _Groups:
+    """Every present entry that a column names and that can be made again, once a column."""
+    groups: _Groups = []
+    for catalog in catalogs:
+        columns: list[list[list[_Cell]]] = []
+        for number, column in enumerate(catalog.columns):
+            if (catalog.name, number) in makers:
+                columns.append(_segments_of(catalog, column, snapshot))
+        groups.append(columns)
+    return groups
+
+
+def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:
+    places: dict[Key, tuple[int, int]] = {}
+    for row in range(len(catalog)):
+        for number, key in enumerate(column.row_keys(row)):
+            if key is not None:
+                places.setdefault(key, (row, column.at[row] + number))
+    segments: dict[str, list[_Cell]] = {}
+    for (key, (row, place)), found in zip(places.items(), snapshot.find(list(places)), strict=True):
+        if found:
+            digest = found[0].segment.digest
+            segments.setdefault(digest, []).append(_Cell(key, digest, catalog, column, row, place))
+    return [segments[digest] for digest in sorted(segments)]
+
+
+def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, seed: int) -> list[_Cell]:
+    """So many cells of different keys, or all there are: evenly from catalogs, of each from its columns, of each from its segments."""
+    draw = random.Random(seed)
+
+    def shuffled(items: Sequence[T]) -> list[T]:
+        return draw.sample(items, len(items))
+
+    turns = _in_turn(
+        [_in_turn([_in_turn([iter(shuffled(cells)) for cells in shuffled(segments)]) for segments in columns]) for columns in groups]
+    )
+    chosen: dict[Key, _Cell] = {}
+    for cell in turns:
+        if len(chosen) == count:
+            break
+        chosen.setdefault(cell.key, cell)
+    return list(chosen.values())
+
+
+def _in_turn(sources: Sequence[Iterator[T]]) -> Iterator[T]:
+    """One of each, again and again, until none has any left."""
+    waiting = list(sources)
+    while waiting:
+        left: list[Iterator[T]] = []
+        for source in waiting:
+            for item in source:
+                yield item
+                left.append(source)
+                break
+        waiting = left
+
+
+def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_ColumnName, _Maker]) -> _Tally:
+    """Make the chosen entries again, one model in memory at a time, and compare them. Nothing chosen loads nothing."""
+    tally = _Tally()
+    by_encoder: dict[int, list[tuple[_Cell, _Maker]]] = {}
+    for cell in chosen:
+        maker = makers[cell.catalog.name, cell.catalog.columns.index(cell.column)]
+        by_encoder.setdefault(id(maker.encoder), []).append((cell, maker))
+    with Reader(layout.root, verify="always") as reader:
+        for cells in by_encoder.values():
+            encoder = cells[0][1].encoder
+            with closing(encoder):
+                for batch in _batches(cells, reader, tally):
+                    _remake(encoder, batch, reader, tally)
+    return tally
+
+
+_Ready = tuple[_Cell, Any]
+"""A chosen entry, and what its encoder takes for it."""
+
+
+def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tally) -> Iterator[list[_Ready]]:
+    """Batches of one group of those that can be made again; the others are tallied."""
+    waiting: dict[Any, list[_Ready]] = {}
+    for cell, maker in cells:
+        try:
+            resolved = maker.encoder.resolve(cell.request, maker.read)
+            if not _is_the_same_input(cell, resolved, reader, tally):
+                continue
+            prepared = maker.encoder.prepare(resolved)
+        except OSError:
+            tally.gone.append(cell.sample)
+            continue
+        except EncodeFailed as error:
+            tally.refused.append(cell.sample)
+            tally.why_refused = tally.why_refused or str(error)
+            continue
+        group = waiting.setdefault(prepared.group, [])
+        group.append((cell, prepared.payload))
+        if len(group) == maker.encoder.batch_limit(prepared.group):
+            yield waiting.pop(prepared.group)
+    yield from waiting.values()
+
+
+def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _Tally) -> bool:
+    """Whether what the sample has now is what the catalog's cell and the entry itself say that they were made of."""
+    digest = cell.column.inputs[cell.place]
+    inputs = list(resolved.inputs.values())
+    if len(inputs) == 1 and digest not in (NO_INPUT, bytes.fromhex(inputs[0])):
+        tally.changed.append(cell.sample)
+        return False
+    if resolved.key != cell.key:
+        tally.findings.append(_wrong(cell, f"is paired with it, but makes entry {resolved.key}", "run `cachestore precompute` again"))
+        return False
+    try:
+        said = reader.describe(cell.key).meta.get("input_digest")
+    except (CacheStoreError, OSError):
+        return True  # reading its bytes fails too, and is told there
+    if said is not None and said != resolved.meta.get("input_digest"):
+        tally.findings.append(_wrong(cell, "has another input than the one it says it was made of", _take_out(cell, reader)))
+        return False
+    return True
+
+
+def _remake(encoder: Encoder, batch: Sequence[_Ready], reader: Reader, tally: _Tally) -> None:
+    """Encode a batch and compare it; one that fails is taken apart, so that a bad input hides nobody else's."""
+    try:
+        made = encoder.encode([(cell.key, payload) for cell, payload in batch])
+        raw = {cell.key: to_raw(made[cell.key]) for cell, _payload in batch}
+    except BadInput:
+        raise  # a model that cannot be loaded makes nothing
+    except Exception as error:  # noqa: BLE001 - the boundary to models: whatever one raises is told of its entry
+        if len(batch) > 1:
+            for one in batch:
+                _remake(encoder, [one], reader, tally)
+            return
+        tally.refused.append(batch[0][0].sample)
+        tally.why_refused = tally.why_refused or str(error) or type(error).__name__
+        return
+    for cell, _payload in batch:
+        _compare(cell, raw[cell.key], encoder.recipe.encoder, reader, tally)
+
+
+def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Reader, tally: _Tally) -> None:
+    from cachestore.encode.compare import find_difference
+
+    try:
+        stored = reader.get_raw([cell.key])[0]
+    except (CacheStoreError, OSError) as error:
+        tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), str(cell.key), cell.sample))
+        return
+    difference = find_difference(stored, made, kind)
+    if difference is None:
+        tally.equal += 1
+        return
+    tally.findings.append(_wrong(cell, f"makes something else: {difference.tensor} {difference.words}", _take_out(cell, reader)))
+
+
+def _wrong(cell: _Cell, what: str, advice: str) -> Finding:
+    input_name = "caption" if cell.column.role == CAPTION else cell.column.role
+    message = f"entry {cell.key} is not of sample {cell.sample!r} of {cell.catalog.name!r}: its {input_name} {what}; {advice}"
+    return Finding("wrong-value", f"segments/{cell.segment[:2]}/{cell.segment}.safetensors", message, str(cell.key), cell.sample)
+
+
+def _where(cell: _Cell, reader: Reader) -> str:
+    return str(reader.layout.segment(cell.segment).relative_to(reader.layout.root))
+
+
+def _take_out(cell: _Cell, reader: Reader) -> str:
+    return f"to make it anew, move {_where(cell, reader)} out of the store and run `cachestore repair {reader.layout.root} --refill`"

@@ -4,7 +4,7 @@ Everything here is the same on every rank; nothing here encodes.
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -189,10 +189,17 @@ def _published(layout: Layout, name: str) -> Plan | None:
 
 
 def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:
-    from cachestore.encode.recipes import ModelRequest, encoders_for
-
     known = load_digests(layout, host_name())
     before = dict(known)
+    encoders = encoders_of(request, known)
+    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    return encoders
+
+
+def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str]) -> tuple[Encoder, ...]:
+    """The encoders that a request asks for, with nothing loaded. `known` remembers the digests of model files. Raises BadInput."""
+    from cachestore.encode.recipes import ModelRequest, encoders_for
+
     model = ModelRequest(
         model=request.model,
         encode=request.encode,
@@ -207,9 +214,7 @@ def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]
         device=request.device,
         batch_size=request.batch_size,
     )
-    encoders = encoders_for(model, lambda path: digest_file(path, known))
-    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
-    return encoders
+    return encoders_for(model, lambda path: digest_file(path, known))
 
 
 def _with_chosen_captions(samples: Iterable[Sample], captions: Literal["first", "all"]) -> Iterable[Sample]:

@@ -1,9 +1,16 @@
 """`cachestore verify`: find damage, change nothing."""
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, OK, add_store, human_bytes, print_json, printable
 from cachestore.errors import BadInput
+
+if TYPE_CHECKING:
+    from cachestore.storage.verify import VerifyReport
+
+_AGAIN: Final = ("seed", "source", "model", "vae", "text_encoder")
 
 HELP = "check a store and change nothing"
 
@@ -15,13 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     level.add_argument("--full", action="store_true", help="read every byte (the default)")
     level.add_argument("--quick", action="store_true", help="names, sizes, headers, index and catalogs only")
     level.add_argument("--subset", metavar="N/T", help="read the N-th of T parts of the segments")
+    again = parser.add_argument_group("making again")
+    again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
+    again.add_argument("--seed", metavar="S", type=int, help="another choice of these entries (default 0)")
+    again.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved")
+    again.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
+    again.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
+    again.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 4 if there is damage."""
-    from cachestore.storage.verify import HARMLESS, verify
+    from cachestore.storage.verify import HARMLESS
 
-    report = verify(arguments.store, "quick" if arguments.quick else "full", subset=_subset(arguments.subset))
+    report = _verify(arguments)
     if arguments.json:
         print_json(report.as_json())
     else:
@@ -30,8 +44,34 @@ def run(arguments: argparse.Namespace) -> int:
             print(printable(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"))
         rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
         counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
+        if report.recomputed is not None:
+            _tell(report.recomputed)
         print(f"{'ok' if report.ok else 'DAMAGED'}: {counts}")
     return OK if report.ok else DAMAGE
+
+
+def _verify(arguments: argparse.Namespace) -> "VerifyReport":
+    """Only what makes entries again loads the whole job, and with it torch."""
+    level, subset = "quick" if arguments.quick else "full", _subset(arguments.subset)
+    again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
+    if arguments.recompute == 0:
+        from cachestore.storage.verify import verify
+
+        if again:
+            message = f"--{next(iter(again)).replace('_', '-')} goes with --recompute N, which was not asked for"
+            raise BadInput(message)
+        return verify(arguments.store, level, subset=subset)
+    from cachestore import recompute
+
+    return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, **again)
+
+
+def _tell(recomputed: Mapping[str, Any]) -> None:
+    """What was made again, for a person."""
+    for remark in recomputed["remarks"]:
+        print(printable(f"note: {remark}"))
+    chosen = f"{recomputed['chosen']} of {recomputed['of']} entries made again (seed {recomputed['seed']})"
+    print(f"{chosen}: {recomputed['equal']} as stored, up to rounding, {recomputed['wrong']} wrong")
 
 
 def _subset(text: str | None) -> tuple[int, int] | None:

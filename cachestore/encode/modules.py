@@ -68,14 +68,13 @@ def load_tokenizer(component: Component) -> Foreign:
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
     """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole."""
     with _loading(component):
-        name = "torch_dtype" if component.library == "diffusers" else "dtype"
         module, loading = _class_of(component).from_pretrained(
             component.folder,
             variant=component.variant,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{name: DTYPES[dtype]},
+            **{_dtype_name(component.library): DTYPES[dtype]},
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
@@ -117,6 +116,12 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def _dtype_name(library: str) -> str:
+    """The argument of `from_pretrained` that says the dtype: transformers renamed it in 4.56, diffusers has not."""
+    version = importlib.import_module(library).__version__.split(".")
+    return "dtype" if library == "transformers" and (int(version[0]), int(version[1])) >= (4, 56) else "torch_dtype"
 
 
 def _class_of(component: Component) -> Foreign:

@@ -88,6 +88,8 @@ class VerifyReport:
     seconds: float
     findings: tuple[Finding, ...]
     level: str = "full"
+    recomputed: Mapping[str, Json] | None = None
+    """What became of the entries that were made again, by count; None where none was to be."""
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore verify --json` prints."""

@@ -62,7 +62,7 @@ def reference(tiny_model, name, captions):
     for caption in captions:
         with torch.inference_mode():
             if name == "flux":
-                embeds, pooled, ids = pipeline.encode_prompt([caption], device=device, max_sequence_length=512)
+                embeds, pooled, ids = pipeline.encode_prompt([caption], None, device, max_sequence_length=512)
                 found[caption] = {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0], "text_ids": ids}
             elif name == "sdxl":
                 embeds, _, pooled, _ = pipeline.encode_prompt([caption], device=device, do_classifier_free_guidance=True)

@@ -1,0 +1,95 @@
+"""Whether a tensor that was made again is the one that was stored, up to rounding. Pure functions of bytes, without torch.
+
+Equal keys hold interchangeable values, not equal bits: batch shape, kernel, device and library version move them by rounding. What is
+more than that is another value. `docs/numerics.md` says what was measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+Raw = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
+"""(safetensors dtype, shape, contiguous little-endian bytes)."""
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 3e-2}
+"""Relative L2 distances by dtype that are rounding. Every other dtype is compared bit by bit."""
+TF32_TOLERANCE: Final = 2e-3
+"""Of float32 latents: torch lets convolutions of NVIDIA GPUs round to TF32, and no entry says where it was made."""
+COSINE: Final = 0.999
+"""The least cosine of what is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a tensor differs from the one that was stored."""
+
+    tensor: str
+    words: str
+
+
+def tolerance_of(dtype: str, kind: str) -> float | None:
+    """The relative L2 distance that is rounding for a dtype; None where every bit counts."""
+    if kind == "latents" and dtype == "F32":
+        return TF32_TOLERANCE
+    return TOLERANCES.get(dtype)
+
+
+def find_difference(stored: Mapping[str, Raw], made: Mapping[str, Raw], kind: str) -> Difference | None:
+    """The first difference between an entry and what was made again; None where there is none but rounding.
+
+    Names, dtypes and shapes must be equal, and so must masks and other whole numbers. Moments are also compared by their mean alone,
+    as a log-variance that hardly differs from picture to picture would hide it. Nothing equals nothing.
+    """
+    for name in sorted({*stored, *made}):
+        if name not in stored or name not in made:
+            return Difference(name, f"is {'not stored' if name not in stored else 'stored, but not made now'}")
+        words = _compare(stored[name], made[name], kind)
+        if words is None and name == "moments":
+            words = _compare(_first_half(stored[name]), _first_half(made[name]), kind)
+        if words is not None:
+            return Difference(name, words)
+    return None
+
+
+def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
+    (dtype, shape, was), (dtype_now, shape_now, now) = stored, made
+    if (dtype, tuple(shape)) != (dtype_now, tuple(shape_now)):
+        return f"is {dtype} {list(shape)}, and now {dtype_now} {list(shape_now)}"
+    allowed = tolerance_of(dtype, kind)
+    if allowed is None:
+        return None if bytes(was) == bytes(now) else f"({dtype}) has other bits"
+    one, two = _numbers(dtype, was), _numbers(dtype, now)
+    if not (np.isfinite(one).all() and np.isfinite(two).all()):
+        return "has NaN or infinite numbers"
+    distance, cosine = _relative_distance(one, two), _cosine(one, two)
+    if distance > allowed or cosine < COSINE:
+        return f"differs by {distance:.2g} (rounding is below {allowed:g}), cosine {cosine:.4f}"
+    return None
+
+
+def _first_half(raw: Raw) -> Raw:
+    dtype, (channels, *rest), buffer = raw
+    view = memoryview(buffer)
+    return dtype, (channels // 2, *rest), view[: len(view) // 2]
+
+
+def _numbers(dtype: str, buffer: bytes | bytearray | memoryview) -> Floats:
+    if dtype == "BF16":
+        halves = np.frombuffer(buffer, dtype="<u2").astype(np.uint32)
+        return (halves << 16).view(np.float32).astype(np.float64)
+    return np.frombuffer(buffer, dtype={"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float64)
+
+
+def _relative_distance(one: Floats, two: Floats) -> float:
+    """Of two vectors to each other, relative to the longer one; 0 for two of length 0."""
+    longer = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
+    return float(np.linalg.norm(one - two)) / longer if longer else 0.0
+
+
+def _cosine(one: Floats, two: Floats) -> float:
+    """Of the angle between two vectors; 1 where either has no length, which the distance judges."""
+    lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(two))
+    return float(one @ two) / lengths if lengths else 1.0
