@@ -1,8 +1,9 @@
-"""Run every check and test: `python3 scripts/test.py [--fast] [pytest arguments]`.
+"""Run every check and test: `python3 scripts/test.py [--fast | --lowest] [pytest arguments]`.
 
 Makes the environment if there is none. Every gate runs, even after one has failed; the table at the end says which. The exit
-status is 0 only if all passed. `--fast` leaves out the tests that import torch and takes at most 90 s; everything else is handed
-to pytest.
+status is 0 only if all passed. `--fast` leaves out the tests that import torch and takes at most 90 s. `--lowest` runs only the
+tests of encoding and loading, in an environment of its own with the lowest versions that pyproject.toml declares. Everything else
+is handed to pytest.
 """
 
 import os
@@ -18,6 +19,8 @@ import environment
 
 WHOLE = "not slow"
 FAST = "not slow and not torch"
+LOWEST = "--lowest"
+OF_LIBRARIES = ("tests/encode", "tests/loading")
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread for each of pytest's processes, and no look at the network."""
 
@@ -56,6 +59,12 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
     }
 
 
+def lowest_gates(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The tests whose subject is other libraries, with the lowest versions of these. They warn of themselves, which is no fault here."""
+    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", "-m", WHOLE, "-W", "ignore::FutureWarning"]
+    return {"pytest, lowest": [*pytest, *(arguments or OF_LIBRARIES)]}
+
+
 def run(name: str, command: Sequence[str]) -> Outcome:
     """Run one gate under a heading; its output goes to the terminal as it comes."""
     print(f"\n=== {name}", flush=True)
@@ -81,11 +90,11 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 def main() -> int:
     """Run all gates with the arguments of the command line."""
     arguments = sys.argv[1:]
-    fast = "--fast" in arguments
-    rest = [argument for argument in arguments if argument != "--fast"]
-    return summarise([run(name, command) for name, command in gates(rest, fast=fast).items()])
+    rest = [argument for argument in arguments if argument not in {"--fast", LOWEST}]
+    chosen = lowest_gates(rest) if LOWEST in arguments else gates(rest, fast="--fast" in arguments)
+    return summarise([run(name, command) for name, command in chosen.items()])
 
 
 if __name__ == "__main__":
-    environment.enter()
+    environment.enter(environment.LOWEST if LOWEST in sys.argv else environment.USUAL)
     sys.exit(main())

@@ -5,6 +5,7 @@ import zlib
 from io import BytesIO
 
 import numpy as np
+import PIL
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -181,6 +182,8 @@ def test_floating_point_and_32_bit_pictures_are_refused_with_a_reason():
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])
 def test_other_modes_become_rgb(mode):
+    if mode == "YCbCr" and int(PIL.__version__.partition(".")[0]) < 13:
+        pytest.skip("Pillow before 13 cannot read TIFFs of this mode, its own included: they are failures with a reason")
     name = "TIFF" if mode in ("CMYK", "YCbCr") else "PNG"
     picture = decode(encoded(flag().convert(mode), name))
     assert picture.mode == "RGB"

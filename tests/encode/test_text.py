@@ -15,6 +15,7 @@ from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import padded_length
 from cachestore.errors import BadInput, EncodeFailed
 from cachestore.keys import digest_text, input_key
+from scripts.tiny_models import is_transformers_4
 from tests.encode import tiny
 
 pytestmark = pytest.mark.torch
@@ -204,6 +205,8 @@ def test_the_size_of_an_entry_is_estimated_before(tiny_model, digest, name):
 
 
 def test_a_caption_that_is_no_unicode_text_is_refused_with_a_reason(tiny_model, digest):
+    if is_transformers_4():
+        pytest.skip("the tokenizer of transformers 4 drops what is no character, and refuses nothing")
     encoder = text_encoder(tiny_model("sd15").folder, digest)
     with pytest.raises(EncodeFailed, match="tokenizer refuses"):
         encoder.prepare(encoder.resolve({"caption": "half a pair \ud800"}, None))
