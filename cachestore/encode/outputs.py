@@ -18,11 +18,11 @@ Payload = TypeVar("Payload")
 Entries = dict[Key, dict[str, Tensor]]
 
 
-def find_fault(tensors: Mapping[str, Tensor], may_be_zero: Collection[str] = ()) -> str | None:
+def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ()) -> str | None:
     """What is wrong with an entry, in words: NaN, infinity, or one and the same number throughout; None for a sound one.
 
     Only floating-point tensors are looked at; one of a single number may be anything finite, and an empty one is sound. Names in
-    `may_be_zero` may be zero throughout: what a pipeline returns for a part that a caption does not use.
+    `may_be_flat` may be zero or one throughout: masks, and what a pipeline returns for a part that a caption does not use.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.numel() == 0:
@@ -32,7 +32,7 @@ def find_fault(tensors: Mapping[str, Tensor], may_be_zero: Collection[str] = ())
             return f"NaN in {name!r}"
         if low == -torch.inf or high == torch.inf:
             return f"infinite numbers in {name!r}"
-        if low == high and tensor.numel() > 1 and not (low == 0 and name in may_be_zero):
+        if low == high and tensor.numel() > 1 and not (low in (0, 1) and name in may_be_flat):
             return f"{low + 0.0:g} throughout in {name!r}"
     return None
 
@@ -43,7 +43,7 @@ def make_sound(
     make: Callable[[Sequence[tuple[Key, Payload]]], Entries],
     modules: Sequence[nn.Module],
     *,
-    may_be_zero: Collection[str] = (),
+    may_be_flat: Collection[str] = (),
 ) -> Entries:
     """The entries that `make` makes of a batch, each sound. Those that are not are made once more with the modules in float32.
 
@@ -51,12 +51,12 @@ def make_sound(
     is still not sound, what was found in it, and `who` made it.
     """
     entries = make(batch)
-    faults = _faults(entries, may_be_zero)
+    faults = _faults(entries, may_be_flat)
     tried = "in the precision of its weights"
     if faults and any(_is_half(module) for module in modules):
         with in_float32(modules):
             entries |= make([(key, payload) for key, payload in batch if key in faults])
-        faults = _faults(entries, may_be_zero)
+        faults = _faults(entries, may_be_flat)
         tried = "in the precision of its weights and in float32"
     for key, fault in faults.items():
         message = f"{who} made {fault} of entry {key}, {tried}"
@@ -64,8 +64,8 @@ def make_sound(
     return entries
 
 
-def _faults(entries: Entries, may_be_zero: Collection[str]) -> dict[Key, str]:
-    found = {key: find_fault(tensors, may_be_zero) for key, tensors in entries.items()}
+def _faults(entries: Entries, may_be_flat: Collection[str]) -> dict[Key, str]:
+    found = {key: find_fault(tensors, may_be_flat) for key, tensors in entries.items()}
     return {key: fault for key, fault in found.items() if fault is not None}
 
 

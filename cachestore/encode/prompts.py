@@ -55,7 +55,7 @@ class TextModules:
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
         self._modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
-        self._may_be_zero = _may_be_zero(setup.family)
+        self._may_be_flat = _may_be_flat(setup.family)
         self.is_single = False
         """Whether captions are encoded one by one."""
         if setup.family.pipeline is None:
@@ -68,7 +68,7 @@ class TextModules:
 
     def encode(self, batch: Batch) -> dict[Key, Entry]:
         """Embed (key, payload) pairs. Raises EncodeFailed where an entry is not sound even in float32, naming the first."""
-        return make_sound("the text encoder", batch, self._make, self._modules, may_be_zero=self._may_be_zero)
+        return make_sound("the text encoder", batch, self._make, self._modules, may_be_flat=self._may_be_flat)
 
     def _make(self, batch: Batch) -> dict[Key, Entry]:
         entries = self._entries([payload for _, payload in batch])
@@ -166,8 +166,8 @@ def _on_cpu(value: Any) -> Any:
     return [one.to("cpu") for one in value] if isinstance(value, list | tuple) else value
 
 
-def _may_be_zero(family: TextFamily) -> set[str]:
-    """What may be zero throughout: second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
+def _may_be_flat(family: TextFamily) -> set[str]:
+    """What may be zero or one throughout: masks, and second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
     forms = [form for name, form in family.outputs.items() if name not in ("prompt_embeds", "pooled_prompt_embeds")]
     return {name for form in forms for name in form_names(form)}
 

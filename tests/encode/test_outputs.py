@@ -22,10 +22,10 @@ def tensor(*numbers, dtype="float32"):
     return torch.tensor(numbers, dtype=getattr(torch, dtype))
 
 
-def find(name="x", may_be_zero=(), **tensors):
+def find(name="x", may_be_flat=(), **tensors):
     from cachestore.encode.outputs import find_fault
 
-    return find_fault(tensors, may_be_zero)
+    return find_fault(tensors, may_be_flat)
 
 
 def test_no_tensors_and_tensors_without_numbers_are_sound():
@@ -55,10 +55,12 @@ def test_a_single_number_and_whole_numbers_may_be_constant():
     assert find(x=tensor(3.0), y=tensor(1, 1, 1, dtype="int64"), z=tensor(1, 1, dtype="bool")) is None
 
 
-def test_what_may_be_zero_may_be_nothing_else_that_never_varies():
-    assert find(x=tensor(0, 0), may_be_zero=("x",)) is None
-    assert find(x=tensor(1, 1), may_be_zero=("x",)) == "1 throughout in 'x'"
-    assert find(x=tensor(math.nan, 0), may_be_zero=("x",)) == "NaN in 'x'"
+def test_what_may_be_flat_may_be_zero_or_one_and_nothing_else_that_never_varies():
+    """A mask is one throughout where a caption fills its length."""
+    assert find(x=tensor(0, 0), may_be_flat=("x",)) is None
+    assert find(x=tensor(1, 1), may_be_flat=("x",)) is None
+    assert find(x=tensor(2, 2), may_be_flat=("x",)) == "2 throughout in 'x'"
+    assert find(x=tensor(math.nan, 0), may_be_flat=("x",)) == "NaN in 'x'"
 
 
 class Doubler:

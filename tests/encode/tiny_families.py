@@ -70,7 +70,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "
 
 
 def clip(width=32, *, projected=False):
-    return tiny.clip_text(width, projected)
+    return tiny.clip_text(width, projected=projected)
 
 
 def t5(width=32, *, kind="T5", vocabulary=400):
