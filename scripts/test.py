@@ -1,24 +1,27 @@
 """Run every check and test: `python3 scripts/test.py [--fast | --lowest] [pytest arguments]`.
 
 Makes the environment if there is none. Every gate runs, even after one has failed; the table at the end says which. The exit
-status is 0 only if all passed. `--fast` leaves out the tests that import torch and takes at most 90 s. `--lowest` runs only the
-tests of encoding and loading, in an environment of its own with the lowest versions that pyproject.toml declares. Everything else
-is handed to pytest.
+status is 0 only if all passed. `--fast` leaves out the tests that import torch or start several processes, and takes at most 90 s.
+`--lowest` runs only the tests of encoding and loading, in an environment of its own with the lowest versions that pyproject.toml
+declares. Everything else is handed to pytest.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import environment
 
 WHOLE = "not slow"
-FAST = "not slow and not torch"
+FAST = "not slow and not torch and not processes"
 LOWEST = "--lowest"
 OF_LIBRARIES = ("tests/encode", "tests/loading")
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -27,6 +30,7 @@ QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARA
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the file system in memory itself; pytest makes folders of its own in it
 MEMORY_BYTES = 2 << 30
+TYPES = "basedpyright"
 LIMIT_SECONDS = 2400
 """For one gate; the longest takes a few minutes."""
 TIMED_OUT = 124
@@ -53,7 +57,7 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
     return {
         "ruff format": [python, "-m", "ruff", "format", "--check"],
         "ruff check": [python, "-m", "ruff", "check"],
-        "basedpyright": [python, "-m", "basedpyright"],
+        TYPES: [python, "-m", "basedpyright"],
         "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
         "pytest": [python, "-m", "pytest", "-n", "2", "-m", FAST if fast else WHOLE, *arguments],
     }
@@ -65,17 +69,39 @@ def lowest_gates(arguments: Sequence[str]) -> dict[str, list[str]]:
     return {"pytest, lowest": [*pytest, *(arguments or OF_LIBRARIES)]}
 
 
-def run(name: str, command: Sequence[str]) -> Outcome:
-    """Run one gate under a heading; its output goes to the terminal as it comes."""
-    print(f"\n=== {name}", flush=True)
+def run(name: str, command: Sequence[str], *, out: IO[bytes] | None = None) -> Outcome:
+    """Run one gate under a heading; its output goes to the terminal as it comes, or into a file."""
+    if out is None:
+        print(f"\n=== {name}", flush=True)
     begin = time.monotonic()
     surroundings = QUIET_THREADS | fast_folder() | os.environ
     try:
-        status = subprocess.run(command, cwd=environment.ROOT, env=surroundings, check=False, timeout=LIMIT_SECONDS).returncode
+        ended = subprocess.run(
+            command,
+            cwd=environment.ROOT,
+            env=surroundings,
+            check=False,
+            timeout=LIMIT_SECONDS,
+            stdout=out,
+            stderr=out and subprocess.STDOUT,
+        )
+        status = ended.returncode
     except subprocess.TimeoutExpired:
         print(f"{name} had not ended after {LIMIT_SECONDS} s: a test may be in a loop that its own limit cannot leave", flush=True)
         status = TIMED_OUT
     return Outcome(name, status, time.monotonic() - begin)
+
+
+def run_all(chosen: Mapping[str, Sequence[str]]) -> list[Outcome]:
+    """Run the gates in order, the type checker beside them: it needs one processor, and pytest leaves some of two unused."""
+    with tempfile.TemporaryFile() as out, ThreadPoolExecutor(1) as beside:
+        types = {name: beside.submit(run, name, command, out=out) for name, command in chosen.items() if name == TYPES}
+        outcomes = [types[name] if name in types else run(name, command) for name, command in chosen.items()]
+        ended = [one if isinstance(one, Outcome) else one.result() for one in outcomes]
+        for name in types:
+            out.seek(0)
+            print(f"\n=== {name}\n{out.read().decode(errors='replace')}", flush=True)
+    return ended
 
 
 def summarise(outcomes: Sequence[Outcome]) -> int:
@@ -92,7 +118,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     rest = [argument for argument in arguments if argument not in {"--fast", LOWEST}]
     chosen = lowest_gates(rest) if LOWEST in arguments else gates(rest, fast="--fast" in arguments)
-    return summarise([run(name, command) for name, command in chosen.items()])
+    return summarise(run_all(chosen))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
 from tests.fakes import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 def run(*arguments, timeout=58):
     """The harness as a program: its exit code and the object it prints."""

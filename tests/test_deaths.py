@@ -21,6 +21,8 @@ from cachestore.worker import STUCK_SECONDS, Task, Worker
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Zygote, adds_up, captions
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def root(tmp_path):

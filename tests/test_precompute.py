@@ -28,6 +28,8 @@ from tests import fakes
 from tests.encode import tiny
 from tests.fakes import catalog
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def makers(monkeypatch):

@@ -20,6 +20,8 @@ from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
 from tests import fakes
 
+pytestmark = pytest.mark.processes
+
 PATHS = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
 
 

@@ -17,6 +17,8 @@ from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def data(tmp_path):

@@ -10,6 +10,8 @@ import cachestore as cs
 from cachestore.storage.verify import verify
 from tests import fakes
 
+pytestmark = pytest.mark.processes
+
 NAME = unicodedata.normalize("NFC", "café")
 
 

@@ -6,6 +6,8 @@ from cachestore.storage.verify import verify
 from tests.fakes import ROOT
 from tests.scenarios.trainers import run_script
 
+pytestmark = pytest.mark.processes
+
 CELL = """
 import os
 import cachestore as cs

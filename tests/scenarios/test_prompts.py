@@ -8,6 +8,8 @@ import cachestore as cs
 from cachestore.storage.verify import verify
 from tests.scenarios.crowd import Crowd
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = [f"prompt {number}" for number in range(25)]
 RANKS = 8
 

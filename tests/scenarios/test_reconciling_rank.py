@@ -9,6 +9,8 @@ import cachestore as cs
 from cachestore.files.failpoints import VARIABLE
 from cachestore.storage.verify import verify
 
+pytestmark = pytest.mark.processes
+
 NAMES = [f"name {number}" for number in range(120)]
 
 
