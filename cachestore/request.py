@@ -131,8 +131,7 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
     """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
 
     With a `beat`, which rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay
-    out the plan. Raises BadInput for a source or model that cannot be used, or where another rank of this launch means another plan;
-    RecipeMismatch where a name is used already for something else.
+    out the plan. Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
     """
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)

@@ -90,11 +90,15 @@ def wait_for_rank_0(
 ) -> bool:
     """Wait until rank 0 of this launch, or of this plan, has done what it does while planning; returns whether it has.
 
-    Bounded: gives up when rank 0's count has not risen for 5 s; where no rank 0 is planning, after `unseen_seconds`.
+    Bounded: gives up when rank 0's count has not risen for 5 s; where no living rank 0 is planning, after `unseen_seconds`.
     """
-    since, count = clock(), -1
+    watch, since, count = Watch(layout), clock(), -1
     while not is_done():
-        planning = [one for one in read_beats(layout) if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(beat, one)]
+        planning = [
+            one
+            for one in read_beats(layout)
+            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(beat, one) and watch.look(one["worker"]) is Life.LIVE
+        ]
         risen = max((int(one["count"]) for one in planning), default=-1)
         if risen > count:
             since, count = clock(), risen

@@ -164,6 +164,15 @@ def test_a_rank_0_that_was_started_by_hand_is_waited_for_where_it_means_the_same
     assert clock.now - Clock().now >= STILL_SECONDS
 
 
+def test_a_rank_0_that_died_while_planning_is_not_waited_for(layout):
+    """Its beat says for ever that it is planning, and every later run of the plan would wait for it."""
+    clock, plan = Clock(), published(layout, captions("a"))
+    with meaning(layout, plan, rank=0) as died:
+        died._lock.release()
+        assert not wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: False, clock)
+    assert clock.now == Clock().now
+
+
 def test_the_beat_rises_while_samples_pass(layout):
     beat = Beat(layout, "", 0, "launch", 0, 1, clock=Clock())
     beat._written_at = 1000.0
