@@ -1,4 +1,4 @@
-"""What every test gets without asking: no waiting for disks, and no deadlines for generated examples."""
+"""What every test gets without asking: no waiting for disks, and no deadlines for generated examples. And processes that fork fast."""
 
 import os
 
@@ -15,3 +15,18 @@ def _no_waiting_for_disks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(scope="module")
+def one_zygote(tmp_path_factory):
+    from tests.fakes import Zygote
+
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def zygote(one_zygote):
+    one_zygote.log()
+    return one_zygote

@@ -19,7 +19,7 @@ from cachestore.work.passes import join_pass, list_rounds, publish_done
 from cachestore.work.workers import SILENT_SECONDS, Beat, Watch, host_name
 from cachestore.worker import STUCK_SECONDS, Task, Worker
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, Zygote, adds_up, captions
+from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions
 
 pytestmark = pytest.mark.processes
 
@@ -27,19 +27,6 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "store"
-
-
-@pytest.fixture(scope="module")
-def one_zygote(tmp_path_factory):
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture
-def zygote(one_zygote):
-    one_zygote.log()
-    return one_zygote
 
 
 def encode(batch):

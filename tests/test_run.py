@@ -27,25 +27,12 @@ from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes
 from cachestore.worker import Worker
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, Pictures, Zygote, adds_up, captions, pictures
+from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, pictures
 
 
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "store"
-
-
-@pytest.fixture(scope="module")
-def one_zygote(tmp_path_factory):
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture
-def zygote(one_zygote):
-    one_zygote.log()
-    return one_zygote
 
 
 def encode(batch):
