@@ -17,9 +17,9 @@ from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.table import Digests
-from cachestore.keys import KEY_BYTES, Json, Key, Recipe, digest_bytes
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe, digest_bytes
 from cachestore.samples import CAPTION
-from cachestore.storage.catalog import FACTS, INPUT_BYTES, Catalog, KeyColumn, newest_catalog, read_catalog
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import Snapshot

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_BOUNDS: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
-"""Relative differences that another order of additions makes, with room to spare; another embedding differs by a tenth and more."""
+from cachestore.encode.compare import TOLERANCES
+
+_BOUNDS: Mapping[str, float] = {"float32": TOLERANCES["F32"], "bfloat16": TOLERANCES["BF16"], "float16": TOLERANCES["F16"]}
+"""What another order of additions makes, as when entries are compared; another embedding differs by a tenth and more."""
 _TF32_BOUND = 5e-3
 
 

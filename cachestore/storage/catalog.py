@@ -26,12 +26,11 @@ from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog
 from cachestore.files.table import Digests, Table, offsets_of, read_table
-from cachestore.keys import KEY_BYTES, Json, Key, Recipe
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
 
-INPUT_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
 

@@ -8,8 +8,8 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.keys import KEY_BYTES, canonical
-from cachestore.storage.catalog import FACTS, FORMAT, INPUT_BYTES, VERSION, Catalog, KeyColumn, list_generations, newest_catalog
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, canonical
+from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, list_generations, newest_catalog
 
 
 def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:

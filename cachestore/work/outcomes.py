@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachestore.keys import KEY_BYTES, Json, Key
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key
 from cachestore.work.ledgers import Outcome, Result
 
 UNKNOWN: Final = 0  # the only one that is false
@@ -20,7 +20,6 @@ FAILED: Final = 3
 _STATES: Final[Mapping[Result, int]] = {"made": MADE, "found": FOUND, "failed": FAILED}
 _RESULTS: Final[Mapping[int, Result]] = {state: result for result, state in _STATES.items()}
 
-INPUT_BYTES: Final = 32
 _NO_KEY: Final = bytes(KEY_BYTES)
 _NO_INPUT: Final = bytes(INPUT_BYTES)
 
