@@ -4,7 +4,7 @@ A wrong answer costs time, never correctness, so what is unknown or contradictor
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cachestore.errors import BadInput
@@ -20,6 +20,13 @@ _MPI: Final = (
     ("LSF", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 )
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
+_LOCAL_SIZES: Final = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class Placement:
     found_in: str = "single process"
     conflict: str | None = None
     """What contradicts itself, in words, to be said once."""
+    local_world_size: int = 1
+    """Processes of this launch on this machine; 1 where nothing tells."""
 
 
 def discover(
@@ -50,6 +59,13 @@ def discover(
     Raises:
         BadInput: explicit arguments that do not fit each other.
     """
+    found = _discover(environment, rank=rank, world_size=world_size, distributed=distributed)
+    return replace(found, local_world_size=_local_world_size(environment))
+
+
+def _discover(
+    environment: Mapping[str, str], *, rank: int | None, world_size: int | None, distributed: tuple[int, int] | None
+) -> Placement:
     local, launch = _local_rank(environment), launch_name(environment)
     if rank is not None or world_size is not None:
         if rank is None or world_size is None or not 0 <= rank < world_size:
@@ -131,6 +147,11 @@ def _local_rank(environment: Mapping[str, str]) -> int:
         if number is not None:
             return number
     return 0
+
+
+def _local_world_size(environment: Mapping[str, str]) -> int:
+    found = (_number(environment, name) for name in _LOCAL_SIZES)
+    return max(1, next((number for number in found if number is not None), 1))
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:

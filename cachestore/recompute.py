@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import Layout
@@ -417,8 +418,8 @@ _Ready = tuple[_Cell, Any]
 
 
 def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tally) -> Iterator[list[_Ready]]:
-    """Batches of one group of those that can be made again; the others are tallied."""
-    waiting: dict[Any, list[_Ready]] = {}
+    """Batches of one encoder's entries that can be made again; the others are tallied. At least one is given."""
+    batches: Batches[_Ready] = Batches(cells[0][1].encoder.batch_limit)
     for cell, maker in cells:
         try:
             resolved = maker.encoder.resolve(cell.request, maker.read)
@@ -432,11 +433,9 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
             tally.refused.append(cell.sample)
             tally.why_refused = tally.why_refused or str(error)
             continue
-        group = waiting.setdefault(prepared.group, [])
-        group.append((cell, prepared.payload))
-        if len(group) == maker.encoder.batch_limit(prepared.group):
-            yield waiting.pop(prepared.group)
-    yield from waiting.values()
+        if batch := batches.add(prepared, (cell, prepared.payload)):
+            yield batch
+    yield from batches.rest()
 
 
 def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _Tally) -> bool:
@@ -462,7 +461,7 @@ def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _
 def _remake(encoder: Encoder, batch: Sequence[_Ready], reader: Reader, tally: _Tally) -> None:
     """Encode a batch and compare it; one that fails is taken apart, so that a bad input hides nobody else's."""
     try:
-        made = encoder.encode([(cell.key, payload) for cell, payload in batch])
+        made = encoder.submit([(cell.key, payload) for cell, payload in batch])()
         raw = {cell.key: to_raw(made[cell.key]) for cell, _payload in batch}
     except BadInput:
         raise  # a model that cannot be loaded makes nothing

@@ -27,6 +27,7 @@ from cachestore.work.ledgers import NO_STAT, read_ledgers
 from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Numbers, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Plan, PlanColumn, Unit
+from cachestore.work.stages import sum_stages
 from cachestore.work.workers import read_beats
 
 _NAMED_FAILURES: Final = 10_000
@@ -280,8 +281,9 @@ class Reconciler:
             generation, digest = self._publish_catalog(outcomes, failed) if self.plan.catalog else (committed.generation, "")
             failpoint("reconcile.before_done")
             report = self._report(outcomes, failed, generation, digest, committed)
-        launches = [str(beat["launch"]) for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
-        return publish_done(self.layout, self.ref, report, [*launches, self.launch])
+        beats = [beat for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
+        report["stages"] = sum_stages(beats)
+        return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch])
 
     def _publish_catalog(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[int, str]:
         previous = self._newest()

@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cachestore.encode.unit import Prepared, Read, Resolved
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key, Recipe
 from cachestore.loop import Job, OnProgress, Report, count_start, key_without_reading, numbered, run_pass, start_of
-from cachestore.processes import Care, gpu_count, joined_report, run_child, run_children
+from cachestore.processes import Care, gpu_count, joined_report, processors, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 FILL_BATCH: Final = 16
 """`fill` hands over so many items at once where the caller does not say."""
 
-READ_THREADS: Final = 4
-"""Threads that read and decode at most, where the caller does not say; one less than there are processors otherwise."""
+READ_THREADS: Final = 16
+"""Threads that read and decode at most, where the caller does not say; else this process's part of the processors less one."""
 
 _log = logging.getLogger("cachestore")
 
@@ -242,7 +242,7 @@ def precompute_here(
             placement,
             launch,
             request=wanted.request.hints(),
-            threads=_threads(request.workers),
+            threads=_threads(request.workers, placement.local_world_size),
             cancel=cancel,
             on_progress=on_progress,
             on_open=tell,
@@ -351,11 +351,12 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _threads(asked: int | None) -> int:
+def _threads(asked: int | None, local_world_size: int) -> int:
+    """How many threads read and decode: as asked, else by the processors that each process of this machine has for itself."""
     if asked is not None and asked < 0:
         message = f"--workers is a number of threads from 0 on, not {asked}"
         raise BadInput(message)
-    return max(1, min(READ_THREADS, (os.cpu_count() or 2) - 1)) if asked is None else asked
+    return max(1, min(READ_THREADS, processors() // local_world_size - 1)) if asked is None else asked
 
 
 # fill
@@ -381,14 +382,20 @@ class _CallerEncoder:
         """The item itself, grouped as the caller says."""
         return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
 
+    @property
+    def window(self) -> int:
+        """A batch: the items are the caller's."""
+        return self.limit
+
     def batch_limit(self, group: Hashable) -> int:
         """The caller's batch size."""
         del group
         return self.limit
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Call the caller's function; its keys may be in any form."""
-        return {Key.parse(key): tensors for key, tensors in self.function(list(batch)).items()}
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """Call the caller's function, now and here; its keys may be in any form."""
+        made = {Key.parse(key): tensors for key, tensors in self.function(list(batch)).items()}
+        return lambda: made
 
     def close(self) -> None:
         """The caller's model is the caller's."""

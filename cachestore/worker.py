@@ -4,30 +4,33 @@ It waits for nobody while there is anything to do, and what it waits for then is
 """
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from cachestore.encode.unit import Encoder, Prepared, Resolved
+from cachestore.encode.batches import Batches
+from cachestore.encode.pipeline import Behind, ahead
+from cachestore.encode.unit import Encoder, Prepared, Resolved, Result
 from cachestore.errors import BadInput, CorruptEntry, EncodeFailed, FormatError, Incomplete
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import ClaimName, Layout, LedgerName
 from cachestore.keys import Json, Key
 from cachestore.storage.append import Acknowledged, Appender
-from cachestore.storage.commit import commit_if_due
+from cachestore.storage.commit import UNCOVERED_LIMIT, commit_if_due
 from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.storage.snapshot import Snapshot, load_snapshot
 from cachestore.tensors import to_raw
 from cachestore.work.attempts import Attempts
-from cachestore.work.choice import choose, claims_to_take, poll_seconds
+from cachestore.work.choice import POOL_UNITS, choose, claims_to_take, poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import NO_STAT, Ledger, Outcome, list_ledgers, publish_ledger
 from cachestore.work.partition import order_for
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Plan, Unit
+from cachestore.work.stages import Stages
 from cachestore.work.workers import Beat, Watch
 
 STUCK_SECONDS: Final = 1800.0
@@ -65,7 +68,7 @@ class Task:
     world_size: int
     launch: str
     threads: int = 0
-    """Threads that read and prepare units; 0 does it in the caller's. They end with each pool."""
+    """Threads that read and prepare units, beside one that appends; 0 does all of it in the caller's. They end before a call returns."""
     cancel: Cancel | None = None
     on_progress: Callable[[Mapping[str, Json]], None] | None = None
 
@@ -83,18 +86,60 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Pool:
-    """The partitions a worker holds at once, and what became of their units so far."""
+    """Partitions that a worker claimed together, and what became of their units so far."""
 
+    opened: Round
     slots: list[Slot]
+    dead: list[str]
+    """Workers that died with one of these partitions."""
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
-    waiting: dict[Hashable, list[_Looked]] = field(default_factory=dict[Hashable, "list[_Looked]"])
-    promised: set[Key] = field(default_factory=set[Key])
-    """Keys that this pool encodes; further units with such a key are found. The keys alone: a pool may hold 2,000 pictures of 4 MB."""
-    unacknowledged: int = 0
+
+
+@dataclass(slots=True)
+class _Station:
+    """An encoder at work."""
+
+    recipe: int
+    encoder: Encoder
+    batches: Batches[_Looked]
+    is_warm: bool = False
+    """Whether it was given a batch since it was last closed: the first one loads its model."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch that was handed to an encoder."""
+
+    station: _Station
+    pool: _Pool
+    batch: Sequence[_Looked]
+    is_warm: bool
+    result: Result | None = None
+    failure: Exception | None = None
+    seconds: float = 0.0
+    """That handing it over took."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the thread that appends tells the one that encodes."""
+
+    pool: _Pool | None
+    batch: Sequence[_Looked]
+    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+    """Why entries of units cannot be stored."""
+    then: Callable[[], None] | None = None
+
+
+APPEND_DEPTH: Final = 2
+"""Batches that wait to be appended, at most: their tensors are in memory."""
+WINDOWS: Final = 4
+"""How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
 
 
 class Worker:
-    """Does a worker's share of rounds. One process, one thread of its own beside the short-lived ones that read."""
+    """Does a worker's share of rounds. Belongs to one thread; those that read ahead and append behind it end before a call returns."""
 
     def __init__(
         self, task: Task, beat: Beat, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -106,10 +151,20 @@ class Worker:
         self.attempts = Attempts(task.layout, self.claims.folder, beat.worker)
         self.snapshot = load_snapshot(task.layout, check_sizes=True)
         self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
+        self._behind: Behind[_Kept] = Behind(APPEND_DEPTH if task.threads > 0 else 0)
+        self._flights: deque[_Flight | Callable[[], None]] = deque()
+        """Batches that are being encoded, and what is to be done after those before it."""
+        self._stations = [_Station(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(task.encoders)]
+        self._stages = Stages(clock)
         self._own: dict[Key, str] = {}
-        self._caps: dict[tuple[int, Hashable], int] = {}
+        """Segments of the keys that this worker has published."""
+        self._promised: set[Key] = set()
+        """Keys that are being encoded; further units with such a key are found."""
+        self._published = 0
+        """Segments since the snapshot was taken."""
+        self._stale: list[Snapshot] = []
+        """Earlier snapshots, into which reading threads may still look."""
         self._tokens: dict[str, dict[Key, Json]] = {}
-        self._warm: set[int] = set()
         self._clock = clock
         self._sleep = sleep
 
@@ -139,12 +194,8 @@ class Worker:
             self._look_again()
         while True:
             worked = False
-            for recipe in recipes:
-                while taken := self._take(opened, recipe):
-                    self._do_pool(opened, recipe, taken)
-                    worked = True
-                self.task.encoders[recipe].close()
-                self._warm.discard(recipe)
+            for station in self._stations:
+                worked |= self._do_recipe(opened, station)
             finished = list_ledgers(self.claims.folder, opened.number)
             missing = [(recipe, p) for recipe in recipes for p in range(opened.partition_count(recipe)) if (recipe, p) not in finished]
             if not missing:
@@ -184,16 +235,22 @@ class Worker:
         holder = self.claims.holder(claim)
         return "nobody (the claim cannot be read)" if holder is None else f"{self.claims.watch.last_beat(holder)} (worker {holder})"
 
-    def _take(self, opened: Round, recipe: int) -> list[Slot]:
-        """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living."""
+    def _take(self, opened: Round, recipe: int, *, is_ahead: bool = False) -> list[Slot]:
+        """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living.
+
+        With `is_ahead`, while others are still being done, free ones only and none unless plenty is left.
+        """
         count, world = opened.partition_count(recipe), self.task.world_size
         order = order_for(self.task.rank, world, count, seed=int(self.beat.worker[:8], 16))
         each = len(opened.units[recipe]) // max(1, count)
+        units = max(POOL_UNITS, WINDOWS * self.task.encoders[recipe].window)
         lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
         while True:
             finished = {p for of, p in list_ledgers(self.claims.folder, opened.number) if of == recipe}
             newest = {p: claim for (of, p), claim in self.claims.newest(opened.number).items() if of == recipe}
-            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world)
+            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world, units=units)
+            if is_ahead and not choice.is_plenty:
+                return []
             if not choice.free:
                 return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
             if taken := [(recipe, p) for p in choice.free if self.claims.take(opened.number, (recipe, p))]:
@@ -216,46 +273,83 @@ class Worker:
         self.snapshot = load_snapshot(self.task.layout, earlier=before, check_sizes=True)
         before.close()
 
-    def _do_pool(self, opened: Round, recipe: int, slots: list[Slot]) -> None:
-        pool = _Pool(slots)
-        encoder = self.task.encoders[recipe]
-        units = [self.task.plan.unit(place) for _recipe, p in slots for place in opened.partition(recipe, p)]
-        dead = list(dict.fromkeys(worker for slot in slots for worker in self.claims.died_before(opened.number, slot)))
+    def _do_recipe(self, opened: Round, station: _Station) -> bool:
+        """Work on a recipe until nothing of it is left to take; whether there was anything."""
+        worked = False
+        while taken := self._take(opened, station.recipe):
+            worked = True
+            self._do_taken(opened, station, self._pool_of(opened, taken))
+        station.encoder.close()
+        station.is_warm = False
+        return worked
+
+    def _pool_of(self, opened: Round, slots: list[Slot]) -> _Pool:
+        dead = dict.fromkeys(worker for slot in slots for worker in self.claims.died_before(opened.number, slot))
+        return _Pool(opened, slots, list(dead))
+
+    def _do_taken(self, opened: Round, station: _Station, pool: _Pool) -> None:
+        """Do a pool of partitions, and while plenty is free what comes after them."""
         self.beat.rise(phase="working")
-        try:
-            if dead:
-                self._do_one_by_one(pool, encoder, units, dead)
-            else:
-                self._do_in_batches(pool, encoder, units)
-        except (KeyboardInterrupt, SystemExit):
-            self._publish_gathered()
-            raise
-        self._acknowledge(pool, self._appender.close_segment())
-        failpoint("worker.before_ledger")
-        self._write_ledgers(opened, recipe, pool)
-        self.snapshot = commit_if_due(self.task.layout, self.snapshot)
+        with self._behind, self._stages.stretch(max(1, self.task.threads)):
+            try:
+                if pool.dead:
+                    self._do_one_by_one(station, pool)
+                else:
+                    self._do_in_batches(opened, station, pool)
+                self._land(0)
+                self._take_in(self._behind.wait())
+            except (KeyboardInterrupt, SystemExit):
+                self._publish_gathered()
+                raise
+        self._close_stale()
+        self.beat.stages = self._stages.as_json()
+        self.beat.write()
 
-    def _do_in_batches(self, pool: _Pool, encoder: Encoder, units: Sequence[Unit]) -> None:
-        with closing(self._look_at_all(encoder, units)) as looks:  # its threads end here, however this ends
-            for looked in looks:
+    def _do_in_batches(self, opened: Round, station: _Station, pool: _Pool) -> None:
+        encoder, threads = station.encoder, self.task.threads
+        looks = ahead(
+            partial(self._look, encoder), self._units(opened, station, pool), threads=threads, depth=max(2 * threads, encoder.window)
+        )
+        with closing(looks):  # its threads end here, however this ends
+            for of, looked in looks:
                 self._check_cancelled()
-                self._sort_in(pool, encoder, looked)
+                if looked is None:
+                    self._finish(station, of)
+                else:
+                    self._sort_in(station, of, looked)
                 self.beat.rise(phase="working")
-        self._encode_waiting(pool, encoder)
 
-    def _do_one_by_one(self, pool: _Pool, encoder: Encoder, units: Sequence[Unit], dead: Sequence[str]) -> None:
+    def _units(self, opened: Round, station: _Station, pool: _Pool) -> Iterator[tuple[_Pool, Unit | None]]:
+        """The units of a pool, its end, then those of the next one, which is claimed when somebody asks for them."""
+        while True:
+            for _recipe, p in pool.slots:
+                yield from ((pool, self.task.plan.unit(place)) for place in opened.partition(station.recipe, p))
+            yield pool, None
+            taken = self._take(opened, station.recipe, is_ahead=True)
+            if not taken:
+                return
+            pool = self._pool_of(opened, taken)
+
+    def _look(self, encoder: Encoder, step: tuple[_Pool, Unit | None]) -> tuple[_Pool, _Looked | None]:
+        pool, unit = step
+        return pool, None if unit is None else self._look_at(encoder, unit)
+
+    def _do_one_by_one(self, station: _Station, pool: _Pool) -> None:
         """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
-        deadly = self._deadly(dead)
+        deadly = self._deadly(pool.dead)
         try:
-            for unit in units:
+            for place in (place for _recipe, p in pool.slots for place in pool.opened.partition(station.recipe, p)):
                 self._check_cancelled()
-                if unit.place in deadly:
-                    pool.outcomes[unit.place] = Outcome(unit.place, "failed", reason=deadly[unit.place])
+                if place in deadly:
+                    pool.outcomes[place] = Outcome(place, "failed", reason=deadly[place])
                     continue
-                self.attempts.begin(unit.place)
-                self._sort_in(pool, encoder, self._look_at(encoder, unit))
-                self._encode_waiting(pool, encoder)
+                self.attempts.begin(place)
+                self._sort_in(station, pool, self._look_at(station.encoder, self.task.plan.unit(place)))
+                for batch in station.batches.rest():
+                    self._encode(station, pool, batch)
+                self._land(0)
                 self.beat.rise(phase="working")
+            self._finish(station, pool)
         finally:
             self.attempts.end()
 
@@ -271,32 +365,49 @@ class Worker:
         among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
         return f"two workers died encoding it: {among}; the next pass tries it again"
 
-    def _encode_waiting(self, pool: _Pool, encoder: Encoder) -> None:
-        for group in list(pool.waiting):
-            self._encode(pool, encoder, pool.waiting.pop(group))
+    def _finish(self, station: _Station, pool: _Pool) -> None:
+        """Encode what waits, then let the segment be closed, as every unit of the pool was looked at."""
+        for batch in station.batches.rest():
+            self._encode(station, pool, batch)
+        self._flights.append(partial(self._close_pool, station, pool))
 
-    def _write_ledgers(self, opened: Round, recipe: int, pool: _Pool) -> None:
+    def _close_pool(self, station: _Station, pool: _Pool) -> None:
+        self._take_in(self._behind.hand(partial(self._close_segment, partial(self._write_ledgers, station, pool))))
+
+    def _write_ledgers(self, station: _Station, pool: _Pool) -> None:
+        """Say what became of the units of a pool. Their entries are acknowledged."""
+        failpoint("worker.before_ledger")
         for slot in pool.slots:
-            outcomes = tuple(pool.outcomes[place] for place in opened.partition(recipe, slot[1]))
-            name = LedgerName(opened.number, *slot)
+            outcomes = tuple(pool.outcomes[place] for place in pool.opened.partition(station.recipe, slot[1]))
+            name = LedgerName(pool.opened.number, *slot)
             publish_ledger(self.task.layout, self.claims.folder, Ledger(name, self.beat.worker, self.task.launch, outcomes))
         self.beat.reused += sum(1 for outcome in pool.outcomes.values() if outcome.result == "found")
         self.beat.failed += sum(1 for outcome in pool.outcomes.values() if outcome.result == "failed")
         self.beat.write()
         self._tell()
+        self._commit_if_due()
+
+    def _commit_if_due(self) -> None:
+        """Commit when many segments are uncovered. Reading threads may still look into the snapshot that was; it is closed later."""
+        before = self.snapshot
+        if self._published > UNCOVERED_LIMIT:
+            self._published = 0
+            self.snapshot = load_snapshot(self.task.layout, earlier=before, check_sizes=True)
+            self._stale.append(before)
+        newer = commit_if_due(self.task.layout, self.snapshot)
+        if newer is not self.snapshot:
+            self._stale.append(self.snapshot)
+            self.snapshot = newer
+
+    def _close_stale(self) -> None:
+        """Close the snapshots that nobody looks into any more."""
+        while self._stale:
+            self._stale.pop().close()
 
     def _tell(self) -> None:
         if self.task.on_progress:
             counts = {"reused": self.beat.reused, "encoded": self.beat.encoded, "failed": self.beat.failed}
             self.task.on_progress({"plan": self.task.ref.plan, "pass": self.task.ref.number, **counts})
-
-    def _look_at_all(self, encoder: Encoder, units: Sequence[Unit]) -> Generator[_Looked]:
-        """Read and prepare units in order, a few ahead in threads that end with this pool."""
-        if self.task.threads <= 0:
-            yield from (self._look_at(encoder, unit) for unit in units)
-            return
-        with ThreadPoolExecutor(self.task.threads, thread_name_prefix="cachestore-read") as threads:
-            yield from _ahead(threads, lambda unit: self._look_at(encoder, unit), units, self.task.threads * 2)
 
     def _look_at(self, encoder: Encoder, unit: Unit) -> _Looked:
         """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
@@ -308,11 +419,14 @@ class Worker:
             return data
 
         try:
-            resolved = encoder.resolve(unit.request, read)
-            stat = stats[0] if len(stats) == 1 else NO_STAT
-            if found := self._found(unit, resolved, stat):
+            with self._stages.busy("read"):
+                resolved = encoder.resolve(unit.request, read)
+                stat = stats[0] if len(stats) == 1 else NO_STAT
+                found = self._found(unit, resolved, stat)
+            if found is not None:
                 return _Looked(unit, resolved, None, found, stat)
-            return _Looked(unit, resolved, encoder.prepare(resolved), None, stat)
+            with self._stages.busy("prepare"):
+                return _Looked(unit, resolved, encoder.prepare(resolved), None, stat)
         except BadInput:
             raise  # the request or the model itself is wrong: every unit would fail alike
         except EncodeFailed as error:
@@ -343,95 +457,135 @@ class Worker:
         tokens = self._tokens[digest].get(key)
         return {} if tokens is None else {"tokens": tokens}
 
-    def _sort_in(self, pool: _Pool, encoder: Encoder, looked: _Looked) -> None:
+    def _sort_in(self, station: _Station, pool: _Pool, looked: _Looked) -> None:
         """Put a unit where it belongs: finished, waiting for a batch of its group, or found because another unit makes its key."""
         if looked.outcome is not None or looked.resolved is None or looked.prepared is None:
             assert looked.outcome is not None
             pool.outcomes[looked.unit.place] = looked.outcome
             return
-        if looked.resolved.key in pool.promised:
+        key = looked.resolved.key
+        if key in self._promised or key in self._own:
             pool.outcomes[looked.unit.place] = _outcome(looked.unit, "found", looked.resolved, looked.stat, _facts(looked))
             return
-        pool.promised.add(looked.resolved.key)
-        group = looked.prepared.group
-        batch = pool.waiting.setdefault(group, [])
-        batch.append(looked)
-        if len(batch) >= self._limit(encoder, group):
-            self._encode(pool, encoder, pool.waiting.pop(group))
+        self._promised.add(key)
+        if batch := station.batches.add(looked.prepared, looked):
+            self._encode(station, pool, batch)
 
-    def _limit(self, encoder: Encoder, group: Hashable) -> int:
-        return min(encoder.batch_limit(group), self._caps.get((id(encoder), group), 1 << 30))
-
-    def _encode(self, pool: _Pool, encoder: Encoder, batch: Sequence[_Looked]) -> None:
-        """Encode one batch and gather its entries. What fails together is tried in halves, so that nobody's neighbour suffers."""
-        if not batch:
-            return
-        started = self._clock()
-        was_warm = self._warm_up(encoder)
-        tensors: Mapping[Key, Mapping[str, Any]] = {}
-        failure: Exception | None = None
-        try:
-            tensors = _encode_checked(encoder, batch)
-        except BadInput:
-            raise  # as when preparing: a model that cannot be loaded would fail a million samples one by one
-        except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
-            # Without its traceback, and outside this handler: its frames hold the memory that the halves will need.
-            failure = error.with_traceback(None)
-        self.beat.rise(phase="working")
-        if failure is not None:
-            self._fall_back(pool, encoder, batch, failure)
-            return
-        if was_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
-            self.beat.batch_took(self._clock() - started)
-        self._gather(pool, batch, tensors)
-        if self._appender.is_due:
-            self._acknowledge(pool, self._appender.close_segment())
+    def _encode(self, station: _Station, pool: _Pool, batch: Sequence[_Looked]) -> None:
+        """Begin a batch, then end the one before it: while a GPU is at this one, that one's results are put away."""
+        flight = self._begin(station, pool, batch)
+        self._flights.append(flight)
+        self._land(0 if flight.failure is not None else 1)  # before another of its size is tried
         self._check_cancelled()
 
-    def _gather(self, pool: _Pool, batch: Sequence[_Looked], tensors: Mapping[Key, Mapping[str, Any]]) -> None:
-        """Put the entries of a batch into the open segment. One that cannot be stored is a failure of its unit alone."""
-        for looked in batch:
-            assert looked.resolved is not None
-            meta = {**looked.resolved.meta, **(looked.prepared.facts if looked.prepared else {})}
+    def _land(self, left: int) -> None:
+        """End what is under way, in order, until so much is left."""
+        while len(self._flights) > left:
+            first = self._flights.popleft()
+            if isinstance(first, _Flight):
+                self._end(first)
+            else:
+                first()
+
+    def _begin(self, station: _Station, pool: _Pool, batch: Sequence[_Looked]) -> _Flight:
+        """Hand a batch to the encoder. Whatever it raises is told when the flight ends, so that those before it end first."""
+        flight = _Flight(station, pool, batch, is_warm=station.is_warm)
+        if not station.is_warm:
+            station.is_warm = True
+            self.beat.rise(phase="loading")
+        begun = self._clock()
+        with self._stages.busy("encode"):
             try:
-                acknowledged = self._appender.put(looked.resolved.key, to_raw(tensors[looked.resolved.key]), meta)
-            except BadInput as error:
-                pool.outcomes[looked.unit.place] = Outcome(looked.unit.place, "failed", looked.resolved.key, reason=str(error))
-                continue
-            pool.outcomes[looked.unit.place] = _outcome(looked.unit, "made", looked.resolved, looked.stat, _facts(looked))
-            pool.unacknowledged += 1
-            self._acknowledge(pool, acknowledged)
+                flight.result = station.encoder.submit(_asked(batch))
+            except BadInput:
+                raise  # as when preparing: a model that cannot be loaded would fail a million samples one by one
+            except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
+                # Without its traceback, and outside this handler: its frames hold the memory that the halves will need.
+                flight.failure = error.with_traceback(None)
+        flight.seconds = self._clock() - begun
+        self.beat.rise(phase="working")
+        return flight
 
-    def _warm_up(self, encoder: Encoder) -> bool:
-        """Whether this encoder has made a batch already; if not, show at once that it may be loading its model now."""
-        number = next(number for number, one in enumerate(self.task.encoders) if one is encoder)
-        if number in self._warm:
-            return True
-        self._warm.add(number)
-        self.beat.rise(phase="loading")
-        return False
+    def _end(self, flight: _Flight) -> None:
+        """Wait for a batch and hand its entries on. What fails together is tried in halves, so that nobody's neighbour suffers."""
+        tensors: Mapping[Key, Mapping[str, Any]] = {}
+        begun = self._clock()
+        if flight.result is not None:
+            with self._stages.busy("encode"):
+                try:
+                    tensors = _checked(flight.station.encoder, _asked(flight.batch), flight.result())
+                except BadInput:
+                    raise  # as above
+                except Exception as error:  # noqa: BLE001 - the same boundary
+                    flight.failure = error.with_traceback(None)
+            flight.result = None
+        if flight.failure is not None:
+            self._fall_back(flight.station, flight.pool, flight.batch, flight.failure)
+            return
+        if flight.is_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
+            self.beat.batch_took(flight.seconds + self._clock() - begun)
+        self._take_in(self._behind.hand(partial(self._append, flight.pool, flight.batch, tensors)))
 
-    def _fall_back(self, pool: _Pool, encoder: Encoder, batch: Sequence[_Looked], error: Exception) -> None:
+    def _fall_back(self, station: _Station, pool: _Pool, batch: Sequence[_Looked], error: Exception) -> None:
         is_memory = _is_memory(error)
         if len(batch) > 1:
             assert batch[0].prepared is not None
-            half = max(1, len(batch) // 2)
-            if is_memory:
-                self._caps[(id(encoder), batch[0].prepared.group)] = half
-            self._encode(pool, encoder, batch[:half])
-            self._encode(pool, encoder, batch[half:])
+            half = station.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
+            for part in (batch[:half], batch[half:]):
+                self._end(self._begin(station, pool, part))
             return
-        place = batch[0].unit.place
-        key = batch[0].resolved.key if batch[0].resolved else None
-        pool.outcomes[place] = Outcome(place, "failed", key, reason=_words(error), is_transient=is_memory or isinstance(error, OSError))
+        looked = batch[0]
+        key = looked.resolved.key if looked.resolved else None
+        self._fail(
+            pool,
+            looked,
+            Outcome(looked.unit.place, "failed", key, reason=_words(error), is_transient=is_memory or isinstance(error, OSError)),
+        )
 
-    def _acknowledge(self, pool: _Pool, acknowledged: Iterable[Acknowledged]) -> None:
-        for segment in acknowledged:
-            self._own.update(dict.fromkeys(segment.places, segment.digest))
-            self.beat.encoded += len(segment.places)
-            pool.unacknowledged = 0
-            self.beat.write()
-            self._tell()
+    def _fail(self, pool: _Pool, looked: _Looked, outcome: Outcome) -> None:
+        pool.outcomes[looked.unit.place] = outcome
+        if outcome.key is not None:
+            self._promised.discard(outcome.key)
+
+    def _append(self, pool: _Pool, batch: Sequence[_Looked], tensors: Mapping[Key, Mapping[str, Any]]) -> _Kept:
+        """Put the entries of a batch into the open segment. Runs beside the thread that encodes, and touches the appender alone."""
+        kept = _Kept(pool, batch)
+        with self._stages.busy("append"):
+            for looked in batch:
+                assert looked.resolved is not None
+                meta = {**looked.resolved.meta, **(looked.prepared.facts if looked.prepared else {})}
+                try:
+                    kept.acknowledged += self._appender.put(looked.resolved.key, to_raw(tensors[looked.resolved.key]), meta)
+                except BadInput as error:
+                    kept.refused[looked.unit.place] = str(error)
+            if self._appender.is_due:
+                kept.acknowledged += self._appender.close_segment()
+        return kept
+
+    def _close_segment(self, then: Callable[[], None] | None = None) -> _Kept:
+        """Publish what is gathered. Runs where `_append` does; `then` is called in the thread that encodes."""
+        with self._stages.busy("append"):
+            return _Kept(None, (), self._appender.close_segment(), then=then)
+
+    def _take_in(self, told: Iterable[_Kept]) -> None:
+        """Remember what was put away: outcomes of units, and segments that are durable now."""
+        for kept in told:
+            for looked in kept.batch:
+                assert kept.pool is not None
+                assert looked.resolved is not None
+                if (reason := kept.refused.get(looked.unit.place)) is not None:
+                    self._fail(kept.pool, looked, Outcome(looked.unit.place, "failed", looked.resolved.key, reason=reason))
+                else:
+                    kept.pool.outcomes[looked.unit.place] = _outcome(looked.unit, "made", looked.resolved, looked.stat, _facts(looked))
+            for segment in kept.acknowledged:
+                self._own.update(dict.fromkeys(segment.places, segment.digest))
+                self._promised.difference_update(segment.places)
+                self._published += 1
+                self.beat.encoded += len(segment.places)
+                self.beat.write()
+                self._tell()
+            if kept.then is not None:
+                kept.then()
 
     def _check_cancelled(self) -> None:
         if self.task.cancel is None or not self.task.cancel.is_set():
@@ -442,8 +596,16 @@ class Worker:
 
     def _publish_gathered(self) -> None:
         """Acknowledge what is encoded, though its partitions are not finished; who takes them over finds it. Nothing gathered is fine."""
-        for segment in self._appender.close_segment():
-            self.beat.encoded += len(segment.places)
+        flights = [flight for flight in self._flights if isinstance(flight, _Flight)]
+        self._flights.clear()
+        for flight in flights:
+            with suppress(Exception):  # what failed is not tried again: that is not what stopping means
+                if flight.result is not None:
+                    tensors = _checked(flight.station.encoder, _asked(flight.batch), flight.result())
+                    self._take_in(self._behind.hand(partial(self._append, flight.pool, flight.batch, tensors)))
+        self._take_in(self._behind.wait())
+        self._take_in(self._behind.hand(self._close_segment))
+        self._take_in(self._behind.wait())
 
 
 @dataclass(slots=True)
@@ -465,24 +627,14 @@ class Patience:
             raise Incomplete(message)
 
 
-def _ahead(threads: ThreadPoolExecutor, function: Callable[[Unit], _Looked], units: Sequence[Unit], depth: int) -> Iterator[_Looked]:
-    """Results in order, with at most `depth` units being worked on ahead."""
-    remaining = iter(units)
-    queue: list[Future[_Looked]] = [threads.submit(function, unit) for unit in islice(remaining, depth)]
-    try:
-        while queue:
-            looked = queue.pop(0).result()
-            queue += [threads.submit(function, unit) for unit in islice(remaining, 1)]
-            yield looked
-    finally:
-        for future in queue:
-            future.cancel()
+def _asked(batch: Sequence[_Looked]) -> list[tuple[Key, Any]]:
+    return [(looked.resolved.key, looked.prepared.payload) for looked in batch if looked.resolved and looked.prepared]
 
 
-def _encode_checked(encoder: Encoder, batch: Sequence[_Looked]) -> Mapping[Key, Mapping[str, Any]]:
-    """Encode, and hold the answer against the question: exactly the keys that were asked for, by set equality."""
-    asked = [(looked.resolved.key, looked.prepared.payload) for looked in batch if looked.resolved and looked.prepared]
-    answer = encoder.encode(asked)
+def _checked(
+    encoder: Encoder, asked: Sequence[tuple[Key, Any]], answer: Mapping[Key, Mapping[str, Any]]
+) -> Mapping[Key, Mapping[str, Any]]:
+    """Hold an answer against the question: exactly the keys that were asked for, by set equality."""
     if set(answer) != {key for key, _payload in asked}:
         message = f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
         raise EncodeFailed(message)

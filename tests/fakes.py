@@ -75,8 +75,14 @@ class FakeEncoder:
         facts = {"tokens": len(resolved.item.split())} if isinstance(resolved.item, str) else {}
         return Prepared(resolved.item, "one group", facts)
 
+    window = 16
+
     def batch_limit(self, group):
         return self.limit
+
+    def submit(self, batch):
+        made = self.encode(batch)
+        return lambda: made
 
     def encode(self, batch):
         items = [item for _key, item in batch]

@@ -39,6 +39,22 @@ def test_an_empty_environment_is_a_single_process():
 
 
 @pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 2),
+        ({"SLURM_NTASKS_PER_NODE": "8(x2)"}, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+    ],
+)
+def test_how_many_processes_share_a_machine_is_one_where_nothing_tells(environment, count):
+    assert discover(environment).local_world_size == count
+    assert discover(environment, rank=0, world_size=2).local_world_size == count
+
+
+@pytest.mark.parametrize(
     ("found_in", "environment", "expected"),
     [
         ("torchrun", TORCHRUN, (5, 8, 1)),

@@ -473,16 +473,16 @@ def test_a_picture_of_which_the_vae_makes_nan_costs_its_own_unit_alone(tmp_path,
 
     paint(data)
     white = np.full((64, 96, 3), 255, np.uint8)
-    make = vae.Vae._make
+    begin = vae.Vae._begin
 
-    def poison(self, batch):
-        entries = make(self, batch)
+    def poison(self, batch, *took):
+        entries = begin(self, batch, *took)()
         for key, pixels in batch:
             if pixels.min() == 255:
                 entries[key]["moments"][0] = float("nan")
-        return entries
+        return lambda: entries
 
-    monkeypatch.setattr(vae.Vae, "_make", poison)
+    monkeypatch.setattr(vae.Vae, "_begin", poison)
     Image.fromarray(white).save(data / "white.png")
     os.utime(data / "white.png", (9, 9))
     report = precompute_here(PrecomputeRequest(str(data), str(model), str(tmp_path / "store"), resolution=64, device="cpu"))

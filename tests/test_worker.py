@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cachestore.storage.commit
 import cachestore.work.claims
+import cachestore.worker
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import ClaimName
 from cachestore.keys import Key
+from cachestore.storage.append import Appender
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.attempts import Attempts
 from cachestore.work.choice import POOL_UNITS
@@ -55,6 +58,11 @@ class Bench:
         with self.worker(**options) as worker:
             worker.do_round(self.opened)
             return worker.beat
+
+    def do(self, worker, slots):
+        """Let a worker do partitions that it took."""
+        station = worker._stations[0]
+        worker._do_taken(self.opened, station, worker._pool_of(self.opened, slots))
 
     def killed(self, *, on=None):
         """A worker that took what it could and was killed: its lock yields and its beat names no end; `on` is the unit it was on."""
@@ -242,6 +250,123 @@ class NothingKept(list):
 
     def append(self, batch):
         del batch
+
+
+# Beside each other
+
+
+class Device(FakeEncoder):
+    """Its results come only once the next batch was handed over, as if a GPU were at it; the last one's come at once."""
+
+    batches_in_all = 0
+
+    def submit(self, batch):
+        made, number = self.encode(batch), len(self.batches)
+
+        def wait():
+            self.waited.append(len(self.batches))
+            assert len(self.batches) > number or number == self.batches_in_all
+            return made
+
+        return wait
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_next_batch_is_begun_before_the_results_of_the_last_one_are_waited_for(root, threads):
+    encoder = Device(limit=4)
+    encoder.waited, encoder.batches_in_all = [], 5
+    bench = Bench(root, captions(*map(str, range(20))), encoder)
+    bench.work(threads=threads)
+    assert encoder.waited == [2, 3, 4, 5, 5]
+    assert set(results(bench).values()) == {"made"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("NaN")])
+def test_an_error_that_comes_with_the_results_moves_nobody_either(root, error):
+    class Late(FakeEncoder):
+        def submit(self, batch):
+            def wait():
+                if len(batch) > 1 and any(item == "7" for _key, item in batch):
+                    raise error
+                return self.encode(batch)
+
+            return wait
+
+    bench = Bench(root, captions(*map(str, range(20))), Late(limit=4))
+    bench.work(threads=2)
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_batches_are_encoded_while_earlier_ones_are_written(root, monkeypatch):
+    """The appender waits in the middle of a segment until two more batches were encoded."""
+    encoder, enough = FakeEncoder(limit=4), threading.Event()
+    encoder.before_encode = lambda items: enough.set() if len(encoder.batches) == 3 else None
+    put = Appender.put
+
+    def slow(self, *entry):
+        assert enough.wait(30)
+        return put(self, *entry)
+
+    monkeypatch.setattr(Appender, "put", slow)
+    bench = Bench(root, captions(*map(str, range(40))), encoder)
+    bench.work(threads=1)
+    assert set(results(bench).values()) == {"made"}
+
+
+def pools_taken(bench, encoder, **options):
+    """How many units each claim of a worker's held, with how many it had encoded by then."""
+    taken = []
+    with bench.worker(**options) as worker:
+        pool_of = worker._pool_of
+
+        def note(opened, slots):
+            taken.append((sum(len(opened.partition(*slot)) for slot in slots), len(encoder.encoded)))
+            return pool_of(opened, slots)
+
+        worker._pool_of = note
+        worker.do_round(bench.opened)
+    return taken
+
+
+def test_where_plenty_is_left_the_next_partitions_are_claimed_while_the_last_are_encoded(root):
+    encoder = FakeEncoder(limit=4)
+    bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), encoder)
+    (first, *ahead) = pools_taken(bench, encoder, threads=1)
+    assert first == (POOL_UNITS, 0)
+    assert ahead[0][0] == POOL_UNITS
+    assert 0 < ahead[0][1] < POOL_UNITS
+    assert sum(units for units, _encoded in [first, *ahead]) == len(encoder.encoded) == 6 * POOL_UNITS
+
+
+def test_where_little_is_left_nothing_is_claimed_before_all_that_was_taken_is_encoded(root):
+    """Else a worker would sit on what another could do now."""
+    encoder = FakeEncoder(limit=1)
+    bench = Bench(root, captions(*map(str, range(12))), encoder)
+    done = 0
+    for units, encoded in pools_taken(bench, encoder, threads=2, world=3):
+        assert encoded == done
+        done += units
+    assert done == 12
+
+
+def test_many_new_segments_are_committed_while_the_work_goes_on(root, monkeypatch):
+    monkeypatch.setattr(cachestore.worker, "UNCOVERED_LIMIT", 2)
+    monkeypatch.setattr(cachestore.storage.commit, "UNCOVERED_LIMIT", 2)
+    bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), FakeEncoder(limit=16))
+    bench.work(threads=2)
+    with closing(load_snapshot(bench.job.layout)) as snapshot:
+        assert snapshot.index is not None
+        assert len(snapshot.index) >= 3 * POOL_UNITS
+
+
+def test_a_beat_tells_how_busy_each_stage_was(root):
+    clock = Clock()
+    encoder = FakeEncoder(before_encode=lambda items: clock.sleep(5))
+    bench = Bench(root, captions("a", "b"), encoder)
+    bench.work(clock=clock)
+    (beat,) = read_beats(bench.job.layout)
+    assert beat["stages"]["encode"] == [5.0, 0.0]
+    assert beat["stages"]["prepare"] == [0.0, 5.0]
 
 
 # Failures
@@ -480,7 +605,7 @@ def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
             living.beat.rise()
             living.beat.write()
             if clock.now > 3000:
-                living._do_pool(bench.opened, 0, slots)
+                bench.do(living, slots)
 
         bench.work(clock=clock, sleep=sleep, encoders=[encoder])
     assert encoder.encoded == []
@@ -492,7 +617,7 @@ def test_two_segments_of_a_doubled_claim_are_harmless(root):
     with bench.worker() as slow:
         slots, clock = slow._take(bench.opened, 0), Clock()
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
-        slow._do_pool(bench.opened, 0, slots)
+        bench.do(slow, slots)
     assert set(results(bench).values()) == {"made"}
     assert len(bench.present()) == 2
 
@@ -546,7 +671,7 @@ def test_a_claim_that_cannot_be_taken_though_no_listing_shows_it_is_left_for_the
         def sleep(seconds):
             polls.append(clock.sleep(seconds))
             if len(polls) == 5:
-                other._do_pool(bench.opened, 0, taken)
+                bench.do(other, taken)
 
         bench.work(clock=clock, sleep=sleep, encoders=[FakeEncoder()])
     assert len(polls) == 5

@@ -268,9 +268,12 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
 def _print_report(report: "Report") -> None:
     """The result for a person: counts, each failure, and the lines of Python that train from this store."""
     from cachestore.cli.lines import training_lines
+    from cachestore.work.stages import stages_in_words
 
     counts = f"{report.wanted} units: {report.reused} reused, {report.encoded} encoded, {report.failed} failed, {report.missing} missing"
     print(f"{counts}; {report.samples} samples, {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
+    if report.stages:
+        print(stages_in_words(report.stages))
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))

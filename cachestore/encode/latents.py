@@ -1,21 +1,26 @@
 """Pictures to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, choose, placement
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.unit import Prepared, Read, Resolved
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
 from cachestore.samples import IMAGE
 
 if TYPE_CHECKING:
+    from cachestore.encode.budget import Budget
     from cachestore.encode.vae import Vae
 
 STEP = 64
 """Kohya's step between buckets, where a request gives none."""
+
+WINDOW = 32
+"""How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
 
 
 class LatentsEncoder:
@@ -29,6 +34,7 @@ class LatentsEncoder:
         self._batch_size = batch_size
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
+        self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture."""
@@ -55,7 +61,12 @@ class LatentsEncoder:
         """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""
         data, bucket = resolved.item
         pixels, _ = images.fit(images.decode(data), bucket)
-        return Prepared(pixels, bucket)
+        return Prepared(pixels, bucket, cost=bucket.width * bucket.height)
+
+    @property
+    def window(self) -> int:
+        """A batch or two of pictures, of 3 MB each at 1024 x 1024. Does not depend on the device, which torch would have to tell."""
+        return max(WINDOW, 2 * self._batch_size) if isinstance(self._batch_size, int) else WINDOW
 
     def batch_limit(self, group: Hashable) -> int:
         """How many pictures of a bucket go into one batch at most."""
@@ -65,18 +76,32 @@ class LatentsEncoder:
             return self._batch_size
         from cachestore.encode import modules, vae
 
-        width, height = group if isinstance(group, Size) else Size(STEP, STEP)
-        return vae.latents_batch(width * height, self.setup.dtype, modules.choose_device(self._device))
+        device = modules.choose_device(self._device)
+        if self._budget is None:
+            self._budget = vae.latents_budget(self.setup.dtype, device)
+        return vae.latents_batch(_pixels(group), self._budget, device)
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode (key, pixels) pairs of one bucket. An empty batch gives nothing. Raises EncodeFailed where a value is not finite."""
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """Begin to encode (key, pixels) pairs of one bucket. An empty batch gives nothing.
+
+        The result raises EncodeFailed where a value is not finite.
+        """
         if not batch:
-            return {}
+            return dict
         if self._vae is None:
             from cachestore.encode import modules, vae
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device))
-        return self._vae.encode(batch)
+        height, width = batch[0][1].shape[:2]
+        return self._vae.submit(batch, partial(self._took, len(batch) * height * width))
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """As `submit`, waiting for the result."""
+        return self.submit(batch)()
+
+    def _took(self, pixels: int, seconds: float) -> None:
+        if self._budget is not None:
+            self._budget.took(pixels, seconds)
 
     def close(self) -> None:
         """Give back the VAE's memory."""
@@ -91,3 +116,8 @@ class LatentsEncoder:
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
         return channels * width * height * (4 if self.setup.dtype == "float32" else 2)
+
+
+def _pixels(group: Hashable) -> int:
+    width, height = group if isinstance(group, Size) else Size(STEP, STEP)
+    return width * height

@@ -40,22 +40,22 @@ def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ())
 def make_sound(
     who: str,
     batch: Sequence[tuple[Key, Payload]],
+    entries: Entries,
     make: Callable[[Sequence[tuple[Key, Payload]]], Entries],
     modules: Sequence[nn.Module],
     *,
     may_be_flat: Collection[str] = (),
 ) -> Entries:
-    """The entries that `make` makes of a batch, each sound. Those that are not are made once more with the modules in float32.
+    """The entries that were made of a batch, each sound. Those that are not are made once more by `make`, with the modules in float32.
 
     `make` asks the modules for their dtype each time. Nothing is made of nothing. Raises EncodeFailed that names the first entry which
     is still not sound, what was found in it, and `who` made it.
     """
-    entries = make(batch)
     faults = _faults(entries, may_be_flat)
     tried = "in the precision of its weights"
     if faults and any(_is_half(module) for module in modules):
         with in_float32(modules):
-            entries |= make([(key, payload) for key, payload in batch if key in faults])
+            entries = entries | make([(key, payload) for key, payload in batch if key in faults])
         faults = _faults(entries, may_be_flat)
         tried = "in the precision of its weights and in float32"
     for key, fault in faults.items():

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS, TextFamily
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, load_module, load_tokenizer
-from cachestore.encode.outputs import make_sound
+from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import Payload, TextSetup, padded_length, pooled_width, text_width
+from cachestore.encode.transfer import Took, Transfer, ignore
+from cachestore.encode.unit import Result
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Key, canonical, digest_bytes
 
@@ -27,8 +30,8 @@ Call = Callable[[Sequence[Any]], Mapping[str, Any]]
 """From payloads to what is made of them by the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
 Entry = dict[str, Tensor]
 
-CPU_TOKENS, GPU_TOKENS = 2_048, 32_768
-"""Tokens of a batch, padding included, that keep a device busy without filling its memory."""
+CPU_TOKENS, GPU_TOKENS = 2_048, 65_536
+"""Tokens of a batch, padding included, that keep a CPU busy, and the most that are tried on a GPU."""
 
 PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with a "SIGN", highly detailed')
 """Empty, short and long, and with quoted text, which HunyuanVideo 1.5 reads by an encoder of its own."""
@@ -36,10 +39,14 @@ PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with 
 _log = logging.getLogger(__name__)
 
 
-def text_batch(length: int, device: torch.device) -> int:
-    """How many captions of this padded length make a good batch."""
-    budget, most = (CPU_TOKENS, 32) if device.type == "cpu" else (GPU_TOKENS, 256)
-    return max(1, min(most, budget // max(1, length)))
+def text_budget(device: torch.device) -> Budget:
+    """How many tokens, padding included, make a good batch."""
+    return Budget(CPU_TOKENS, CPU_TOKENS) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS)
+
+
+def text_batch(length: int, budget: Budget, device: torch.device) -> int:
+    """How many captions of this padded length go into a batch."""
+    return min(32 if device.type == "cpu" else 256, budget.units(length))
 
 
 class TextModules:
@@ -54,6 +61,7 @@ class TextModules:
         self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
+        self._transfer = Transfer(device)
         self._modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._may_be_flat = _may_be_flat(setup.family)
         self.is_single = False
@@ -66,24 +74,44 @@ class TextModules:
             self.is_single = True
             _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
 
-    def encode(self, batch: Batch) -> dict[Key, Entry]:
-        """Embed (key, payload) pairs. Raises EncodeFailed where an entry is not sound even in float32, naming the first."""
-        return make_sound("the text encoder", batch, self._make, self._modules, may_be_flat=self._may_be_flat)
+    def submit(self, batch: Batch, took: Took = ignore) -> Result:
+        """Begin to embed (key, payload) pairs. `took` is told how long a GPU was at it.
 
-    def _make(self, batch: Batch) -> dict[Key, Entry]:
-        entries = self._entries([payload for _, payload in batch])
-        return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
+        The result raises EncodeFailed where an entry is not sound even in float32, naming the first.
+        """
+        begun = self._begin(batch, took)
+        return lambda: make_sound(
+            "the text encoder", batch, begun(), lambda some: self._begin(some)(), self._modules, may_be_flat=self._may_be_flat
+        )
 
-    def _entries(self, payloads: Sequence[Payload]) -> list[Entry]:
-        """The entries of these payloads, in order; none of none."""
-        if self.is_single:
-            return [entry for payload in payloads for entry in self._made([payload])]
-        return self._made(payloads)
+    def _begin(self, batch: Batch, took: Took = ignore) -> "Callable[[], Entries]":
+        together = [[pair] for pair in batch] if self.is_single else [batch]
+        watch = self._transfer.stopwatch()
+        begun = [self._submitted([payload for _, payload in pairs]) for pairs in together]
+        if watch is not None:
+            watch.stop()
+
+        def finish() -> Entries:
+            entries = [entry for made in begun for entry in made()]
+            if watch is not None:
+                took(watch.seconds())
+            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
+
+        return finish
+
+    def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
+        """Begin to embed payloads together; gives their entries in order."""
+        with torch.inference_mode():
+            begun = self._transfer.to_host(self._call(payloads))
+
+        def finish() -> list[Entry]:
+            returned = begun()
+            return [self._entry(returned, row) for row in range(len(payloads))]
+
+        return finish
 
     def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
-        with torch.inference_mode():
-            returned = {name: _on_cpu(value) for name, value in self._call(payloads).items()}
-        return [self._entry(returned, row) for row in range(len(payloads))]
+        return self._submitted(payloads)()
 
     def _why_single(self, captions: Sequence[str], device: torch.device) -> str | None:
         """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out."""
@@ -158,12 +186,6 @@ class TextModules:
         component = self._setup.components[stored.rpartition(".")[2]]
         is_pooled = output.startswith("pooled")
         return pooled_width(component.config, component.class_name) if is_pooled else text_width(component.config)
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to("cpu")
-    return [one.to("cpu") for one in value] if isinstance(value, list | tuple) else value
 
 
 def _may_be_flat(family: TextFamily) -> set[str]:

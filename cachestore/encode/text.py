@@ -5,15 +5,17 @@ Constructing an encoder loads nothing, resolving a unit hashes its caption, prep
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.encode.families import form_names
 from cachestore.encode.setup import TextSetup, padded_length, text_width
-from cachestore.encode.unit import Prepared, Read, Resolved
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import EncodeFailed
 from cachestore.keys import Json, Key, Recipe, digest_text, input_key
 
 if TYPE_CHECKING:
+    from cachestore.encode.budget import Budget
     from cachestore.encode.prompts import TextModules
 
 CAPTION_IN_META = 512
@@ -22,6 +24,9 @@ CAPTION_IN_META = 512
 
 LAYERS_ARG = "text_encoder_out_layers"
 """Names the layers whose rows FLUX.2 puts side by side."""
+
+WINDOW = 512
+"""How many captions wait for their batches at most."""
 
 ALONE = "alone"
 """Marks the group of a caption that shares a batch with no other."""
@@ -42,6 +47,7 @@ class TextEncoder:
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._modules: TextModules | None = None
+        self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """The key of a caption, known without any model. `read` is not called."""
@@ -63,8 +69,10 @@ class TextEncoder:
                 ids = self._token_ids(caption, truncation=True, max_length=self.max_tokens)
         facts: dict[str, Json] = {"tokens": count, "truncated": count > self.max_tokens}
         if self.setup.family.pipeline is None:
-            return Prepared(tuple(ids), padded_length(len(ids), self.max_tokens), facts)
-        return Prepared(caption, self._group(caption, count), facts)
+            length = padded_length(len(ids), self.max_tokens)
+            return Prepared(tuple(ids), length, facts, cost=length)
+        group = self._group(caption, count)
+        return Prepared(caption, group, facts, cost=self._length(group))
 
     def _group(self, caption: str, tokens: int) -> Hashable:
         """Which captions of a pipeline this one may share a batch with."""
@@ -75,6 +83,11 @@ class TextEncoder:
             return "captions"
         return -(-min(tokens, self.max_tokens) // family.length_step) * family.length_step
 
+    @property
+    def window(self) -> int:
+        """Captions are small, and share a batch by their lengths."""
+        return WINDOW
+
     def batch_limit(self, group: Hashable) -> int:
         """How many captions go into one batch at most."""
         if isinstance(group, tuple) or (self._modules is not None and self._modules.is_single):
@@ -83,18 +96,37 @@ class TextEncoder:
             return self._batch_size
         from cachestore.encode import modules, prompts
 
-        length = group if isinstance(group, int) else self.max_tokens
-        return prompts.text_batch(length, modules.choose_device(self._device))
+        device = modules.choose_device(self._device)
+        if self._budget is None:
+            self._budget = prompts.text_budget(device)
+        return prompts.text_batch(self._length(group), self._budget, device)
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Embed (key, payload) pairs of one group. An empty batch gives nothing. Raises EncodeFailed where a value is not finite."""
+    def _length(self, group: Hashable) -> int:
+        """To how many tokens each caption of a group is padded."""
+        return group if isinstance(group, int) else self.max_tokens
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """Begin to embed (key, payload) pairs of one group. An empty batch gives nothing.
+
+        The result raises EncodeFailed where a value is not finite.
+        """
         if not batch:
-            return {}
+            return dict
         if self._modules is None:
             from cachestore.encode import modules, prompts
 
             self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
-        return self._modules.encode(batch)
+        return self._modules.submit(batch, partial(self._took, batch))
+
+    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
+        """As `submit`, waiting for the result."""
+        return self.submit(batch)()
+
+    def _took(self, batch: Sequence[tuple[Key, Any]], seconds: float) -> None:
+        if self._budget is not None:
+            payload = batch[0][1]
+            length = self.max_tokens if isinstance(payload, str) else padded_length(len(payload), self.max_tokens)
+            self._budget.took(len(batch) * length, seconds)
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
         """How many tokens each caption has before it is cut, special tokens included. Loads the tokenizer if there are captions."""

@@ -1,7 +1,7 @@
 """What an encoder promises to the worker that drives it. Values and one protocol; no torch, no files.
 
 A unit goes through three steps, each cheaper to skip than the next: `resolve` (read the bytes, digest them, know the key),
-`prepare` (decode, resize or tokenise, only if the key is not in the store yet) and `encode` (a batch at a time).
+`prepare` (decode, resize or tokenise, only if the key is not in the store yet) and `submit` (a batch at a time).
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,6 +12,10 @@ from cachestore.keys import Json, Key, Recipe
 
 Read = Callable[[str], bytes]
 """Reads the bytes behind a reference of the source; raises OSError. Whoever calls it records size and time of what was read."""
+
+
+Result = Callable[[], Mapping[Key, Mapping[str, Any]]]
+"""Called once, waits for a batch: named tensors without a batch axis, for exactly the keys that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Prepared:
     """Units of one group can share a batch: a bucket, a length."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Facts known only now (`tokens`); they are added to the entry's JSON value and to the catalog."""
+    cost: int = 0
+    """What the unit costs to encode, beside others of its encoder: tokens or pixels. The costliest batches are made first."""
 
 
 class Encoder(Protocol):
@@ -53,12 +59,17 @@ class Encoder(Protocol):
         """Make a unit ready for a batch. Safe to call from several threads. Raises EncodeFailed or OSError."""
         ...
 
-    def batch_limit(self, group: Hashable) -> int:
-        """How many units of this group go into one batch at most; at least 1."""
+    @property
+    def window(self) -> int:
+        """How many prepared units may wait for a batch: few where each takes megabytes, many where they are to be sorted; at least 1."""
         ...
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode (key, payload) pairs of one group; returns named tensors without a batch axis for exactly these keys."""
+    def batch_limit(self, group: Hashable) -> int:
+        """How many units of this group go into one batch at most; at least 1. May change from batch to batch."""
+        ...
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> "Result":
+        """Begin to encode (key, payload) pairs of one group. A GPU may still be at it when this returns."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ from cachestore.work.workers import Life
 
 POOL_PARTITIONS: Final = 8
 POOL_UNITS: Final = 64
-"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
+"""A worker takes up to 8 partitions at once, or as many as hold 64 units (more where its encoder likes to see more), so that batches
+fill and segments are not tiny."""
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256
@@ -24,6 +25,8 @@ class Choice:
     """Partitions to claim now, at once; empty where nobody has left any."""
     held: Sequence[int]
     """Partitions that are claimed and not finished; looked up only where nothing is free."""
+    is_plenty: bool = False
+    """Whether so much is free that what is taken may wait a little without leaving anybody idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +39,32 @@ class Held:
     is_slow: bool
 
 
-def choose(order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int) -> Choice:
+def choose(
+    order: Sequence[int],
+    *,
+    finished: Collection[int],
+    claimed: Collection[int],
+    each: int,
+    world_size: int,
+    units: int = POOL_UNITS,
+) -> Choice:
     """Which partitions to claim next, of those in `order`, that hold `each` units or one more. Nothing is left of nothing.
 
-    `order` may leave out what was finished before.
+    `order` may leave out what was finished before. `units` is how many a worker likes to have at once.
     """
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
-    return Choice(free[: pool_size(each, len(free), world_size)], [] if free else left)
+    is_plenty = len(free) >= 2 * world_size * _pool_limit(each, units)
+    return Choice(free[: pool_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
 
 
-def pool_size(each: int, free: int, world_size: int) -> int:
+def pool_size(each: int, free: int, world_size: int, units: int = POOL_UNITS) -> int:
     """How many partitions of `each` units to take at once: fewer towards the end, so that nobody is left without work."""
-    limit = max(POOL_PARTITIONS, POOL_UNITS // max(1, each))
-    return max(1, min(limit, free // (2 * world_size) if world_size > 1 else free))
+    return max(1, min(_pool_limit(each, units), free // (2 * world_size) if world_size > 1 else free))
+
+
+def _pool_limit(each: int, units: int) -> int:
+    return max(POOL_PARTITIONS, units // max(1, each))
 
 
 def claims_to_take(held: Iterable[Held]) -> list[ClaimName]:

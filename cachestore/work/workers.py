@@ -72,6 +72,8 @@ class Beat:
     reused: int = 0
     encoded: int = 0
     failed: int = 0
+    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How busy its stages were so far (see `stages`)."""
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """What else a start wants others of its launch to know: what its plan follows from (see `agreement`)."""
     _lock: LifeLock | None = None
@@ -133,6 +135,7 @@ class Beat:
             "reused": self.reused,
             "encoded": self.encoded,
             "failed": self.failed,
+            "stages": dict(self.stages),
             "started": round(self._started, 3),
             "updated": round(time.time(), 3),
             **self.detail,

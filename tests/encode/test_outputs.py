@@ -82,7 +82,7 @@ class Doubler:
     def make_sound(self, batch):
         from cachestore.encode.outputs import make_sound
 
-        return make_sound("the doubler", batch, self.make, [self.module])
+        return make_sound("the doubler", batch, self.make(batch), self.make, [self.module])
 
 
 def test_nothing_is_made_of_nothing():

@@ -1,0 +1,80 @@
+"""Threads beside the one that encodes: some look ahead, one puts away. None of them outlives the `with` or generator that began it.
+
+Knows nothing of units, models or stores. How much is under way is bounded, so that a slow stage holds up the ones before it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ahead(function: Callable[[Item], Result], items: Iterator[Item], *, threads: int, depth: int) -> Generator[Result]:
+    """The results of a function, in the order of its items, with up to `depth` of them made ahead by `threads` threads.
+
+    Without threads each is made when it is asked for. The items are taken in the caller's thread. The threads end when the generator
+    ends or is closed; an error of the function is raised when its turn comes.
+    """
+    if threads <= 0:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="cachestore-read") as pool:
+        waiting: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(items, max(1, depth)))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(function, item) for item in islice(items, 1))
+                yield result
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Behind(Generic[Result]):
+    """Work that is handed over and done in order by one thread, while the caller goes on. With `depth` 0 it is done at once.
+
+    Use by `with`, which starts the thread and ends it. What is handed over is done before the `with` ends in order; work that has not
+    begun is dropped when it ends by an error.
+    """
+
+    def __init__(self, depth: int) -> None:
+        """At most `depth` pieces of work wait; who hands over one more waits for the first. Starts nothing."""
+        self._depth = depth
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: deque[Future[Result]] = deque()
+
+    def __enter__(self) -> Self:
+        """Start the thread, if there is to be one."""
+        if self._depth > 0:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="cachestore-append")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=error is not None)
+        self._thread = None
+        self._under_way.clear()
+
+    def hand(self, work: Callable[[], Result]) -> list[Result]:
+        """Hand over a piece of work; returns the results that are there, in order. Raises the error of the first that failed."""
+        if self._thread is None:
+            return [work()]
+        self._under_way.append(self._thread.submit(work))
+        return self._taken(self._depth)
+
+    def wait(self) -> list[Result]:
+        """The results of all that was handed over, in order; none of none. Raises the error of the first that failed."""
+        return self._taken(0)
+
+    def _taken(self, left: int) -> list[Result]:
+        taken: list[Result] = []
+        while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
+            taken.append(self._under_way[0].result())
+            self._under_way.popleft()
+        return taken

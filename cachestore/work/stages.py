@@ -1,0 +1,98 @@
+"""How busy the stages of encoding were: clocks that a worker keeps, and their sum over all workers of a pass.
+
+A stage waits while its threads have nothing to do. Reading and preparing share threads, so they wait together.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from cachestore.keys import Json
+
+Stage = Literal["read", "prepare", "encode", "append"]
+
+STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
+"""`read` bytes and digest them; `prepare` (decode and resize, or tokenise); `encode`; `append` (check sums, write, sync, read back)."""
+
+_SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
+
+
+def _zeros() -> dict[Stage, float]:
+    return dict.fromkeys(STAGES, 0.0)
+
+
+@dataclass(slots=True)
+class Stages:
+    """One worker's clocks, in seconds of its threads. Any thread may add to them."""
+
+    clock: Callable[[], float] = time.monotonic
+    _busy: dict[Stage, float] = field(default_factory=_zeros)
+    _wait: dict[Stage, float] = field(default_factory=_zeros)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def busy(self, stage: Stage) -> Generator[None]:
+        """Count the time inside as work of a stage, however it ends."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            spent = self.clock() - begun
+            with self._lock:
+                self._busy[stage] += spent
+
+    @contextmanager
+    def stretch(self, threads: int) -> Generator[None]:
+        """A stretch of work in which `threads` threads read and prepare: what no stage did inside it waited for."""
+        begun, before = self.clock(), dict(self._busy)
+        try:
+            yield
+        finally:
+            seconds = self.clock() - begun
+            did = {stage: self._busy[stage] - before[stage] for stage in STAGES}
+            together = sum(did[stage] for stage in _SHARED)
+            for stage in STAGES:
+                had = seconds * threads - together if stage in _SHARED else seconds - did[stage]
+                self._wait[stage] += max(0.0, had)
+
+    def as_json(self) -> dict[str, Json]:
+        """`{STAGE: [busy, waiting]}` in seconds; empty where nothing was done."""
+        if not any(self._busy.values()):
+            return {}
+        return {stage: [round(self._busy[stage], 3), round(self._wait[stage], 3)] for stage in STAGES}
+
+
+def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
+    """The stages of several workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty where none did anything.
+
+    `limiting` is the stage whose threads were busy for the largest share of their time. Of reading and preparing, which share
+    threads, it is the one that took more.
+    """
+    told = [beat["stages"] for beat in beats if beat.get("stages")]
+    if not told:
+        return {}
+    busy, wait = ({stage: sum(float(one[stage][place]) for one in told) for stage in STAGES} for place in range(2))
+    summed: dict[str, Json] = {stage: {"busy_seconds": round(busy[stage], 3), "wait_seconds": round(wait[stage], 3)} for stage in STAGES}
+    return summed | {"limiting": max(STAGES, key=lambda stage: (_share(stage, busy, wait), busy[stage]))}
+
+
+def stages_in_words(summed: Mapping[str, Any]) -> str:
+    """What `sum_stages` gave, for a person: of their time the threads of each stage were busy so much. Empty where nothing was done."""
+    if not summed:
+        return ""
+    busy, wait = ({stage: float(summed[stage][name]) for stage in STAGES} for name in ("busy_seconds", "wait_seconds"))
+    worked = {
+        stage: busy[stage] + wait[stage] + (sum(busy[one] for one in _SHARED if one != stage) if stage in _SHARED else 0)
+        for stage in STAGES
+    }
+    shares = ", ".join(f"{stage} {busy[stage] / worked[stage]:.0%}" for stage in STAGES if worked[stage])
+    return f"busy: {shares}; {summed['limiting']} limits"
+
+
+def _share(stage: str, busy: Mapping[str, float], wait: Mapping[str, float]) -> float:
+    """Of its threads' time, how much a stage was busy; 0 where it had none."""
+    worked = sum(busy[one] for one in _SHARED) if stage in _SHARED else busy[stage]
+    return worked / (worked + wait[stage]) if worked else 0.0

@@ -1,0 +1,76 @@
+"""The size of a batch, found by measuring."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.encode.budget import Budget
+
+
+def run(budget, rate_of, batches=60):
+    """Let a device that makes `rate_of(size)` a second work through full batches."""
+    sizes = []
+    for _batch in range(batches):
+        size = budget.units(1)
+        sizes.append(size)
+        budget.took(size, size / rate_of(size))
+    return sizes
+
+
+def test_a_budget_of_nothing_still_lets_one_unit_through():
+    assert Budget(0, 0).units(5) == Budget(1, 1).units(0) == 1
+
+
+def test_it_holds_as_many_units_as_their_cost_allows():
+    assert [Budget(64, 64).units(cost) for cost in (1, 16, 48, 64, 1000)] == [64, 4, 1, 1, 1]
+
+
+def test_it_doubles_while_that_pays_up_to_the_most():
+    sizes = run(Budget(8, 64), lambda size: size)
+    assert sizes[-1] == 64
+    assert sorted(set(sizes)) == [8, 16, 32, 64]
+
+
+def test_it_stays_where_a_larger_batch_is_hardly_faster():
+    assert run(Budget(8, 64), lambda size: min(size, 17))[-1] == 32  # 32 was 6 % faster than 16; 64 no more than that
+
+
+def test_it_goes_back_where_a_larger_batch_is_slower():
+    assert run(Budget(8, 1024), lambda size: size if size <= 16 else 10)[-1] == 16
+
+
+def test_the_first_batch_of_a_size_warms_up_and_is_not_measured():
+    budget = Budget(8, 16)
+    for seconds in (1000.0, 1.0, 1.0):
+        budget.took(8, seconds)
+    assert budget.size == 16
+
+
+def test_a_ragged_batch_tells_nothing():
+    budget = Budget(8, 16)
+    for _batch in range(20):
+        budget.took(5, 1.0)
+    assert (budget.size, budget.is_open) == (8, True)
+
+
+def test_what_did_not_fit_is_halved_for_good():
+    budget = Budget(16, 64)
+    budget.did_not_fit()
+    run(budget, lambda size: size)
+    assert (budget.size, budget.is_open) == (8, False)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_clock_that_stands_still_changes_nothing(seconds):
+    budget = Budget(8, 64)
+    for _batch in range(9):
+        budget.took(8, seconds)
+    assert budget.size == 8
+
+
+@given(st.integers(1, 1000), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 10)), max_size=60))
+def test_whatever_is_measured_it_stays_between_one_and_the_most(size, doublings, batches):
+    budget = Budget(size, size << doublings)
+    for cost, seconds in batches:
+        budget.took(cost, seconds)
+        assert 1 <= budget.size <= size << doublings

@@ -1,0 +1,65 @@
+"""Clocks of the stages, and their sum over workers."""
+
+import pytest
+
+from cachestore.work.stages import STAGES, Stages, stages_in_words, sum_stages
+from tests.fakes import Clock
+
+
+def beat(**stages):
+    return {"stages": {stage: stages.get(stage, [0.0, 0.0]) for stage in STAGES}}
+
+
+def refuse_after(seconds, stages, clock):
+    with stages.busy("append"):
+        clock.sleep(seconds)
+        message = "the disk refuses"
+        raise OSError(message)
+
+
+def test_where_nothing_was_done_there_is_nothing_to_tell():
+    assert Stages(Clock()).as_json() == {}
+    assert sum_stages([]) == {}
+    assert sum_stages([{"stages": {}}, {}]) == {}
+    assert stages_in_words({}) == ""
+
+
+def test_a_stage_is_busy_while_something_is_done_however_it_ends_and_waits_for_the_rest_of_the_stretch():
+    clock = Clock()
+    stages = Stages(clock)
+    with stages.stretch(1):
+        with stages.busy("encode"):
+            clock.sleep(3)
+        with pytest.raises(OSError, match="refuses"):
+            refuse_after(1, stages, clock)
+        clock.sleep(6)
+    assert stages.as_json() == {"read": [0.0, 10.0], "prepare": [0.0, 10.0], "encode": [3.0, 7.0], "append": [1.0, 9.0]}
+
+
+def test_reading_and_preparing_share_threads_and_so_wait_together():
+    clock = Clock()
+    stages = Stages(clock)
+    with stages.stretch(2), stages.busy("read"), stages.busy("prepare"):
+        clock.sleep(5)
+    with stages.stretch(4):
+        clock.sleep(1)
+    assert stages.as_json()["read"] == stages.as_json()["prepare"] == [5.0, 4.0]
+
+
+def test_the_limiting_stage_is_the_one_whose_threads_wait_least():
+    one = beat(encode=[60.0, 40.0], append=[10.0, 90.0], read=[20.0, 330.0], prepare=[50.0, 330.0])
+    assert sum_stages([one])["limiting"] == "encode"
+    other = beat(encode=[10.0, 90.0], append=[5.0, 95.0], read=[100.0, 20.0], prepare=[280.0, 20.0])
+    summed = sum_stages([one, other])
+    assert summed["prepare"] == {"busy_seconds": 330.0, "wait_seconds": 350.0}
+    assert summed["limiting"] == "prepare"
+    assert sum_stages([beat(append=[9.0, 1.0], encode=[8.0, 2.0])])["limiting"] == "append"
+
+
+def test_a_worker_whose_beat_tells_of_no_stages_is_passed_over():
+    assert sum_stages([{}, beat(encode=[1.0, 1.0]), {"stages": {}}])["encode"] == {"busy_seconds": 1.0, "wait_seconds": 1.0}
+
+
+def test_a_person_is_told_of_shares_and_of_what_limits():
+    summed = sum_stages([beat(read=[1.0, 40.0], prepare=[9.0, 40.0], encode=[45.0, 5.0], append=[5.0, 45.0])])
+    assert stages_in_words(summed) == "busy: read 2%, prepare 18%, encode 90%, append 10%; encode limits"
