@@ -9,8 +9,10 @@ Random weights; by default small models on the CPU, with `--size real` those of 
                                                               /  the encoder alone on the same captions, padded to 512
                                                               /  the loop, one caption at a time padded to 512
 
-The small VAE is the first of some that costs at least 10 times what decoding a picture does; the notes say how many. Each figure is the
-median of RUNS; models are warm. `share of matmul` holds the encoder alone against a matrix product of the same dtype measured here.
+The small VAE is the first of some that costs 10 to 20 times what decoding a picture does; the notes say how many. Ours, the encoder alone
+and the loop take turns; ratios are medians of RUNS turns, and models are warm. What ours does once (listing, planning, loading the model,
+the catalog) is part of its time. `of matmul` holds the encoder alone against a matrix product of the same dtype measured here, and the
+notes say which stage the report names as limiting.
 """
 
 import environment
@@ -39,13 +41,25 @@ import torch
 from PIL import Image
 
 import cachestore as cs
+from cachestore.loop import Report
 
 RUNS = 3
 SIDE = 1024
 MEAN_TOKENS, MOST_TOKENS, SIGMA = 72, 512, 0.7
 WORDS = 2_000
-LEAST_RATIO = 10.0
-"""What a small VAE costs at least, in decodings of a picture."""
+LEAST_RATIO, MOST_RATIO = 10.0, 20.0
+"""What a small VAE costs, in decodings of a picture."""
+SMALL_VAES = (
+    (4, 4, 4, 4),
+    (4, 8, 8, 8),
+    (8, 8, 8, 8),
+    (8, 8, 16, 16),
+    (8, 16, 16, 16),
+    (12, 16, 16, 16),
+    (16, 16, 32, 32),
+    (24, 32, 32, 32),
+)
+"""Widths of the blocks of VAEs without attention, which at 1024 x 1024 would cost more than all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,33 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
     """The median of several runs after one that warms up."""
     work()
     return statistics.median(seconds(work, device) for _run in range(RUNS))
+
+
+Turn = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds that ours, the encoder alone and the loop took, turn by turn."""
+
+    ours: Sequence[float]
+    alone: Sequence[float]
+    peer: Sequence[float]
+
+    def row(self, what: str, count: int, share: float, notes: str) -> Row:
+        """Rates by the medians, and the medians of each turn's ratios."""
+        ours, alone, peer = (statistics.median(times) for times in (self.ours, self.alone, self.peer))
+        of_alone = statistics.median(two / one for one, two in zip(self.ours, self.alone, strict=True))
+        of_peer = statistics.median(two / one for one, two in zip(self.ours, self.peer, strict=True))
+        return Row(what, count / ours, count / alone, count / peer, of_alone, of_peer, share / alone, notes)
+
+
+def take_turns(ours: Turn, alone: Turn, peer: Turn) -> Turns:
+    """RUNS turns after one of each that warms up."""
+    for work in (ours, alone, peer):
+        work()
+    times = [(ours(), alone(), peer()) for _run in range(RUNS)]
+    return Turns(*([turn[place] for turn in times] for place in range(3)))
 
 
 def matmul_flops(dtype: torch.dtype, device: torch.device) -> float:
@@ -111,7 +152,7 @@ def make_pictures(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def vae_of(widths: tuple[int, int, int, int], *, layers: int, groups: int) -> Any:
+def vae_of(widths: tuple[int, int, int, int], *, layers: int, groups: int, attention: bool = True) -> Any:
     """A VAE of SD's layout with random weights."""
     import diffusers
 
@@ -123,6 +164,7 @@ def vae_of(widths: tuple[int, int, int, int], *, layers: int, groups: int) -> An
         "norm_num_groups": groups,
         "latent_channels": 4,
         "sample_size": SIDE,
+        "mid_block_add_attention": attention,
     }
     return diffusers.AutoencoderKL(**shape).eval()
 
@@ -144,14 +186,19 @@ def to_tensor(pixels: Sequence[np.ndarray[Any, Any]], dtype: torch.dtype, device
     return raw.permute(0, 3, 1, 2).contiguous().float().div(127.5).sub(1).to(dtype)
 
 
+def laid_out(vae: Any, device: torch.device) -> Any:
+    """A VAE with its memory laid out as ours lays it out."""
+    return vae.to(memory_format=torch.channels_last) if device.type == "cpu" or next(vae.parameters()).dtype != torch.float32 else vae
+
+
 def fitting_vae(paths: Sequence[Path], device: torch.device) -> tuple[Any, float]:
     """The smallest VAE that costs at least 10 decodings of a picture, and how many it costs."""
-    plain = median_seconds(lambda: decode(paths[0]), device)
-    for width in (8, 12, 16, 24, 32, 48, 64):
-        vae = vae_of((width, 2 * width, 2 * width, 2 * width), layers=1, groups=4).to(device)
-        batch = to_tensor([decode(paths[0])], torch.float32, device)
+    batch = to_tensor([decode(paths[0])], torch.float32, device)
+    for widths in SMALL_VAES:
+        vae = laid_out(vae_of(widths, layers=1, groups=4, attention=False).to(device), device)
         with torch.inference_mode():
-            ratio = median_seconds(lambda vae=vae, batch=batch: vae.encode(batch), device) / plain
+            pairs = [(seconds(lambda vae=vae: vae.encode(batch), device), seconds(lambda: decode(paths[0]), device)) for _pair in range(9)]
+        ratio = statistics.median(one / other for one, other in pairs[1:])
         if ratio >= LEAST_RATIO:
             return vae, ratio
     sys.exit("no small VAE costs 10 times what decoding does on this machine: use --size real")
@@ -161,52 +208,40 @@ def bench_pictures(folder: Path, count: int, device: torch.device, size: Literal
     """JPEGs to latents."""
     paths = make_pictures(folder / "pictures", count)
     dtype = torch.bfloat16 if size == "real" else torch.float32
-    vae, notes = (real_vae(), "SDXL's VAE") if size == "real" else fitting_vae(paths, device)
-    if not isinstance(notes, str):
-        notes = f"VAE = {notes:.1f} decodings"
+    vae, cost = (real_vae(), 0.0) if size == "real" else fitting_vae(paths, device)
     model = folder / "vae"
     vae.save_pretrained(model)
-    vae = vae.to(device, dtype)
+    vae = laid_out(vae.to(device, dtype), device)
+    stores, reports = (folder / f"store {run}" for run in range(99)), list[Report]()
 
-    def ours(run: int) -> float:
-        store = folder / f"store {run}"
+    def ours() -> float:
         begin = time.perf_counter()
-        name = str(dtype).removeprefix("torch.")
-        report = cs.precompute(
-            paths[0].parent, model=model, store=store, encode=("latents",), resolution=SIDE, inline=True, device=str(device), vae_dtype=name
-        )
-        assert report.encoded == count, report
+        options: dict[str, Any] = {"device": str(device), "vae_dtype": str(dtype).removeprefix("torch."), "resolution": SIDE}
+        reports.append(cs.precompute(paths[0].parent, model=model, store=next(stores), encode=("latents",), inline=True, **options))
+        assert reports[-1].encoded == count, reports[-1]
         return time.perf_counter() - begin
 
-    ours(-1)
-    ours_seconds = statistics.median(ours(run) for run in range(RUNS))
     batch_size = 16 if device.type == "cuda" else 1
     resident = [
         to_tensor([decode(path) for path in paths[start : start + batch_size]], dtype, device) for start in range(0, count, batch_size)
     ]
+    peers = folder / "peer"
+    peers.mkdir()
+
+    def peer() -> None:
+        for path in paths:
+            latents = vae.encode(to_tensor([decode(path)], dtype, device)).latent_dist.sample().cpu()
+            torch.save(latents, peers / f"{path.stem}.pt")
+
     with torch.inference_mode():
-        alone = median_seconds(lambda: [vae.encode(batch).latent_dist.parameters.cpu() for batch in resident], device)
-        peers = folder / "peer"
-        peers.mkdir()
-
-        def peer() -> None:
-            for path in paths:
-                latents = vae.encode(to_tensor([decode(path)], dtype, device)).latent_dist.sample().cpu()
-                torch.save(latents, peers / f"{path.stem}.pt")
-
-        peer_seconds = median_seconds(peer, device)
-    flops = module_flops(vae.encode, resident[0][:1]) * count
-    share = flops / alone / matmul_flops(dtype, device)
-    return Row(
-        "pictures",
-        count / ours_seconds,
-        count / alone,
-        count / peer_seconds,
-        alone / ours_seconds,
-        peer_seconds / ours_seconds,
-        share,
-        notes,
-    )
+        turns = take_turns(
+            ours,
+            lambda: seconds(lambda: [vae.encode(batch).latent_dist.parameters.cpu() for batch in resident], device),
+            lambda: seconds(peer, device),
+        )
+    share = module_flops(vae.encode, resident[0][:1]) * count / matmul_flops(dtype, device)
+    notes = f"{'VAE of SDXL' if size == 'real' else f'VAE = {cost:.1f} decodings'}; {reports[-1].stages['limiting']} limits"
+    return turns.row("pictures", count, share, notes)
 
 
 # Captions
@@ -250,46 +285,38 @@ def bench_captions(folder: Path, count: int, device: torch.device, size: Literal
     source = folder / "captions.txt"
     source.write_text("\n".join(captions) + "\n")
 
-    def ours(run: int) -> float:
+    stores, reports = (folder / f"text store {run}" for run in range(99)), list[Report]()
+
+    def ours() -> float:
         begin = time.perf_counter()
-        name = str(dtype).removeprefix("torch.")
-        store = folder / f"text store {run}"
-        report = cs.precompute(source, model=model_folder, store=store, encode=("text",), inline=True, device=str(device), text_dtype=name)
-        assert report.encoded == count + 1, report
+        options: dict[str, Any] = {"device": str(device), "text_dtype": str(dtype).removeprefix("torch.")}
+        reports.append(cs.precompute(source, model=model_folder, store=next(stores), encode=("text",), inline=True, **options))
+        assert reports[-1].encoded == count + 1, reports[-1]
         return time.perf_counter() - begin
 
-    ours(-1)
-    ours_seconds = statistics.median(ours(run) for run in range(RUNS))
     batch_size = 64 if device.type == "cuda" else 4
     padded = [
         tokenizer(captions[start : start + batch_size], padding="max_length", max_length=MOST_TOKENS, return_tensors="pt").to(device)
         for start in range(0, count, batch_size)
     ]
+    peers = folder / "text peer"
+    peers.mkdir()
+
+    def peer() -> None:
+        for number, caption in enumerate(captions):
+            one = tokenizer([caption], padding="max_length", max_length=MOST_TOKENS, return_tensors="pt").to(device)
+            torch.save(model(**one).last_hidden_state.cpu(), peers / f"{number}.pt")
+
     with torch.inference_mode():
-        alone = median_seconds(lambda: [model(**batch).last_hidden_state.cpu() for batch in padded], device)
-        peers = folder / "text peer"
-        peers.mkdir()
-
-        def peer() -> None:
-            for number, caption in enumerate(captions):
-                one = tokenizer([caption], padding="max_length", max_length=MOST_TOKENS, return_tensors="pt").to(device)
-                torch.save(model(**one).last_hidden_state.cpu(), peers / f"{number}.pt")
-
-        peer_seconds = median_seconds(peer, device)
-    flops = module_flops(model, **padded[0]) / len(padded[0]["input_ids"]) * count
-    share = flops / alone / matmul_flops(dtype, device)
+        turns = take_turns(
+            ours,
+            lambda: seconds(lambda: [model(**batch).last_hidden_state.cpu() for batch in padded], device),
+            lambda: seconds(peer, device),
+        )
+    share = module_flops(model, **padded[0]) / len(padded[0]["input_ids"]) * count / matmul_flops(dtype, device)
     tokens = statistics.mean(len(caption.split()) + 1 for caption in captions)
-    notes = f"mean {tokens:.0f} tokens; encoder alone is padded to {MOST_TOKENS}"
-    return Row(
-        "captions",
-        count / ours_seconds,
-        count / alone,
-        count / peer_seconds,
-        alone / ours_seconds,
-        peer_seconds / ours_seconds,
-        share,
-        notes,
-    )
+    notes = f"mean {tokens:.0f} tokens; encoder alone is padded to {MOST_TOKENS}; {reports[-1].stages['limiting']} limits"
+    return turns.row("captions", count, share, notes)
 
 
 def main() -> int:
@@ -297,7 +324,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How busy encoding keeps the encoder.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=("small", "real"), default="small")
-    parser.add_argument("--images", type=int, default=24)
+    parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--captions", type=int, default=96)
     parser.add_argument("--only", choices=("pictures", "captions"))
     parser.add_argument("--json", action="store_true")
