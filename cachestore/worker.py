@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from cachestore.encode.batches import Batches
+from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.pipeline import Behind, ahead
 from cachestore.encode.unit import Encoder, Prepared, Resolved, Result
 from cachestore.errors import BadInput, CorruptEntry, EncodeFailed, FormatError, Incomplete
@@ -35,8 +36,6 @@ from cachestore.work.workers import Beat, Watch
 
 STUCK_SECONDS: Final = 1800.0
 """Without any sign of progress for so long, waiting ends with an error that says for whom."""
-
-_MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
 
 
 class Source(Protocol):
@@ -527,7 +526,7 @@ class Worker:
         self._take_in(self._behind.hand(partial(self._append, flight.pool, flight.batch, tensors)))
 
     def _fall_back(self, station: _Station, pool: _Pool, batch: Sequence[_Looked], error: Exception) -> None:
-        is_memory = _is_memory(error)
+        is_memory = is_lack_of_memory(error)
         if len(batch) > 1:
             assert batch[0].prepared is not None
             half = station.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
@@ -658,10 +657,6 @@ def _outcome(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int],
 def _facts(looked: _Looked) -> dict[str, Json]:
     assert looked.resolved is not None
     return {**looked.resolved.facts, **(looked.prepared.facts if looked.prepared else {})}
-
-
-def _is_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(word in str(error) for word in _MEMORY_WORDS)
 
 
 def _words(error: Exception) -> str:

@@ -3,6 +3,8 @@
 A larger batch is not always a faster one: a VAE at 1024 x 1024 fills a GPU with a few pictures, and a CPU's cache with less than one.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,6 +14,12 @@ MEASURED: Final = 2
 """Batches of a size that are measured, after one that warms it up: the first of a shape also chooses kernels and takes memory."""
 FULL: Final = 0.75
 """A batch with a smaller share of its size tells nothing of the size."""
+_MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, of a device or of the machine."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in _MEMORY_WORDS)
 
 
 @dataclass(slots=True)
@@ -57,3 +65,13 @@ class Budget:
         """Tell that a batch ran out of memory: half of the size, for good."""
         self.size = max(1, self.size // 2)
         self._is_settled = True
+
+    @contextmanager
+    def spending(self, units: int) -> Generator[None]:
+        """Around the encoding of so many units: an error that says that memory ran out counts, unless there was but one."""
+        try:
+            yield
+        except Exception as error:
+            if units > 1 and is_lack_of_memory(error):
+                self.did_not_fit()
+            raise

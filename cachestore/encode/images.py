@@ -10,8 +10,10 @@ The rules, which are part of every key through the transform's name (`TRANSFORM`
 * A file that ends early is refused: a picture is whole or it is an error.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import importlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -57,8 +59,7 @@ def decode(data: bytes) -> Image.Image:
     """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
     with _opened(data) as image:
         orientation = _orientation(image, data)
-        image.load()
-        picture = _rgb(image)
+        picture = _rgb(_decoded(image, data))
     turn = _TURNS.get(orientation)
     return picture if turn is None else picture.transpose(turn)
 
@@ -112,6 +113,49 @@ def _orientation(image: Image.Image, data: bytes) -> int:
 
 def _upright(size: Size, orientation: int) -> Size:
     return Size(size.height, size.width) if orientation >= 5 else size
+
+
+def _decoded(image: Image.Image, data: bytes) -> Image.Image:
+    """A picture with its pixels decoded. JPEGs of three plain channels by simplejpeg, where that is installed: in 0.6 of the time.
+
+    What it refuses, and all else, is Pillow's, whose word it is what can be read.
+    """
+    decode_jpeg = _fast_decoder()
+    if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
+        with suppress(ValueError):
+            fast = Image.fromarray(decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False, strict=True))
+            if fast.size == image.size:
+                fast.info = image.info
+                return fast
+    image.load()
+    return image
+
+
+@cache
+def _fast_decoder() -> Callable[..., Any] | None:
+    """The decoder of simplejpeg, where that is installed and makes the very pixels that Pillow makes of a small picture; else None.
+
+    Both stand on libjpeg-turbo with its exact transform, so they do, unless one was built on another library: then keys would lie.
+    """
+    try:
+        simplejpeg: Any = importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+    for subsampling in (0, 2):
+        buffer = BytesIO()
+        Image.fromarray(_sample_pixels()).save(buffer, "JPEG", quality=90, subsampling=subsampling)
+        with Image.open(buffer) as image:
+            expected = np.asarray(image)
+        if not np.array_equal(simplejpeg.decode_jpeg(buffer.getvalue(), colorspace="RGB"), expected):
+            return None
+    return simplejpeg.decode_jpeg
+
+
+def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """[61, 83, 3]: slopes and edges in all channels, with odd sides."""
+    rows, columns = np.mgrid[0:61, 0:83]
+    channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
+    return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

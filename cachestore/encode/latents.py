@@ -1,6 +1,7 @@
 """Pictures to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,7 +94,8 @@ class LatentsEncoder:
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device))
         height, width = batch[0][1].shape[:2]
-        return self._vae.submit(batch, partial(self._took, len(batch) * height * width))
+        with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
+            return self._vae.submit(batch, partial(self._took, len(batch) * height * width))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """As `submit`, waiting for the result."""

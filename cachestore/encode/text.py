@@ -5,6 +5,7 @@ Constructing an encoder loads nothing, resolving a unit hashes its caption, prep
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,7 +117,8 @@ class TextEncoder:
             from cachestore.encode import modules, prompts
 
             self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
-        return self._modules.submit(batch, partial(self._took, batch))
+        with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
+            return self._modules.submit(batch, partial(self._took, batch))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """As `submit`, waiting for the result."""

@@ -60,6 +60,14 @@ def test_what_did_not_fit_is_halved_for_good():
     assert (budget.size, budget.is_open) == (8, False)
 
 
+@pytest.mark.parametrize(("units", "error", "size"), [(4, "CUDA out of memory", 8), (1, "CUDA out of memory", 16), (4, "NaN", 16)])
+def test_only_a_lack_of_memory_of_more_than_one_unit_counts_and_every_error_passes(units, error, size):
+    budget = Budget(16, 64)
+    with pytest.raises(RuntimeError, match=error), budget.spending(units):
+        raise RuntimeError(error)
+    assert budget.size == size
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_clock_that_stands_still_changes_nothing(seconds):
     budget = Budget(8, 64)

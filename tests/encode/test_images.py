@@ -1,6 +1,7 @@
 """Encoded bytes to upright RGB: every oddity that trainers' folders hold."""
 
 import contextlib
+import sys
 import zlib
 from io import BytesIO
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 
+from cachestore.encode import images
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.images import decode, fit, measure
 from cachestore.errors import EncodeFailed
@@ -283,3 +285,74 @@ def test_upright_means_the_same_as_pillows_exif_transpose():
     data = encoded(noise(), "JPEG", exif=exif.tobytes())
     with Image.open(BytesIO(data)) as opened:
         assert far(decode(data), ImageOps.exif_transpose(opened)) == 0
+
+
+# JPEGs decoded by simplejpeg
+
+
+def both(data):
+    """What is made of a file with simplejpeg and by Pillow alone: pixels, or the reason why not."""
+    return [attempt(data, decoder) for decoder in (images._fast_decoder(), None)]
+
+
+def attempt(data, decoder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "_fast_decoder", lambda: decoder)
+        try:
+            return pixels(decode(data)).tolist()
+        except EncodeFailed as error:
+            return str(error)
+
+
+def test_simplejpeg_is_installed_where_tests_run_and_makes_pillows_pixels():
+    assert images._fast_decoder() is not None
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 70)),
+    st.integers(1, 100),
+    st.sampled_from([0, 1, 2]),
+    st.booleans(),
+    st.integers(0, 8),
+    st.integers(0, 10**6),
+)
+def test_either_decoder_makes_the_same_pixels(size, quality, subsampling, progressive, orientation, seed):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": quality, "subsampling": subsampling, "progressive": progressive, "exif": exif}
+    one, other = both(encoded(noise(*size, seed=seed).resize((size[0], size[1])), "JPEG", **options))
+    assert one == other
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(0, 3), st.data())
+def test_either_decoder_says_the_same_of_damaged_files(seed, changes, data):
+    raw = bytearray(encoded(noise(seed=seed), "JPEG", quality=80))
+    for _change in range(changes):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    one, other = both(bytes(raw[: data.draw(st.integers(1, len(raw)))]))
+    assert one == other
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_only_three_plain_channels_are_given_to_simplejpeg(mode, monkeypatch):
+    monkeypatch.setattr(images, "_fast_decoder", lambda: pytest.fail)
+    assert decode(encoded(noise().convert(mode), "JPEG")).mode == "RGB"
+
+
+def test_a_colour_profile_counts_whoever_decodes():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
+    one, other = both(encoded(flag(), "JPEG", icc_profile=profile.tobytes()))
+    assert one == other
+
+
+@pytest.mark.parametrize("missing", ["other pixels", "absent"])
+def test_a_decoder_that_is_missing_or_makes_other_pixels_is_not_used(missing, monkeypatch):
+    class Other:
+        @staticmethod
+        def decode_jpeg(data, **options):
+            return np.zeros((61, 83, 3), np.uint8)
+
+    monkeypatch.setitem(sys.modules, "simplejpeg", Other if missing == "other pixels" else None)
+    assert images._fast_decoder.__wrapped__() is None
