@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace", action="store_true", help="let this source, model or resolution take the place of the name's earlier one"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--vae", metavar="PATH", help="take the VAE from here")
-    model.add_argument("--text-encoder", metavar="PATH", help="take the text encoder from here")
+    model.add_argument("--vae", metavar="PATH", help="take the VAE from here: a folder, a hub id, or one .safetensors file")
+    model.add_argument("--text-encoder", metavar="PATH", help="take the text encoder from here, likewise")
     model.add_argument("--revision", metavar="R", help="of a hub model")
     model.add_argument("--variant", metavar="V", help="of the weights, such as fp16")
     model.add_argument(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cachestore.encode.models import INDEX, MissingFile
+from cachestore.encode.single_file import is_single_file, why_no_model
 from cachestore.errors import BadInput
 
 T = TypeVar("T")
@@ -29,10 +30,9 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
     path = Path(name).expanduser()
     if path.is_dir():
         return read(path)
-    if path.suffix == ".safetensors":
-        message = f"{name}: single .safetensors files are not accepted here; give the folder that holds config.json and the weights"
-        raise BadInput(message)
-    if path.exists() or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+    if is_single_file(name) and path.is_file():
+        raise BadInput(why_no_model(path))
+    if path.exists() or is_single_file(name) or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         reason = "is no folder" if path.exists() else "does not exist"
         message = f"{name} {reason}; give a model's folder, or its id on the Hugging Face hub"
         raise BadInput(message)

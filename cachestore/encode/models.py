@@ -76,6 +76,13 @@ class Component:
     """Of the weights; None where this component has no such variant, or none was asked for."""
     config: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """config.json, or tokenizer_config.json."""
+    single_file: Path | None = None
+    """Where the weights are in a file of their own, and the folder gives the configuration alone."""
+
+    @property
+    def place(self) -> Path:
+        """Where the weights, or the tokenizer, come from: for messages."""
+        return self.single_file or self.folder
 
 
 def read_model(folder: Path) -> Model:
@@ -133,6 +140,16 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
     weights, found_variant = _weights(folder, names, library, variant)
     files = {file: folder / file for file in (CONFIG, *weights)}
     return Component(name, library, class_name, folder, files, found_variant, read_json(folder / CONFIG))
+
+
+def module_of_file(name: str, folder: Path, library: str, class_name: str, file: Path) -> Component:
+    """A component with the configuration of a folder and the weights of a single file.
+
+    The file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
+    """
+    config = folder / CONFIG
+    weights, _ = weight_names(_WEIGHTS[library], None)
+    return Component(name, library, class_name, folder, {CONFIG: config, weights: file}, config=read_json(config), single_file=file)
 
 
 def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:

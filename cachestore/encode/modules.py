@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cachestore import ranks
+from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.errors import BadInput
 from cachestore.keys import Json
@@ -55,7 +56,7 @@ def _loading(component: Component) -> "Generator[None]":
         except (BadInput, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            message = f"cannot load {component.name} from {component.folder}: {type(error).__name__}: {error}"
+            message = f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}"
             raise BadInput(message) from error
 
 
@@ -67,19 +68,21 @@ def load_tokenizer(component: Component) -> Foreign:
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
     """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole."""
-    with _loading(component):
+    with _loading(component), weights_folder(component, _class_of(component)) as folder:
         module, loading = _class_of(component).from_pretrained(
-            component.folder,
+            folder,
             variant=component.variant,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype]},
+            **{_dtype_name(component.library): DTYPES[dtype], **_single_file_options(component)},
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        message = f"weights in {component.folder} lack {len(missing)} tensors, such as {missing[0]}, which would be random"
+        message = f"weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would be random"
         raise BadInput(message)
+    if component.single_file is not None:
+        check_single_file(component, loading)
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
@@ -122,6 +125,11 @@ def _dtype_name(library: str) -> str:
     """The argument of `from_pretrained` that says the dtype: transformers renamed it in 4.56, diffusers has not."""
     version = importlib.import_module(library).__version__.split(".")
     return "dtype" if library == "transformers" and (int(version[0]), int(version[1])) >= (4, 56) else "torch_dtype"
+
+
+def _single_file_options(component: Component) -> dict[str, bool]:
+    """A tensor of another shape is let through and found in what is reported: transformers would raise without naming it."""
+    return {"ignore_mismatched_sizes": True} if component.single_file is not None and component.library == "transformers" else {}
 
 
 def _class_of(component: Component) -> Foreign:

@@ -19,6 +19,7 @@ from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
+from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Recipe
@@ -48,7 +49,9 @@ class ModelRequest:
     """A diffusers folder, a transformers text-encoder folder, a VAE folder, or a hub id of one of these."""
     encode: Collection[str] = ENCODERS
     vae: str | None = None
+    """A folder, a hub id, or a single `.safetensors` file, which takes the configuration of the model's own VAE."""
     text_encoder: str | None = None
+    """Likewise of the text encoder whose token embedding has the same shape."""
     revision: str | None = None
     variant: str | None = None
     text_dtype: str = "auto"
@@ -71,7 +74,7 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
     if not request.encode:
         return ()
     # A hub model is downloaded only as far as nothing else replaces its parts.
-    needed = [name for name in request.encode if not (name == "latents" and request.vae)]
+    needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
     return with_folder(
         request.model,
         lambda folder: _encoders(models.read_model(folder), request, digest),
@@ -111,6 +114,8 @@ def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
     if request.text_encoder is None:
         family, components = _text_parts(model, None, request)
+    elif is_single_file(request.text_encoder):
+        family, components = _text_parts_with_file(model, Path(request.text_encoder).expanduser(), request)
     else:
         read = partial(_text_parts, model, request=request)
         family, components = _with_override(request.text_encoder, read, "text", request)
@@ -166,6 +171,44 @@ def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> 
         "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
     }
+
+
+def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
+    """The family of the text encoder, and its components, with the weights of a single file in place of those they were saved for."""
+    if model.kind == "pipeline":
+        family = request.family or _pipeline_family(model)
+        replaced = _saved_for(file, _text_configs(model, family), model)
+        parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
+        parts[replaced] = models.module_of_file(replaced, model.folder / replaced, *models.component_class(model, replaced), file)
+        return family, {name: parts[name] for name in family.components}
+    if model.kind != "text":
+        message = f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder"
+        raise BadInput(message)
+    _saved_for(file, {"text_encoder": model.index}, model)
+    return PLAIN, {
+        "text_encoder": models.module_of_file("text_encoder", model.folder, "transformers", models.TEXT_MODEL, file),
+        "tokenizer": models.tokenizer("tokenizer", model.folder, "transformers", "AutoTokenizer"),
+    }
+
+
+def _text_configs(model: Model, family: TextFamily) -> dict[str, dict[str, Json]]:
+    """config.json of each text encoder of a pipeline."""
+    modules = [name for name in family.components if not name.startswith("tokenizer")]
+    return {name: models.read_json(model.folder / name / models.CONFIG) for name in modules}
+
+
+def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Model) -> str:
+    """Which text encoder a single file holds the weights of: the one whose token embedding has the shape of the file's."""
+    shapes = read_shapes(file)
+    alike = [name for name, config in configs.items() if text_prefix(shapes, config) is not None]
+    if len(alike) != 1:
+        wanted = {name: [config.get("vocab_size"), text_width(config)] for name, config in configs.items()}
+        message = (
+            f"{file} can replace {len(alike)} of the text encoders of {model.folder}: its token embeddings are {token_embeddings(shapes)}, "
+            f"theirs {wanted}; give one text encoder's weights, or its folder with config.json"
+        )
+        raise BadInput(message)
+    return alike[0]
 
 
 def _pipeline_family(model: Model) -> TextFamily:
@@ -232,7 +275,12 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
 
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
     read_vae = partial(_vae, model, request=request)
-    family, vae = read_vae(model) if request.vae is None else _with_override(request.vae, read_vae, "latents", request)
+    if request.vae is None:
+        family, vae = read_vae(model)
+    elif is_single_file(request.vae):
+        family, vae = _vae_with_file(model, Path(request.vae).expanduser())
+    else:
+        family, vae = _with_override(request.vae, read_vae, "latents", request)
     dtype = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae")
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
@@ -268,6 +316,19 @@ def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily
     if source.kind == "vae":
         return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant)
     message = f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text"
+    raise BadInput(message)
+
+
+def _vae_with_file(model: Model, file: Path) -> tuple[TextFamily | None, Component]:
+    """The model's VAE with the weights of a single file in place of its own."""
+    read_shapes(file)
+    family = families.TEXT_FAMILIES.get(model.class_name)
+    if model.kind == "pipeline":
+        library, class_name = models.component_class(model, "vae")
+        return family, models.module_of_file("vae", model.folder / "vae", library, class_name, file)
+    if model.kind == "vae":
+        return family, models.module_of_file("vae", model.folder, "diffusers", model.class_name, file)
+    message = f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder"
     raise BadInput(message)
 
 

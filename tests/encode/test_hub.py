@@ -122,7 +122,7 @@ def test_a_missing_path_is_named_and_not_looked_up(hub, name):
 def test_a_file_is_no_model(tmp_path, hub):
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "model.ckpt").touch()
-    with pytest.raises(BadInput, match="folder that holds"):
+    with pytest.raises(BadInput, match=r"model\.safetensors is no \.safetensors file"):
         fetch(str(tmp_path / "model.safetensors"), pytest.fail)
     with pytest.raises(BadInput, match="is no folder"):
         fetch(str(tmp_path / "model.ckpt"), pytest.fail)

@@ -1,0 +1,122 @@
+"""Weights in a single file, brought into the folder that a library loads from. Imports torch, and diffusers where a layout is converted.
+
+A file in the library's own layout is linked into a scratch folder beside its config.json, so that it is loaded exactly as from a
+folder. The original layouts of Stable Diffusion's VAE and of OpenCLIP, and what diffusers converts besides, go through diffusers' own
+conversion first, without a network.
+"""
+
+import importlib
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cachestore.encode.models import CONFIG, Component
+from cachestore.encode.single_file import Shapes, read_shapes, text_prefix, vae_prefix
+from cachestore.errors import BadInput
+
+_MAY_BE_MORE = ("position_ids", "logit_scale", "text_projection.weight", "spiece_model")
+"""Tensors beside those of an encoder that published files hold, and that its rows do not depend on."""
+_OPEN_CLIP = "transformer.resblocks."
+
+Tensors = Mapping[str, Tensor]
+
+
+@contextmanager
+def weights_folder(component: Component, module_class: Any) -> Generator[Path]:
+    """The folder that a component is loaded from: its own, or one made for a single file, which is gone afterwards."""
+    if component.single_file is None:
+        yield component.folder
+        return
+    name = next(name for name in component.files if name != CONFIG)
+    with TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as scratch:
+        shutil.copyfile(component.files[CONFIG], Path(scratch, CONFIG))
+        converted = _converted(component, module_class, component.single_file)
+        if converted is None:
+            _link(component.single_file, Path(scratch, name))
+        else:
+            save_file({name: tensor.contiguous() for name, tensor in converted.items()}, Path(scratch, name), {"format": "pt"})
+            del converted  # it is as large as the module
+        yield Path(scratch)
+
+
+def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
+    """Raise BadInput where a single file held tensors that its module has no place for, or in other shapes; it names the first."""
+    more = sorted(key for key in loading["unexpected_keys"] if not key.endswith(_MAY_BE_MORE))
+    other = sorted(str(key if isinstance(key, str) else key[0]) for key in loading["mismatched_keys"])
+    if more or other:
+        what = f"in another shape, such as {other[0]}" if other else f"that it has no place for, such as {more[0]}"
+        message = (
+            f"{component.single_file} does not fit {component.class_name} by the config.json in {component.folder}: "
+            f"it has {len(other or more)} tensors {what}; give the weights of this very component, or its own folder"
+        )
+        raise BadInput(message)
+
+
+def _converted(component: Component, module_class: Any, file: Path) -> Tensors | None:
+    """A file's tensors by the names of the component's class; None where the file can be loaded as it is."""
+    shapes = read_shapes(file)
+    if component.library == "diffusers":
+        return _diffusers_tensors(component, module_class, file, shapes)
+    prefix = text_prefix(shapes, component.config) or ""
+    if any(name.startswith(prefix + _OPEN_CLIP) for name in shapes):
+        convert = importlib.import_module("diffusers.loaders.single_file_utils").convert_open_clip_checkpoint
+        return convert(SimpleNamespace(config=SimpleNamespace(**component.config)), _read(file, prefix), prefix="")
+    return _read(file, prefix) if prefix else None
+
+
+def _diffusers_tensors(component: Component, module_class: Any, file: Path, shapes: Shapes) -> Tensors | None:
+    prefix = vae_prefix(list(shapes))
+    expected = _names_of(module_class, component)
+    known = sum(prefix + name in shapes for name in expected)
+    if 2 * known > len(expected):  # its own layout; a tensor or two may be missing, which loading will say
+        return _read(file, prefix) if prefix else None
+    convert = _conversion(component.class_name)
+    if convert is None:
+        message = (
+            f"{file} is no {component.class_name} in the layout of diffusers (it has {min(shapes)}, not {min(expected)}), and diffusers "
+            f"converts no other; save the VAE with diffusers' save_pretrained, and give that folder"
+        )
+        raise BadInput(message)
+    found = convert(config=dict(component.config), checkpoint=_read(file, prefix))
+    lacking = sorted(expected - set(found))
+    if lacking:
+        message = (
+            f"{file} is no {component.class_name} by the config.json in {component.folder}, neither in the layout of diffusers nor in the "
+            f"original one: it lacks {len(lacking)} tensors, such as {lacking[0]}"
+        )
+        raise BadInput(message)
+    return found
+
+
+def _names_of(module_class: Any, component: Component) -> set[str]:
+    """The names of a module's tensors, without making any."""
+    with importlib.import_module("accelerate").init_empty_weights():
+        return set(module_class.from_config(dict(component.config)).state_dict())
+
+
+def _conversion(class_name: str) -> Callable[..., Tensors] | None:
+    """What diffusers' `from_single_file` converts an original layout of this class with."""
+    known = importlib.import_module("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES
+    return known.get(class_name, {}).get("checkpoint_mapping_fn")
+
+
+def _read(file: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it; of a checkpoint nothing else is read."""
+    with safe_open(file, "pt") as opened:
+        return {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118 - no mapping
+
+
+def _link(file: Path, name: Path) -> None:
+    """A link, or a copy where links are not to be had."""
+    try:
+        name.symlink_to(file.absolute())
+    except OSError:
+        shutil.copyfile(file, name)

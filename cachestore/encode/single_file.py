@@ -1,0 +1,117 @@
+"""Single `.safetensors` files: which component's weights one holds, told from its header. No torch, no weights in memory.
+
+Such a file has no configuration of its own; that comes from the component whose place it takes.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cachestore.encode.setup import text_width
+from cachestore.errors import BadInput, FormatError
+from cachestore.files.container import read_header
+from cachestore.keys import Json
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+SUFFIX = ".safetensors"
+VAE_PREFIXES = ("first_stage_model.", "vae.")
+"""Under these a checkpoint keeps its VAE."""
+TEXT_PREFIXES = (
+    "cond_stage_model.transformer.",
+    "cond_stage_model.model.",
+    "conditioner.embedders.0.transformer.",
+    "conditioner.embedders.0.model.",
+    "conditioner.embedders.1.model.",
+    "text_encoders.clip_l.transformer.",
+    "text_encoders.clip_g.transformer.",
+    "text_encoders.t5xxl.transformer.",
+)
+"""Under these a checkpoint keeps its text encoders."""
+_TOKENS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight", "word_embeddings.weight")
+"""How the names of token embeddings end."""
+_CHECKPOINTS = {
+    "conditioner.embedders.": "StableDiffusionXLPipeline",
+    "cond_stage_model.": "StableDiffusionPipeline",
+    "model.diffusion_model.joint_blocks.": "StableDiffusion3Pipeline",
+}
+"""What a checkpoint of a whole pipeline has, by the class that can read it."""
+_DENOISERS = (
+    "model.diffusion_model.",
+    "double_blocks.",
+    "joint_blocks.",
+    "transformer_blocks.",
+    "down_blocks.",
+    "input_blocks.",
+    "blocks.",
+)
+_ADAPTERS = ("lora_", ".lora", ".hada_", ".lokr_")
+
+
+def is_single_file(name: str) -> bool:
+    """Whether a path names a single weight file, there or not, rather than a folder or an id."""
+    path = Path(name).expanduser()
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def read_shapes(path: Path) -> Shapes:
+    """The tensors of a file with their shapes. Raises BadInput where it cannot be read, and for an adapter, which is no model."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror}"
+        raise BadInput(message) from error
+    try:
+        tensors = read_header(descriptor, os.fstat(descriptor).st_size, where=path).tensors
+    except FormatError as error:
+        message = f"{path} is no .safetensors file: its header is damaged, or it was not copied whole"
+        raise BadInput(message) from error
+    finally:
+        os.close(descriptor)
+    if not tensors:
+        message = f"{path} holds no tensors"
+        raise BadInput(message)
+    if any(part in name for name in tensors for part in _ADAPTERS):
+        message = f"{path} is an adapter (LoRA); merge it into the weights first, and save those"
+        raise BadInput(message)
+    return {name: place.shape for name, place in tensors.items()}
+
+
+def vae_prefix(names: Sequence[str]) -> str:
+    """What the names of the VAE's tensors begin with; empty where the file is a VAE alone."""
+    return next((prefix for prefix in VAE_PREFIXES if any(name.startswith(prefix) for name in names)), "")
+
+
+def text_prefix(shapes: Shapes, config: Mapping[str, Json]) -> str | None:
+    """What the names of a text encoder's tensors begin with; None where no token embedding is of the shape that its config.json says."""
+    inner: Mapping[str, Json] = config.get("text_config") or {}
+    wanted = (config.get("vocab_size") or inner.get("vocab_size"), text_width(config))
+    found = next((name for name in sorted(shapes) if name.endswith(_TOKENS) and tuple(shapes[name]) == wanted), None)
+    if found is None:
+        return None
+    return next((prefix for prefix in TEXT_PREFIXES if found.startswith(prefix)), "")
+
+
+def token_embeddings(shapes: Shapes) -> dict[str, list[int]]:
+    """The token embeddings of a file with their shapes: by these text encoders are told apart."""
+    return {name: list(shape) for name, shape in sorted(shapes.items()) if name.endswith(_TOKENS)}
+
+
+def why_no_model(path: Path) -> str:
+    """Why a single file cannot be `--model`, and what to do with this one. Raises BadInput where it cannot be read."""
+    names = sorted(read_shapes(path))
+
+    def has(*prefixes: str) -> bool:
+        return any(name.startswith(prefixes) for name in names)
+
+    pipeline = next((class_name for prefix, class_name in _CHECKPOINTS.items() if has(prefix)), None)
+    if pipeline is not None:
+        convert = f"from diffusers import {pipeline} as P; P.from_single_file({str(path)!r}).save_pretrained('FOLDER')"
+        return f'{path} is a whole checkpoint in one file; make a folder of it, and give that as --model: python -c "{convert}"'
+    component = "--vae" if has("encoder.conv", "encoder.down", "encoder.stages", *VAE_PREFIXES) else None
+    component = "--text-encoder" if any(name.endswith(_TOKENS) for name in names) else component
+    if component is not None and not has("model.diffusion_model."):
+        return f"{path} holds one component and no config.json; give it as {component}, and the folder or id of its pipeline as --model"
+    if has(*_DENOISERS):
+        return f"{path} is a denoiser alone, which encodes nothing; give the folder or id of its pipeline as --model"
+    return f"{path} holds tensors such as {names[0]}, which is no model known here; give a model's folder or hub id"
