@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--revision", metavar="R", help="of a hub model")
     model.add_argument("--variant", metavar="V", help="of the weights, such as fp16")
     model.add_argument(
-        "--encode-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument for encode_prompt; VALUE is JSON or text"
+        "--encode-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument for encode_prompt, such as clip_skip=1; JSON or text",
     )
     model.add_argument("--text-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
     model.add_argument("--vae-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")

@@ -52,7 +52,7 @@ from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
 
-from cachestore.encode.family import DEFAULT_OF_CALL, LIMIT, MAX_LENGTH_ARG, ZERO_ROWS, TextFamily, VaeFamily
+from cachestore.encode.family import DEFAULT_OF_CALL, LIMIT, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily, VaeFamily
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -106,7 +106,7 @@ _PIPELINES = (
         max_tokens=77,
         returns=("prompt_embeds", None),
         outputs=_WHOLE,
-        args={"clip_skip": None},
+        args={SKIP_ARG: None},
     ),
     TextFamily(
         name="sdxl",
@@ -119,7 +119,7 @@ _PIPELINES = (
             "prompt_embeds": {"join": ["prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"], "dim": -1},
             "pooled_prompt_embeds": {"from": "pooled_prompt_embeds"},
         },
-        args={"clip_skip": None},
+        args={SKIP_ARG: None},
     ),
     TextFamily(
         name="sd3",
@@ -139,7 +139,7 @@ _PIPELINES = (
             },
             "pooled_prompt_embeds": {"join": ["pooled_prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder_2"], "dim": -1},
         },
-        args={"clip_skip": None, MAX_LENGTH_ARG: 256},
+        args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
         vae_patch=2,
         text_dtype="bfloat16",
         vae_dtype="bfloat16",

@@ -8,6 +8,9 @@ from cachestore.keys import Json
 
 MAX_LENGTH_ARG: Final = "max_sequence_length"
 
+SKIP_ARG: Final = "clip_skip"
+"""How many of CLIP's last layers are left out, as diffusers counts: its 1 is the 2 of kohya's scripts and of web UIs."""
+
 LIMIT: Final = "limit"
 """Stands in a row's `pad` for the most tokens a caption can have, which is settled with a request."""
 

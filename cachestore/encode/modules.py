@@ -99,6 +99,24 @@ def build_pipeline(class_name: str, components: Mapping[str, Foreign], settings:
             return pipeline(**{**dict.fromkeys(required, _Absent()), **given})
 
 
+@contextmanager
+def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
+    """Let a pipeline find CLIP's layers below `text_model` meanwhile, where `clip_skip` of diffusers looks for the last norm.
+
+    transformers 5.6 moved them up into CLIPTextModel itself. The name is set past torch's registration, so that no module contains
+    itself, and it is gone afterwards.
+    """
+    modules = [part for name, part in pipeline.components.items() if name.startswith("text_encoder")]
+    moved = [module for module in modules if type(module).__name__ == "CLIPTextModel" and not hasattr(module, "text_model")]
+    for module in moved:
+        object.__setattr__(module, "text_model", module)
+    try:
+        yield
+    finally:
+        for module in moved:
+            object.__delattr__(module, "text_model")
+
+
 class _Absent:
     """Stands for a component that a pipeline's constructor looks into. It is false, and None in every field."""
 

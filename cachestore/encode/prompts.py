@@ -8,6 +8,7 @@ batch than alone, captions are encoded one by one, and the log says so.
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
-from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS, TextFamily
-from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, load_module, load_tokenizer
+from cachestore.encode.family import DEFAULT_OF_CALL, SKIP_ARG, ZERO_ROWS, TextFamily
+from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_tokenizer
 from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import Payload, TextSetup, padded_length, pooled_width, text_width
@@ -200,8 +201,9 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
 
     def call(captions: Sequence[str]) -> dict[str, Any]:
         arguments = prompt_arguments(pipeline.encode_prompt, args, len(captions), device)
-        # A copy: Z-Image writes its chat template into the list it is given, and a second call would nest it.
-        return _named(setup.family, pipeline.encode_prompt(list(captions), **arguments))
+        with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
+            # A copy: Z-Image writes its chat template into the list it is given, and a second call would nest it.
+            return _named(setup.family, pipeline.encode_prompt(list(captions), **arguments))
 
     return call
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
-from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
+from cachestore.encode.family import MAX_LENGTH_ARG, SKIP_ARG, TextFamily
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -37,6 +37,8 @@ LATENTS_VERSION = 1
 
 _STORED = ("moments", "mean", "sample")
 _DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16"}
+_CLIP_LAYERS = 12
+"""transformers' own default, which an old config.json may leave out."""
 _UNSET_LENGTH = 1_000_000
 """transformers writes 10^30 as `model_max_length` where none was set."""
 
@@ -121,6 +123,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         family, components = _with_override(request.text_encoder, read, "text", request)
     dtype = _dtype(request.text_dtype, family.text_dtype, "text")
     args = _encode_args(family, request.encode_args)
+    _check_skip(components, args)
     limit = _max_tokens(family, components, args)
     if MAX_LENGTH_ARG in args:
         args[MAX_LENGTH_ARG] = limit
@@ -253,6 +256,17 @@ def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Jso
         message = f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {known}"
         raise BadInput(message)
     return {**family.args, **given}
+
+
+def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -> None:
+    """Refuse a `clip_skip` that is no number of layers, or leaves none of a CLIP encoder."""
+    skip = args.get(SKIP_ARG)
+    configs = [component.config for component in components.values() if component.class_name.startswith("CLIPText")]
+    layers = [(config.get("text_config") or config).get("num_hidden_layers") for config in configs]
+    most = min((count for count in layers if isinstance(count, int)), default=_CLIP_LAYERS) - 1
+    if skip is not None and (not isinstance(skip, int) or isinstance(skip, bool) or not 0 <= skip <= most):
+        message = f"--encode-arg {SKIP_ARG} must be a whole number of layers from 0 to {most}, not {skip!r}; 1 leaves out the last"
+        raise BadInput(message)
 
 
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:

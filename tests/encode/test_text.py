@@ -151,10 +151,57 @@ def test_another_dtype_is_honoured(tiny_model, digest):
     assert {tensor.dtype for tensor in entry.values()} == {torch.bfloat16}
 
 
-def test_skipping_clips_last_layers_gives_other_embeddings(tiny_model, digest):
-    plain, skipped = (text_encoder(tiny_model("sdxl").folder, digest, encode_args=args) for args in ({}, {"clip_skip": 1}))
-    name = "prompt_embeds.text_encoder"
-    assert not encode(plain, ["a cat"])["a cat"][name].equal(encode(skipped, ["a cat"])["a cat"][name])
+def hidden_states(pipeline, number, caption):
+    """What each layer of one of a pipeline's CLIP encoders makes of a caption, and the encoder's last norm."""
+    import torch
+
+    name = f"text_encoder{number}"
+    model, tokenizer = getattr(pipeline, name), getattr(pipeline, name.replace("text_encoder", "tokenizer"))
+    ids = tokenizer([caption], padding="max_length", max_length=77, truncation=True, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        states = model(ids, output_hidden_states=True).hidden_states
+    return [rows[0] for rows in states], getattr(model, "text_model", model).final_layer_norm
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_clip_skip_of_sd15_is_the_layers_before_the_last_under_the_last_norm(tiny_model, digest, skip):
+    import torch
+
+    made = encode(text_encoder(tiny_model("sd15").folder, digest, encode_args={"clip_skip": skip}), CAPTIONS)
+    for caption, entry in made.items():
+        states, norm = hidden_states(tiny_model("sd15").pipeline, "", caption)
+        with torch.inference_mode():
+            expected = norm(states[-1 - skip])
+        assert torch.allclose(entry["prompt_embeds"], expected, atol=1e-6)
+    others = encode(text_encoder(tiny_model("sd15").folder, digest), CAPTIONS)
+    assert all(torch.allclose(made[caption]["prompt_embeds"], others[caption]["prompt_embeds"], atol=1e-6) for caption in CAPTIONS) == (
+        skip == 0
+    )
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd3"])
+def test_clip_skip_of_sdxl_and_sd3_counts_from_the_layer_before_the_last(tiny_model, built, digest, name):
+    import torch
+
+    model = tiny_model(name) if name == "sdxl" else built(name)
+    made = encode(text_encoder(model.folder, digest, encode_args={"clip_skip": 1}, text_dtype="float32"), ["a cat"])["a cat"]
+    for number in ("", "_2"):
+        states, _ = hidden_states(model.pipeline, number, "a cat")
+        assert torch.allclose(made[f"prompt_embeds.text_encoder{number}"], states[-3], atol=1e-6)
+
+
+def test_clip_skip_leaves_the_encoder_as_it_was(tiny_model, digest):
+    encoder = text_encoder(tiny_model("sd15").folder, digest, encode_args={"clip_skip": 1})
+    encode(encoder, ["a cat"])
+    (module,) = encoder._modules._modules
+    assert ("text_model" in vars(module)) is False
+    assert not [name for name in module.state_dict() if name.startswith("text_model.text_model.")]
+
+
+@pytest.mark.parametrize("skip", [-1, 2, "one", True, 1.0])
+def test_a_clip_skip_that_is_no_count_of_layers_is_refused(tiny_model, digest, skip):
+    with pytest.raises(BadInput, match="clip_skip must be a whole number of layers from 0 to 1"):
+        text_encoder(tiny_model("sd15").folder, digest, encode_args={"clip_skip": skip})
 
 
 def test_only_the_text_encoders_are_loaded(tiny_model, digest, tmp_path):
