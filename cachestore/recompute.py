@@ -95,10 +95,7 @@ def _refill(layout: Layout, catalog: Catalog, moved: Mapping[str, str]) -> int:
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
     requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
-    asked = [
-        replace(request, encode=tuple(name for name in request.encode if name in encoders[hints]) or request.encode, **moved)
-        for hints, request in requests.items()
-    ]
+    asked = [replace(request, encode=request.made_by(encoders[hints]), **moved) for hints, request in requests.items()]
     return sum(_run_again(layout, catalog, request) for request in asked)
 
 
@@ -311,7 +308,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str
 def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: Mapping[str, str]) -> PrecomputeRequest:
     """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
-    return replace(request, encode=(encoder,) if encoder in request.encode else request.encode, **moved)
+    return replace(request, encode=request.made_by([encoder]), **moved)
 
 
 def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:

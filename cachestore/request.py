@@ -4,12 +4,13 @@ Everything here is the same on every rank; nothing here encodes.
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from cachestore.digests import digest_file
+from cachestore.encode.family import encoder_of
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
@@ -72,6 +73,10 @@ class PrecomputeRequest:
             else:
                 arguments += _option(option, ",".join(self.encode) if one.name == "encode" else str(value))
         return arguments
+
+    def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
+        """What of `encode` these encoders make; all of it where that is nothing."""
+        return tuple(name for name in self.encode if encoder_of(name) in encoders) or self.encode
 
     def hints(self) -> dict[str, Json]:
         """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""

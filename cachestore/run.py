@@ -69,7 +69,8 @@ def precompute(
         data: a folder of images, a manifest `.jsonl`, or a list of prompts `.txt`.
         model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read.
         store: the store's folder; made if it does not exist.
-        encode: "text", "latents" or both.
+        encode: "text", "latents" or both; in place of "text" some of the model's text encoders by name ("text_encoder_2"), where its
+            family can call them alone.
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%") before `complete` is false for it.
         on_progress: called in the calling thread, about once a second and at the end, with units published so far over all ranks:

@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--store", required=True, help="the store's folder; made if it does not exist")
     what = parser.add_argument_group("what")
-    what.add_argument("--encode", default="text,latents", metavar="LIST", help="text, latents or both (default: text,latents)")
+    what.add_argument(
+        "--encode",
+        default="text,latents",
+        metavar="LIST",
+        help="text, latents or both (default: text,latents); some encoders alone by name",
+    )
     what.add_argument("--resolution", type=int, default=1024, metavar="R", help="area R*R in aspect buckets (default: 1024)")
     what.add_argument("--name", default="train", help="the data set's name (default: train)")
     what.add_argument("--captions", choices=("first", "all"), default="first", help="of a sample with several captions (default: first)")

@@ -47,12 +47,12 @@ the order in which diffusers' training scripts compute:
 A null `scaling_factor` counts as 1, a null `shift_factor` as 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
 
-from cachestore.encode.family import DEFAULT_OF_CALL, LIMIT, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily, VaeFamily
+from cachestore.encode.family import DEFAULT_OF_CALL, LIMIT, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily, TextPart, VaeFamily
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -92,6 +92,7 @@ _FLUX = TextFamily(
     outputs=_POOLED,
     constants={"text_ids": {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}},
     args={MAX_LENGTH_ARG: 512},
+    parts={"text_encoder": TextPart(pooled="pooled_prompt_embeds"), "text_encoder_2": TextPart("prompt_embeds", args=(MAX_LENGTH_ARG,))},
     vae_patch=2,
     text_dtype="bfloat16",
     vae_dtype="bfloat16",
@@ -120,6 +121,10 @@ _PIPELINES = (
             "pooled_prompt_embeds": {"from": "pooled_prompt_embeds"},
         },
         args={SKIP_ARG: None},
+        parts={
+            "text_encoder": TextPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
+            "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
+        },
     ),
     TextFamily(
         name="sd3",
@@ -140,6 +145,11 @@ _PIPELINES = (
             "pooled_prompt_embeds": {"join": ["pooled_prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder_2"], "dim": -1},
         },
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
+        parts={
+            "text_encoder": TextPart("prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder", -2, (SKIP_ARG,)),
+            "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds.text_encoder_2", -2, (SKIP_ARG,)),
+            "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,)),
+        },
         vae_patch=2,
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
@@ -518,6 +528,39 @@ def vae_family(class_name: str) -> VaeFamily:
         message = f"the VAE class {class_name!r} is not known; known are {', '.join(sorted(VAE_FAMILIES))}"
         raise BadInput(message)
     return VAE_FAMILIES[class_name]
+
+
+def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
+    """A family's row for some of its text encoders, called without the others; all of them give the row itself.
+
+    Each stored tensor is an output under its own name, as nothing is joined whose other part is missing. No name at all is refused as
+    are unknown ones: BadInput names what can be made alone.
+    """
+    chosen = tuple(name for name in family.encoders if name in names)
+    if chosen == family.encoders and set(names) == set(chosen):
+        return family
+    if not chosen or set(names) - set(chosen) or set(chosen) - set(family.parts):
+        able = "; ".join(f"{row.pipeline}: {', '.join(row.parts)}" for row in TEXT_FAMILIES.values() if row.parts)
+        has = f"it has {', '.join(family.encoders)}"
+        message = (
+            f"{family.pipeline or 'a text encoder that stands alone'} cannot make {', '.join(sorted(names)) or 'text of no encoder'} alone "
+            f"({has}); pass --encode text. These can: {able}"
+        )
+        raise BadInput(message)
+    parts = {name: family.parts[name] for name in chosen}
+    stored = [name for part in parts.values() for name in (part.rows, part.pooled) if name is not None]
+    tokenizers = {name: name.replace("text_encoder", "tokenizer") for name in chosen}
+    counts = family.tokenizer if family.tokenizer in tokenizers.values() else tokenizers[chosen[0]]
+    return replace(
+        family,
+        components=tuple(one for name in chosen for one in (name, tokenizers[name])),
+        tokenizer=counts,
+        returns=(),
+        outputs={name: {"from": name} for name in stored},
+        constants={name: constant for name, constant in family.constants.items() if constant["like"] in stored},
+        args={name: value for name, value in family.args.items() if any(name in part.args for part in parts.values())},
+        called=chosen,
+    )
 
 
 def stored_names(family: TextFamily) -> list[str]:

@@ -22,6 +22,29 @@ DEFAULT_OF_CALL: Final = "default_of_call"
 this digest: instructions of several kilobytes are neither copied here nor written into every recipe."""
 
 
+def is_text_encoder(name: str) -> bool:
+    """Whether something to encode names one of a pipeline's text encoders (`text_encoder_2`)."""
+    return name.startswith("text_encoder")
+
+
+def encoder_of(name: str) -> str:
+    """The encoder that makes what is asked for by this name: some of a pipeline's text encoders are `text` too."""
+    return "text" if is_text_encoder(name) else name
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """What one text encoder of a family makes when it is called without the others: what it makes beside them."""
+
+    rows: str | None = None
+    """The stored name of its rows; None where only what it pools is used."""
+    pooled: str | None = None
+    layer: int | None = None
+    """Which of the hidden states its rows are, counted from the end, before `clip_skip`; None for its last, normalised ones."""
+    args: tuple[str, ...] = ()
+    """Those of the family's `args` that concern it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextFamily:
     """How one family of models makes text embeddings."""
@@ -58,12 +81,21 @@ class TextFamily:
     length_step: int | None = None
     """Where padding is neither masked nor of fixed length: captions share a batch only where their lengths, rounded up to a multiple of
     this, are equal, as each is padded to that alone too."""
+    parts: Mapping[str, TextPart] = field(default_factory=dict[str, TextPart])
+    """By name the text encoders that can be called alone; none where their outputs depend on each other, or nobody looked."""
+    called: tuple[str, ...] = ()
+    """Of `parts` those that are called, one by one; none where `encode_prompt` is."""
     is_found: bool = False
     """Whether this row was found by introspection, not written down: what it supposes is probed when the model is loaded."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
     vae_patch: int = 1
     """The denoiser takes latents in patches of this side, so a picture's sides are multiples of this many latent pixels."""
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """The text encoders among the components."""
+        return tuple(name for name in self.components if not name.startswith("tokenizer"))
 
 
 @dataclass(frozen=True, slots=True)

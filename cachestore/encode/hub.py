@@ -56,7 +56,7 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
     A variant is fetched where a folder has it; its plain weights are then left out.
     """
     listed = sorted(names)
-    parts = [_FOLDERS[name] for name in encode if name in _FOLDERS] if INDEX in listed else [""]
+    parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))
     by_folder: dict[str, list[str]] = {}
     for name in listed:
@@ -67,6 +67,11 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
     for files in by_folder.values():
         chosen += _of_variant(files, variant)
     return chosen
+
+
+def _folders_of(encode: str) -> str:
+    """The folders that what is to be encoded needs, as an expression; of a single text encoder its own and its tokenizer's."""
+    return _FOLDERS.get(encode) or f"{re.escape(encode)}|{re.escape(encode.replace('text_encoder', 'tokenizer'))}"
 
 
 def _of_variant(files: list[str], variant: str | None) -> list[str]:

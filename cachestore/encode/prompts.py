@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
-from cachestore.encode.family import DEFAULT_OF_CALL, SKIP_ARG, ZERO_ROWS, TextFamily
+from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_tokenizer
 from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
@@ -70,7 +70,10 @@ class TextModules:
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
-        self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
+        if setup.family.called:
+            self._call = _parts_call(parts, setup, device)
+        else:
+            self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
         if reason := self._why_single(PROBES, device):
             self.is_single = True
             _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
@@ -191,7 +194,8 @@ class TextModules:
 
 def _may_be_flat(family: TextFamily) -> set[str]:
     """What may be zero or one throughout: masks, and second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
-    forms = [form for name, form in family.outputs.items() if name not in ("prompt_embeds", "pooled_prompt_embeds")]
+    main = ("prompt_embeds", "pooled_prompt_embeds")
+    forms = [form for name, form in family.outputs.items() if name.partition(".")[0] not in main]
     return {name for form in forms for name in form_names(form)}
 
 
@@ -251,6 +255,26 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
         message = f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
         raise BadInput(message)
     return {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
+
+
+def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:
+    """Some text encoders of a pipeline without the others, each called as `encode_prompt` calls it."""
+    skip = setup.args.get(SKIP_ARG) or 0
+
+    def call(captions: Sequence[str]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name in setup.family.called:
+            part, tokenizer = setup.family.parts[name], parts[name.replace("text_encoder", "tokenizer")]
+            length = setup.max_tokens if MAX_LENGTH_ARG in part.args else tokenizer.model_max_length
+            ids = tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
+            states = parts[name](ids.to(device), output_hidden_states=part.layer is not None)
+            if part.rows is not None:
+                made[part.rows] = states.last_hidden_state if part.layer is None else states.hidden_states[part.layer - skip]
+            if part.pooled is not None:
+                made[part.pooled] = states.text_embeds if "text_embeds" in states else states.pooler_output
+        return made
+
+    return call
 
 
 def _model_call(parts: Mapping[str, Foreign], limit: int, device: torch.device) -> Call:

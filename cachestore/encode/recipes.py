@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
-from cachestore.encode.family import MAX_LENGTH_ARG, SKIP_ARG, TextFamily
+from cachestore.encode.family import MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -50,6 +50,7 @@ class ModelRequest:
     model: str
     """A diffusers folder, a transformers text-encoder folder, a VAE folder, or a hub id of one of these."""
     encode: Collection[str] = ENCODERS
+    """`text` and `latents`; in place of `text` the names of some text encoders (`text_encoder_2`) where they can be called alone."""
     vae: str | None = None
     """A folder, a hub id, or a single `.safetensors` file, which takes the configuration of the model's own VAE."""
     text_encoder: str | None = None
@@ -87,9 +88,12 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
 
 
 def _check(request: ModelRequest) -> None:
-    unknown = [name for name in request.encode if name not in ENCODERS]
+    unknown = [name for name in request.encode if name not in ENCODERS and not is_text_encoder(name)]
     if unknown:
-        message = f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}"
+        message = f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ..."
+        raise BadInput(message)
+    if "text" in request.encode and any(map(is_text_encoder, request.encode)):
+        message = f"text is what all text encoders make; leave it out of {', '.join(request.encode)}, or name no single encoder"
         raise BadInput(message)
     if request.latents not in _STORED:
         message = f"latents cannot be kept as {request.latents!r}; known are {', '.join(_STORED)}"
@@ -101,7 +105,8 @@ def _check(request: ModelRequest) -> None:
 
 def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
     makers = {"text": _text_encoder, "latents": _latents_encoder}
-    made = tuple(makers[name](model, request, digest) for name in ENCODERS if name in request.encode)
+    wanted = {encoder_of(name) for name in request.encode}
+    made = tuple(makers[name](model, request, digest) for name in ENCODERS if name in wanted)
     _check_variant(made, request)
     return made
 
@@ -160,7 +165,7 @@ def _with_override(name: str, read: Callable[[Model], T], encode: str, request: 
 def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
     """The family of the text encoder, and its components, with `--text-encoder` in place of what it replaces."""
     if model.kind == "pipeline":
-        family = request.family or _pipeline_family(model)
+        family = _family(model, request)
         replaced = _replaced(model, family, override) if override else None
         parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
         if override and replaced:
@@ -170,7 +175,7 @@ def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> 
     if alone.kind != "text":
         message = f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
         raise BadInput(message)
-    return PLAIN, {
+    return _chosen(PLAIN, request), {
         "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
     }
@@ -179,7 +184,7 @@ def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> 
 def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
     """The family of the text encoder, and its components, with the weights of a single file in place of those they were saved for."""
     if model.kind == "pipeline":
-        family = request.family or _pipeline_family(model)
+        family = _family(model, request)
         replaced = _saved_for(file, _text_configs(model, family), model)
         parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
         parts[replaced] = models.module_of_file(replaced, model.folder / replaced, *models.component_class(model, replaced), file)
@@ -188,16 +193,24 @@ def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tu
         message = f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder"
         raise BadInput(message)
     _saved_for(file, {"text_encoder": model.index}, model)
-    return PLAIN, {
+    return _chosen(PLAIN, request), {
         "text_encoder": models.module_of_file("text_encoder", model.folder, "transformers", models.TEXT_MODEL, file),
         "tokenizer": models.tokenizer("tokenizer", model.folder, "transformers", "AutoTokenizer"),
     }
 
 
+def _family(model: Model, request: ModelRequest) -> TextFamily:
+    """The row of the model's pipeline, for the text encoders that are asked for."""
+    return _chosen(request.family or _pipeline_family(model), request)
+
+
+def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
+    return families.with_encoders(family, [name for name in request.encode if is_text_encoder(name)] or family.encoders)
+
+
 def _text_configs(model: Model, family: TextFamily) -> dict[str, dict[str, Json]]:
     """config.json of each text encoder of a pipeline."""
-    modules = [name for name in family.components if not name.startswith("tokenizer")]
-    return {name: models.read_json(model.folder / name / models.CONFIG) for name in modules}
+    return {name: models.read_json(model.folder / name / models.CONFIG) for name in family.encoders}
 
 
 def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Model) -> str:
@@ -234,7 +247,7 @@ def _versions(family: TextFamily) -> dict[str, str]:
 
 def _replaced(model: Model, family: TextFamily, override: Model) -> str:
     """Which of a pipeline's text encoders a single one takes the place of: the one of the same class, else of the same model type."""
-    modules = [name for name in family.components if not name.startswith("tokenizer")]
+    modules = family.encoders
     if override.kind != "text":
         message = f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder"
         raise BadInput(message)
@@ -271,7 +284,7 @@ def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -
 
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
     """The most tokens a caption can have: as asked for, else what the tokenizer and the model's positions allow."""
-    positions = components["text_encoder"].config.get("max_position_embeddings")
+    positions = components["text_encoder"].config.get("max_position_embeddings") if family.pipeline is None else None
     positions = positions if isinstance(positions, int) and positions > 0 else None
     asked = args.get(MAX_LENGTH_ARG)
     if asked is None:

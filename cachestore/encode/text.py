@@ -147,7 +147,7 @@ class TextEncoder:
         for name, form in family.outputs.items():
             parts = [part.rpartition(".")[2] for part in form_names(form) if "." in part] or [main]
             width = sum(widths[part] for part in parts)
-            numbers += width * (rows * layers if name == "prompt_embeds" else 1)
+            numbers += width * (rows * layers if name.partition(".")[0] == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
 
     def close(self) -> None:

@@ -26,3 +26,23 @@ def test_entries_without_rows_and_of_one_frame_come_back_as_a_batch(built, tmp_p
     assert batch["prompt_embeds_mask_2"].any(dim=1).tolist() == [False, True]
     assert dataset.mask_name == "prompt_embeds_mask"
     assert dataset.prompt("")["prompt_embeds_2"].shape == (1, 256, 32)
+
+
+def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verified(built, tmp_path):
+    import cachestore as cs
+    from cachestore.cli.lines import training_lines
+
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    store, model = str(tmp_path / "store"), str(built("sdxl").folder)
+    report = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
+    assert (report.complete, report.encoded) == (True, 3)
+    dataset = cs.CachedDataset(store)
+    batch = dataset.collate([dataset[0], dataset[1]])
+    assert batch["prompt_embeds.text_encoder_2"].shape[:2] == (2, 77)
+    assert batch["pooled_prompt_embeds"].shape[0] == 2
+    assert "prompt_embeds" not in batch
+    assert "prompt_embeds.text_encoder_2" in "\n".join(training_lines(report))
+    verified = cs.verify(store, recompute=3)
+    assert verified.ok
+    again = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
+    assert (again.encoded, again.reused) == (0, 3)
