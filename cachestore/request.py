@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cachestore.digests import digest_file
 from cachestore.encode.family import encoder_of
@@ -22,6 +22,9 @@ from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.work.workers import Beat, host_name
+
+if TYPE_CHECKING:
+    from cachestore.encode.loaded import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,9 @@ class PrecomputeRequest:
         if "data" not in body or "model" not in body:
             message = "this catalog does not say how it was made; run `cachestore precompute` with its source and model again"
             raise BadInput(message)
+        if str(body["model"]).startswith(LOADED):
+            message = f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again"
+            raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
         return cls(**body)
 
@@ -103,6 +109,9 @@ def _option(name: str, value: str) -> list[str]:
     """An option with its value, joined where argparse would take the value for another option."""
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
+
+LOADED = "(loaded "
+"""How the model of a request is called that has no name, as it is an object of the caller's."""
 
 PLAN_SECONDS = 5.0
 """For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
@@ -132,7 +141,7 @@ class Wanted:
     """What other starts see of it."""
 
 
-def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | None = None) -> Wanted:
+def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | None = None, loaded: "LoadedModel | None" = None) -> Wanted:
     """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
 
     With a `beat`, which rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay
@@ -140,7 +149,7 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
     """
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
-    encoders = _encoders(layout, request)
+    encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
     asked = _digest_request(request, columns, encoders)
     content = digest_parts(listing.content, request.captions).hex()
@@ -200,8 +209,11 @@ def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]
     return encoders
 
 
-def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str]) -> tuple[Encoder, ...]:
-    """The encoders that a request asks for, with nothing loaded. `known` remembers the digests of model files. Raises BadInput."""
+def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loaded: "LoadedModel | None" = None) -> tuple[Encoder, ...]:
+    """The encoders that a request asks for, with nothing loaded. `known` remembers the digests of model files. Raises BadInput.
+
+    A model that the caller has `loaded` takes the place of the one that the request names.
+    """
     from cachestore.encode.recipes import ModelRequest, encoders_for
 
     model = ModelRequest(
@@ -217,6 +229,7 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str]) -> 
         encode_args=request.encode_arg,
         device=request.device,
         batch_size=request.batch_size,
+        loaded=loaded,
     )
     return encoders_for(model, lambda path: digest_file(path, known))
 

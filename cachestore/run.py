@@ -22,7 +22,7 @@ from cachestore.processes import Care, gpu_count, joined_report, processors, run
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
-from cachestore.request import PrecomputeRequest, Wanted, look_at_request
+from cachestore.request import LOADED, PrecomputeRequest, Wanted, look_at_request
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
@@ -34,6 +34,7 @@ from cachestore.work.workers import Beat, host_name
 from cachestore.worker import Cancel
 
 if TYPE_CHECKING:
+    from cachestore.encode.loaded import LoadedModel
     from cachestore.forecast import Forecast
 
 FILL_BATCH: Final = 16
@@ -53,7 +54,7 @@ Say = Callable[[str], None]
 def precompute(
     data: str | Path,
     *,
-    model: str | Path,
+    model: object,
     store: str | Path,
     encode: Sequence[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
@@ -67,7 +68,10 @@ def precompute(
 
     Args:
         data: a folder of images, a manifest `.jsonl`, or a list of prompts `.txt`.
-        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read.
+        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read. Or a model in memory: a
+            diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
+            used here (`inline`) as it is, on its device and in its dtype, told by what it holds (docs/numerics.md), and left as it
+            was; nothing of it is kept.
         store: the store's folder; made if it does not exist.
         encode: "text", "latents" or both; in place of "text" some of the model's text encoders by name ("text_encoder_2"), where its
             family can call them alone.
@@ -99,11 +103,17 @@ def precompute(
     if unknown := sorted(set(options) - known):
         message = f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
         raise BadInput(message)
-    fixed = {"data": str(data), "model": str(model), "store": str(store), "encode": tuple(encode), "encode_arg": dict(encode_args or {})}
+    loaded = None if isinstance(model, str | Path) else _read_loaded(model)
+    named = str(model) if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
+    fixed = {"data": str(data), "model": named, "store": str(store), "encode": tuple(encode), "encode_arg": dict(encode_args or {})}
     values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
     request = PrecomputeRequest(**values)
     observer = Observer(Layout(Path(request.store).absolute()))
-    if inline:
+    if loaded is not None:
+        tell = observer.following(on_progress) if on_progress else None
+        with loaded.evaluating(), _as_it_was(os.environ):
+            report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded)
+    elif inline:
         tell = observer.following(on_progress) if on_progress else None
         report = precompute_here(request, on_progress=tell, cancel=cancel)
     else:
@@ -111,6 +121,12 @@ def precompute(
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
+
+
+def _read_loaded(model: object) -> "LoadedModel":
+    from cachestore.encode.loaded import read_loaded
+
+    return read_loaded(model)
 
 
 def _from_processes(request: PrecomputeRequest, care: Care) -> Report:
@@ -216,9 +232,14 @@ def _own_place(placement: Placement, launch: str) -> dict[str, str]:
 
 
 def precompute_here(
-    request: PrecomputeRequest, *, say: Say = _log.info, on_progress: OnProgress | None = None, cancel: Cancel | None = None
+    request: PrecomputeRequest,
+    *,
+    say: Say = _log.info,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+    loaded: "LoadedModel | None" = None,
 ) -> Report:
-    """Do one worker's part of `precompute` in this process. `say` gets lines for a person."""
+    """Do one worker's part of `precompute` in this process. `say` gets lines for a person; `loaded` stands in for the request's model."""
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
@@ -228,7 +249,7 @@ def precompute_here(
     _say_conflict(placement, say)
     launch = _launch(placement)
     with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        wanted = look_at_request(layout, request, beat=beat)
+        wanted = look_at_request(layout, request, beat=beat, loaded=loaded)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
         def tell(reconciler: Reconciler, ref: PassRef) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -78,6 +78,10 @@ class Component:
     """config.json, or tokenizer_config.json."""
     single_file: Path | None = None
     """Where the weights are in a file of their own, and the folder gives the configuration alone."""
+    loaded: Any = None
+    """The caller's own module or tokenizer; there are no files then."""
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What a loaded one holds, by SHA-256."""
 
     @property
     def place(self) -> Path:

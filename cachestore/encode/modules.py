@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cachestore import ranks
+from cachestore.encode import loaded
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.errors import BadInput
@@ -62,12 +63,19 @@ def _loading(component: Component) -> "Generator[None]":
 
 def load_tokenizer(component: Component) -> Foreign:
     """A tokenizer of its own class: nobody else shares its state."""
+    if component.loaded is not None:
+        return loaded.own_tokenizer(component)
     with _loading(component):
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole."""
+    """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole.
+
+    One that the caller has loaded is what it is: its dtype and device were settled with the request.
+    """
+    if component.loaded is not None:
+        return component.loaded
     with _loading(component), weights_folder(component, _class_of(component)) as folder:
         module, loading = _class_of(component).from_pretrained(
             folder,

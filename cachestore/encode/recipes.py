@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
@@ -23,6 +23,9 @@ from cachestore.encode.single_file import is_single_file, read_shapes, text_pref
 from cachestore.encode.text import TextEncoder
 from cachestore.errors import BadInput
 from cachestore.keys import Json, Recipe
+
+if TYPE_CHECKING:
+    from cachestore.encode.loaded import LoadedModel
 
 T = TypeVar("T")
 Digest = Callable[[Path], str]
@@ -65,6 +68,8 @@ class ModelRequest:
     """A row of one's own for the model's pipeline, in place of the table's or of what introspection finds."""
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
+    loaded: "LoadedModel | None" = None
+    """A model in memory, in place of what `model` names."""
 
 
 def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
@@ -76,6 +81,8 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
     _check(request)
     if not request.encode:
         return ()
+    if request.loaded is not None:
+        return _encoders_of_loaded(request.loaded, request, digest)
     # A hub model is downloaded only as far as nothing else replaces its parts.
     needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
     return with_folder(
@@ -111,6 +118,16 @@ def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[Text
     return made
 
 
+def _encoders_of_loaded(loaded: "LoadedModel", request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
+    if given:
+        message = f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself"
+        raise BadInput(message)
+    makers = {"text": _text_encoder, "latents": _latents_encoder}
+    wanted = {encoder_of(name) for name in request.encode}
+    return tuple(makers[name](loaded.model(name), request, digest) for name in ENCODERS if name in wanted)
+
+
 def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:
     found = [component.variant for encoder in encoders for component in encoder.setup.components.values()]
     if request.variant and not any(found):
@@ -119,14 +136,19 @@ def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: 
 
 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
-    if request.text_encoder is None:
+    if request.loaded is not None:
+        family = _family(model, request) if model.kind == "pipeline" else _chosen(PLAIN, request)
+        components = {name: request.loaded.component(name) for name in family.components}
+    elif request.text_encoder is None:
         family, components = _text_parts(model, None, request)
     elif is_single_file(request.text_encoder):
         family, components = _text_parts_with_file(model, Path(request.text_encoder).expanduser(), request)
     else:
         read = partial(_text_parts, model, request=request)
         family, components = _with_override(request.text_encoder, read, "text", request)
-    dtype = _dtype(request.text_dtype, family.text_dtype, "text")
+    dtype, device = _dtype(request.text_dtype, family.text_dtype, "text"), request.device
+    if request.loaded is not None:
+        dtype, device = _of_loaded(components, request.text_dtype, "text", device)
     args = _encode_args(family, request.encode_args)
     _check_skip(components, args)
     limit = _max_tokens(family, components, args)
@@ -151,7 +173,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     widths = {name: text_width(component.config) for name, component in components.items()}
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
     setup = TextSetup(family=family, components=components, max_tokens=limit, args=args, dtype=dtype, settings=settings)
-    return TextEncoder(recipe, setup, device=request.device, batch_size=request.batch_size)
+    return TextEncoder(recipe, setup, device=device, batch_size=request.batch_size)
 
 
 def _with_override(name: str, read: Callable[[Model], T], encode: str, request: ModelRequest) -> T:
@@ -302,18 +324,22 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
 
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
     read_vae = partial(_vae, model, request=request)
-    if request.vae is None:
+    if request.loaded is not None:
+        family, vae = families.TEXT_FAMILIES.get(model.class_name), request.loaded.component("vae")
+    elif request.vae is None:
         family, vae = read_vae(model)
     elif is_single_file(request.vae):
         family, vae = _vae_with_file(model, Path(request.vae).expanduser())
     else:
         family, vae = _with_override(request.vae, read_vae, "latents", request)
-    dtype = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae")
+    dtype, device = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae"), request.device
+    if request.loaded is not None:
+        dtype, device = _of_loaded({"vae": vae}, request.vae_dtype, "vae", device)
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
         raise BadInput(message)
     row = families.vae_family(vae.class_name)
-    read = families.latents_read(row, vae.config, request.latents, models.read_numbers(vae, row.statistics))
+    read = families.latents_read(row, vae.config, request.latents, _statistics(vae, row.statistics))
     make = {
         "kind": "latents",
         "version": LATENTS_VERSION,
@@ -332,7 +358,24 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         patch=(family.vae_patch if family else 1) * read["patchify"],
         has_frames=row.has_frames,
     )
-    return LatentsEncoder(Recipe("latents", make, read), setup, device=request.device, batch_size=request.batch_size)
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size)
+
+
+def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
+    """The weights by which latents are normalised, from the files or from the module in memory."""
+    if vae.loaded is None or not names:
+        return models.read_numbers(vae, names)
+    from cachestore.encode import loaded
+
+    return loaded.numbers(vae, names)
+
+
+def _of_loaded(components: Mapping[str, Component], asked: str, option: str, device: str) -> tuple[str, str]:
+    """The dtype and the device of loaded modules, which stay as they are."""
+    from cachestore.encode import loaded
+
+    dtype = loaded.common_dtype(components, f"{option}_dtype", _dtype(asked, "auto", option))
+    return _dtype(dtype, dtype, option), loaded.common_device(components, device)
 
 
 def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily | None, Component]:
@@ -372,4 +415,5 @@ def _dtype(asked: str, auto: str, option: str) -> str:
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:
     """SHA-256 of every file that is loaded, by its name relative to the model."""
     named = {(file if flat else f"{component.name}/{file}"): path for component in components for file, path in component.files.items()}
-    return {name: digest(path) for name, path in sorted(named.items())}
+    held = {f"{component.name}/({what})": value for component in components for what, value in component.digests.items()}
+    return {**held, **{name: digest(path) for name, path in sorted(named.items())}}

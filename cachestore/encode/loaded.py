@@ -1,0 +1,218 @@
+"""A model that the caller has in memory: a diffusers pipeline, or its components by name. Imports torch.
+
+What it is is told by what it holds: the bytes of its weights, its configuration, and what its tokenizers save. The folder that a module
+says it came from counts for nothing, as a module that was trained since, or had an adapter merged into it, still says so.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cachestore.encode.models import Component, Model
+from cachestore.errors import BadInput
+from cachestore.keys import Json, canonical, digest_bytes
+
+PLACE = Path("(loaded model)")
+"""Stands for a folder in messages, and for the model in what a catalog keeps of the request."""
+BLOCK_NUMBERS = 1 << 22
+"""So many numbers of a tensor are brought to the CPU at once."""
+
+_LIBRARIES = ("transformers", "diffusers")
+_CLASS = "_class_name"
+_NOT_CONFIG = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "name_or_path"})
+"""Fields of a configuration that change no value, besides those that begin with `_`."""
+_SWITCHES = ("use_tiling", "use_slicing", "use_framewise_encoding", "use_framewise_decoding")
+"""What a VAE can be told to do in pieces. Tiles change its latents by a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Modules and tokenizers of the caller's, by component name."""
+
+    class_name: str | None
+    """The pipeline's; None for a text encoder or a VAE that stand alone."""
+    parts: Mapping[str, Any]
+    settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Plain values of the pipeline's configuration."""
+
+    def model(self, kind: str) -> Model:
+        """What takes the place of a recognised folder; `kind` is what of it is used where there is no pipeline."""
+        index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
+        if self.class_name is not None:
+            return Model(PLACE, "pipeline", self.class_name, index)
+        name = "vae" if kind == "latents" else "text_encoder"
+        if name not in self.parts:
+            message = f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with"
+            raise BadInput(message)
+        return Model(PLACE, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
+
+    def component(self, name: str) -> Component:
+        """One component as it is, with digests of what it holds. Raises BadInput where it is missing, or cannot be told by its values."""
+        part = self.parts.get(name)
+        if part is None:
+            message = f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}"
+            raise BadInput(message)
+        library, class_name = _class_of(name, part)
+        if isinstance(part, nn.Module):
+            config = _config(part)
+            kept = {field: value for field, value in _differing(part).items() if field not in _NOT_CONFIG and not field.startswith("_")}
+            digests = {"config": digest_bytes(canonical(kept)), "weights": digest_state(name, part)}
+        else:
+            config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
+        return Component(name, library, class_name, PLACE, {}, config=config, loaded=part, digests=digests)
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Put the modules into evaluation mode, without tiles or slices, and everything back as it was afterwards."""
+        modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
+        training = [(module, module.training) for part in modules for module in part.modules()]
+        switches = [(part, name, getattr(part, name)) for part in modules for name in _SWITCHES if isinstance(vars(part).get(name), bool)]
+        try:
+            for module, _ in training:
+                module.training = False
+            for part, name, _ in switches:
+                setattr(part, name, False)
+            yield
+        finally:
+            for module, was_training in training:
+                module.training = was_training
+            for part, name, value in switches:
+                setattr(part, name, value)
+
+
+def read_loaded(model: object) -> LoadedModel:
+    """What `model=` holds where it is no path: a diffusers pipeline, or a mapping of component names to modules and tokenizers.
+
+    A mapping names its pipeline as model_index.json does (`"_class_name": "StableDiffusionXLPipeline"`); without one it is a text
+    encoder with its tokenizer, a VAE, or both. Raises BadInput for anything else.
+    """
+    if isinstance(model, Mapping):
+        given = {str(name): part for name, part in model.items() if part is not None}
+        class_name = given.pop(_CLASS, None)
+        settings = {name: part for name, part in given.items() if isinstance(part, bool | int | float | str)}
+        parts = {name: part for name, part in given.items() if name not in settings}
+        if class_name is None and set(parts) - {"text_encoder", "tokenizer", "vae"}:
+            message = f'a mapping with {", ".join(parts)} must say of which pipeline: {{"_class_name": "StableDiffusionXLPipeline", ...}}'
+            raise BadInput(message)
+        return LoadedModel(None if class_name is None else str(class_name), parts, settings)
+    if not (hasattr(model, "components") and hasattr(model, "config")):
+        message = f"model= is a path, a hub id, a diffusers pipeline or a mapping of component names to modules, not {type(model).__name__}"
+        raise BadInput(message)
+    pipeline: Any = model
+    parts = {name: part for name, part in pipeline.components.items() if part is not None and _is_used(name)}
+    settings = {name: value for name, value in pipeline.config.items() if isinstance(value, bool | int | float | str)}
+    return LoadedModel(_class_of("model", pipeline)[1], parts, settings)
+
+
+def common_dtype(components: Mapping[str, Component], option: str, asked: str) -> str:
+    """The dtype of loaded modules, and so of their recipe. Raises BadInput where they differ among each other or from what is asked."""
+    found = {str(component.loaded.dtype).removeprefix("torch.") for component in components.values() if _is_module(component)}
+    if len(found) != 1 or asked not in ("auto", *found):
+        message = (
+            f"the loaded modules are {' and '.join(sorted(found))}, and are not changed: bring them to one dtype, and leave {option} out"
+        )
+        raise BadInput(message)
+    return found.pop()
+
+
+def common_device(components: Mapping[str, Component], asked: str) -> str:
+    """Where loaded modules are, and stay. Raises BadInput where they are not together, or elsewhere than asked."""
+    found = {str(one.device) for component in components.values() if _is_module(component) for one in component.loaded.parameters()}
+    is_there = asked == "auto" or {torch.device(asked).type} == {torch.device(one).type for one in found}
+    if len(found) != 1 or not is_there:
+        message = (
+            f"the loaded modules are on {' and '.join(sorted(found))}, and are not moved: bring them to one device, and leave device out"
+        )
+        raise BadInput(message)
+    return found.pop()
+
+
+def own_tokenizer(component: Component) -> Any:
+    """A copy of a loaded tokenizer: to cut and pad is a state of it, which is the caller's."""
+    return copy.deepcopy(component.loaded)
+
+
+def numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
+    """Small tensors among a module's weights, as lists, by the names that `names` gives them. Raises BadInput where one is missing."""
+    state = component.loaded.state_dict()
+    lacking = sorted(name for name in names.values() if name not in state)
+    if lacking:
+        message = f"the loaded {component.class_name} lacks {', '.join(lacking)}, by which its latents are normalised"
+        raise BadInput(message)
+    return {given: state[name].detach().double().cpu().tolist() for given, name in names.items()}
+
+
+def digest_state(name: str, module: nn.Module) -> str:
+    """SHA-256 over a module's weights and buffers: sorted names, dtypes, shapes and bytes, whatever device they are on.
+
+    Raises BadInput for weights that are not all there (sharded, offloaded, quantised), and for adapters, whose scale is no weight.
+    """
+    if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
+        message = f"{name} of the loaded model has adapters ({type(adapter).__name__}); merge them, or save it and give the folder"
+        raise BadInput(message)
+    state = hashlib.sha256()
+    for key, value in sorted(module.state_dict().items()):
+        if type(value) is not Tensor or value.device.type == "meta":
+            kind = "on no device" if isinstance(value, Tensor) and value.device.type == "meta" else f"a {type(value).__name__}"
+            message = f"{key} of the loaded {name} is {kind}: sharded, offloaded and quantised modules cannot be told apart; give a folder"
+            raise BadInput(message)
+        header = canonical([key, str(value.dtype), list(value.shape)])
+        state.update(len(header).to_bytes(8, "little") + header)
+        flat = value.reshape(-1)
+        for start in range(0, flat.numel(), BLOCK_NUMBERS):
+            state.update(flat[start : start + BLOCK_NUMBERS].cpu().view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
+def _digest_tokenizer(tokenizer: Any) -> str:
+    """SHA-256 of what a tokenizer saves, without what its last call left in it and where it came from."""
+    digests: dict[str, Json] = {}
+    with TemporaryDirectory(prefix="cachestore-") as folder:
+        copy.deepcopy(tokenizer).save_pretrained(folder)
+        for path in sorted(Path(folder).iterdir()):
+            content = path.read_bytes()
+            if path.suffix == ".json" and isinstance(fields := json.loads(content), dict):
+                state = {"truncation", "padding"} if path.name == "tokenizer.json" else _NOT_CONFIG
+                content = canonical({name: value for name, value in fields.items() if name not in state})
+            digests[path.name] = digest_bytes(content)
+    return digest_bytes(canonical(digests))
+
+
+def _is_used(name: str) -> bool:
+    return name.startswith(("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae"))
+
+
+def _is_module(component: Component) -> bool:
+    return isinstance(component.loaded, nn.Module)
+
+
+def _class_of(name: str, part: object) -> tuple[str, str]:
+    """The library and class that an object is of, or is derived from."""
+    for one in type(part).__mro__:
+        library = one.__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            return library, one.__name__
+    message = (
+        f"{name!r} of the loaded model is a {type(part).__name__}, of neither transformers nor diffusers; give what is inside, unwrapped"
+    )
+    raise BadInput(message)
+
+
+def _config(part: Any) -> dict[str, Json]:
+    config = part.config
+    return json.loads(json.dumps(config.to_dict() if hasattr(config, "to_dict") else dict(config), default=str))
+
+
+def _differing(part: Any) -> dict[str, Json]:
+    """The configuration, of transformers without what is its default: a later version with more fields means the same."""
+    config = part.config
+    return json.loads(json.dumps(config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config), default=str))
