@@ -169,6 +169,7 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [9, 18, 27]},
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
+        rewrites_captions=True,
     ),
     TextFamily(
         name="pixart-sigma",
@@ -185,6 +186,8 @@ _PIPELINES = (
         cleaners=("beautifulsoup4", "ftfy"),
         text_dtype="bfloat16",
         vae_patch=2,
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="sana",
@@ -204,6 +207,8 @@ _PIPELINES = (
         },
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="lumina2",
@@ -220,6 +225,8 @@ _PIPELINES = (
         vae_patch=2,
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="wan",
@@ -236,6 +243,8 @@ _PIPELINES = (
         cleaners=("ftfy",),
         text_dtype="bfloat16",
         vae_patch=2,
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="qwen-image",
@@ -251,6 +260,9 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 512},
         vae_patch=2,
         text_dtype="bfloat16",
+        is_masked=True,
+        rewrites_captions=True,
+        tokenizer_limit=1024,
     ),
     TextFamily(
         name="ltx",
@@ -293,6 +305,8 @@ _PIPELINES = (
         vae_patch=2,
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="chroma",
@@ -323,6 +337,8 @@ _PIPELINES = (
         trims={"prompt_embeds": "prompt_embeds_mask", "prompt_embeds_2": "prompt_embeds_mask_2"},
         mask="prompt_embeds_mask",
         text_dtype="bfloat16",
+        rewrites_captions=True,
+        tokenizer_limit=1000,
     ),
     TextFamily(
         name="cogview4",
@@ -357,6 +373,8 @@ _PIPELINES = (
         },
         text_dtype="bfloat16",
         vae_patch=2,
+        is_masked=True,
+        rewrites_captions=True,
     ),
     TextFamily(
         name="mochi",
@@ -375,6 +393,7 @@ _PIPELINES = (
         alone=frozenset({""}),  # as the last of a batch it empties all of it
         text_dtype="bfloat16",
         vae_patch=2,
+        is_masked=True,
     ),
     TextFamily(
         name="auraflow",
@@ -391,6 +410,7 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 256},
         text_dtype="bfloat16",
         vae_patch=2,
+        is_masked=True,
     ),
 )
 

@@ -11,6 +11,9 @@ MAX_LENGTH_ARG: Final = "max_sequence_length"
 SKIP_ARG: Final = "clip_skip"
 """How many of CLIP's last layers are left out, as diffusers counts: its 1 is the 2 of kohya's scripts and of web UIs."""
 
+EXACT_PADDING: Final = "exact_padding"
+"""An `--encode-arg` of masked families that no pipeline gets: true pads captions as the pipeline itself would, to the limit."""
+
 LIMIT: Final = "limit"
 """Stands in a row's `pad` for the most tokens a caption can have, which is settled with a request."""
 
@@ -87,6 +90,14 @@ class TextFamily:
     """Of `parts` those that are called, one by one; none where `encode_prompt` is."""
     is_found: bool = False
     """Whether this row was found by introspection, not written down: what it supposes is probed when the model is loaded."""
+    is_masked: bool = False
+    """Whether the text encoder is given a mask, and what it makes of padding is dropped. A caption may then be padded to any length by
+    MAX_LENGTH_ARG: its rows stay the same but for rounding."""
+    rewrites_captions: bool = False
+    """Whether a template, an instruction or cleaning changes a caption before it is tokenised: only the pipeline then knows how many
+    tokens it has."""
+    tokenizer_limit: int | None = None
+    """The most rows that the tokenizer's own cut leaves, where that is not MAX_LENGTH_ARG."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
     vae_patch: int = 1

@@ -104,7 +104,7 @@ def build_pipeline(class_name: str, components: Mapping[str, Foreign], settings:
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
         except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing
-            return pipeline(**{**dict.fromkeys(required, _Absent()), **given})
+            return pipeline(**{**dict.fromkeys(required, Absent()), **given})
 
 
 @contextmanager
@@ -125,14 +125,15 @@ def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
             object.__delattr__(module, "text_model")
 
 
-class _Absent:
-    """Stands for a component that a pipeline's constructor looks into. It is false, and None in every field."""
+class Absent:
+    """Stands for a component that a pipeline looks into. It is false, and None in every field."""
 
     def __bool__(self) -> bool:
         return False
 
     @property
-    def config(self) -> "_Absent":
+    def config(self) -> "Absent":
+        """Absent too."""
         return self
 
     def __getattr__(self, name: str) -> None:

@@ -20,7 +20,7 @@ from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, SKIP_ARG, 
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_tokenizer
 from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
-from cachestore.encode.setup import Payload, TextSetup, padded_length, pooled_width, text_width
+from cachestore.encode.setup import Padded, Payload, TextSetup, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 from cachestore.errors import BadInput
@@ -67,6 +67,8 @@ class TextModules:
         self._may_be_flat = _may_be_flat(setup.family)
         self.is_single = False
         """Whether captions are encoded one by one."""
+        self.is_whole = False
+        """Whether captions are padded as the pipeline pads them by itself, whatever length was asked for."""
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
@@ -74,9 +76,15 @@ class TextModules:
             self._call = _parts_call(parts, setup, device)
         else:
             self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
-        if reason := self._why_single(PROBES, device):
+        alone = {caption: self._made([caption])[0] for caption in PROBES}
+        if setup.family.is_found:
+            self._check_found(list(alone.values()))
+        if reason := self._why_single(alone, device):
             self.is_single = True
             _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
+        if setup.is_bucketed and (reason := self._why_whole(alone, device)):
+            self.is_whole = True
+            _log.warning("%s: %s; captions are padded to the limit", setup.family.pipeline, reason)
 
     def submit(self, batch: Batch, took: Took = ignore) -> Result:
         """Begin to embed (key, payload) pairs. `took` is told how long a GPU was at it.
@@ -105,6 +113,23 @@ class TextModules:
 
     def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
         """Begin to embed payloads together; gives their entries in order."""
+        length = max((payload.length for payload in payloads if isinstance(payload, Padded)), default=self._setup.max_tokens)
+        whole = [payload.caption if isinstance(payload, Padded) else payload for payload in payloads]
+        if self.is_whole or length == self._setup.max_tokens:
+            return self._called(whole)
+        begun = self._called(payloads)
+
+        def finish() -> list[Entry]:
+            entries = begun()
+            # An entry without padding may have been cut: such a caption had more rows than were counted.
+            full = [place for place, entry in enumerate(entries) if self._rows(entry) >= length]
+            again = dict(zip(full, self._called([whole[place] for place in full])(), strict=True)) if full else {}
+            return [again.get(place, entry) for place, entry in enumerate(entries)]
+
+        return finish
+
+    def _called(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
+        """Begin one call of the model; gives what it made, in order."""
         with torch.inference_mode():
             begun = self._transfer.to_host(self._call(payloads))
 
@@ -117,25 +142,44 @@ class TextModules:
     def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
         return self._submitted(payloads)()
 
-    def _why_single(self, captions: Sequence[str], device: torch.device) -> str | None:
-        """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out."""
-        alone = [self._made([caption])[0] for caption in captions]
-        if self._family.is_found:
-            self._check_found(alone)
-        batch = [place for place, caption in enumerate(captions) if caption not in self._family.alone]
+    def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
+        """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out.
+
+        `alone` are entries of captions that were encoded alone, padded as the pipeline pads.
+        """
+        batch = [caption for caption in alone if caption not in self._family.alone]
         if self._family.length_step is not None:
             batch = batch[:1] * 2  # two of different lengths would not meet in a batch
         try:
-            together = self._made([captions[place] for place in batch])
+            together = self._made(batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to pipelines: whatever a batch raises, one by one they were fine
             return f"a batch of {len(batch)} captions ends in {type(error).__name__} ({error})"
+        return self._first_difference(alone, batch, together, device, "in a batch than alone")
+
+    def _why_whole(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
+        """Why captions cannot be padded to less than the limit; None where they can."""
+        limit = self._setup.max_tokens
+        batch = [caption for caption in alone if caption not in self._family.alone]
+        padded = [Padded(caption, padded_length(min(self._rows(alone[caption]) + 1, limit), limit)) for caption in batch]
+        together = [[one] for one in padded] if self.is_single else [padded]
+        entries = [entry for some in together for entry in self._made(some)]
+        return self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
+
+    def _first_difference(
+        self, alone: Mapping[str, Entry], captions: Sequence[str], entries: Sequence[Entry], device: torch.device, when: str
+    ) -> str | None:
+        """What differs between these captions' entries and those of the same captions alone, in words; None where nothing does."""
         bound = tolerance(self._setup.dtype, device)
-        for place, entry in zip(batch, together, strict=True):
-            if found := difference(alone[place], entry, bound):
-                return f"the caption {captions[place][:40]!r} gives another {found} in a batch than alone"
+        for caption, entry in zip(captions, entries, strict=True):
+            if found := difference(alone[caption], entry, bound):
+                return f"the caption {caption[:40]!r} gives another {found} {when}"
         return None
+
+    def _rows(self, entry: Entry) -> int:
+        """How many rows of a masked family's entry are a caption's."""
+        return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
         """Refuse a pipeline that nobody described, where its embeddings cannot be kept as they come."""
@@ -201,15 +245,23 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     """`encode_prompt` of a pipeline, with its results under the family's names."""
-    args = {name: _default_of_call(pipeline, name, value) for name, value in setup.args.items()}
+    args = call_arguments(pipeline, setup.args)
 
-    def call(captions: Sequence[str]) -> dict[str, Any]:
-        arguments = prompt_arguments(pipeline.encode_prompt, args, len(captions), device)
+    def call(payloads: Sequence[str | Padded]) -> dict[str, Any]:
+        # A new list: Z-Image writes its chat template into the one it is given, and a second call would nest it.
+        captions = [payload.caption if isinstance(payload, Padded) else payload for payload in payloads]
+        lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
+        given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
+        arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
-            # A copy: Z-Image writes its chat template into the list it is given, and a second call would nest it.
-            return _named(setup.family, pipeline.encode_prompt(list(captions), **arguments))
+            return _named(setup.family, pipeline.encode_prompt(captions, **arguments))
 
     return call
+
+
+def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
+    """A recipe's arguments of `encode_prompt`, those of which it has only the digest filled in. Raises BadInput for another default."""
+    return {name: _default_of_call(pipeline, name, value) for name, value in args.items()}
 
 
 def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:

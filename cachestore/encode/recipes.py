@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
-from cachestore.encode.family import MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
+from cachestore.encode.family import EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -151,6 +151,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         dtype, device = _of_loaded(components, request.text_dtype, "text", device)
     args = _encode_args(family, request.encode_args)
     _check_skip(components, args)
+    is_bucketed = not args.pop(EXACT_PADDING, True)
     limit = _max_tokens(family, components, args)
     if MAX_LENGTH_ARG in args:
         args[MAX_LENGTH_ARG] = limit
@@ -162,7 +163,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "files": _digests(components.values(), digest, flat=family.pipeline is None),
         "max_tokens": limit,
         "encode_args": args,
-        "padding": "trimmed" if family.pad else "kept",
+        "padding": "bucketed" if is_bucketed else "trimmed" if family.pad else "kept",
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
@@ -172,7 +173,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     make |= {"packages": _versions(family)} if family.cleaners else {}
     widths = {name: text_width(component.config) for name, component in components.items()}
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
-    setup = TextSetup(family=family, components=components, max_tokens=limit, args=args, dtype=dtype, settings=settings)
+    setup = TextSetup(family, components, max_tokens=limit, args=args, dtype=dtype, settings=settings, is_bucketed=is_bucketed)
     return TextEncoder(recipe, setup, device=device, batch_size=request.batch_size)
 
 
@@ -285,12 +286,17 @@ def _replaced(model: Model, family: TextFamily, override: Model) -> str:
 
 
 def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Json]:
-    unknown = sorted(set(given) - set(family.args))
+    """What is passed to `encode_prompt`, and EXACT_PADDING for families that know it."""
+    known = {**family.args, EXACT_PADDING: False} if family.is_masked else family.args
+    unknown = sorted(set(given) - set(known))
     if unknown:
-        known = ", ".join(family.args) or "none"
-        message = f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {known}"
+        names = ", ".join(known) or "none"
+        message = f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {names}"
         raise BadInput(message)
-    return {**family.args, **given}
+    if not isinstance(given.get(EXACT_PADDING, False), bool):
+        message = f"--encode-arg {EXACT_PADDING} must be true or false, not {given[EXACT_PADDING]!r}"
+        raise BadInput(message)
+    return {**known, **given}
 
 
 def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -> None:

@@ -10,7 +10,16 @@ from cachestore.keys import Json
 LENGTH_STEP = 16
 """Where padding is trimmed, captions are padded to a multiple of this: few shapes, and a value that does not depend on the batch."""
 
-Payload = str | tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A caption for a pipeline, to be padded to no more than `length` rows."""
+
+    caption: str
+    length: int
+
+
+Payload = str | Padded | tuple[int, ...]
 """A caption for a pipeline, which tokenises it again; token ids for a text encoder that stands alone."""
 
 
@@ -25,6 +34,8 @@ class TextSetup:
     dtype: str
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Plain values that the pipeline is built with."""
+    is_bucketed: bool = False
+    """Whether captions are padded to their own length, rounded up, instead of to the limit."""
 
 
 @dataclass(frozen=True, slots=True)

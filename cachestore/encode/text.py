@@ -4,20 +4,21 @@ Constructing an encoder loads nothing, resolving a unit hashes its caption, prep
 """
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.encode.families import form_names
-from cachestore.encode.setup import TextSetup, padded_length, text_width
+from cachestore.encode.setup import Padded, TextSetup, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.errors import EncodeFailed
+from cachestore.errors import BadInput, EncodeFailed
 from cachestore.keys import Json, Key, Recipe, digest_text, input_key
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.prompts import TextModules
+    from cachestore.encode.tokens import Rewriter
 
 CAPTION_IN_META = 512
 """Captions up to this many characters are repeated in the entry's JSON value."""
@@ -47,6 +48,7 @@ class TextEncoder:
         self._fingerprint = recipe.fingerprint
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self._rewriter: Rewriter | None = None
         self._modules: TextModules | None = None
         self._budget: Budget | None = None
 
@@ -63,23 +65,35 @@ class TextEncoder:
     def prepare(self, resolved: Resolved) -> Prepared:
         """Count a caption's tokens, and group it with captions it may share a batch with."""
         caption: str = resolved.item
+        if self.setup.family.pipeline is None:
+            return self._prepare_ids(caption)
+        with self._lock:
+            count = self._count(caption)
+        group = self._group(caption, count)
+        payload = Padded(caption, group) if self.setup.is_bucketed and isinstance(group, int) else caption
+        return Prepared(payload, group, self._facts(count), cost=self._length(group))
+
+    def _prepare_ids(self, caption: str) -> Prepared:
+        """A caption for a text encoder that stands alone, which is not tokenised again."""
         with self._lock:
             ids = self._token_ids(caption)
             count = len(ids)
-            if self.setup.family.pipeline is None and count > self.max_tokens:
+            if count > self.max_tokens:
                 ids = self._token_ids(caption, truncation=True, max_length=self.max_tokens)
-        facts: dict[str, Json] = {"tokens": count, "truncated": count > self.max_tokens}
-        if self.setup.family.pipeline is None:
-            length = padded_length(len(ids), self.max_tokens)
-            return Prepared(tuple(ids), length, facts, cost=length)
-        group = self._group(caption, count)
-        return Prepared(caption, group, facts, cost=self._length(group))
+        length = padded_length(len(ids), self.max_tokens)
+        return Prepared(tuple(ids), length, self._facts(count), cost=length)
+
+    def _facts(self, tokens: int) -> dict[str, Json]:
+        return {"tokens": tokens, "truncated": tokens > self.max_tokens}
 
     def _group(self, caption: str, tokens: int) -> Hashable:
-        """Which captions of a pipeline this one may share a batch with."""
+        """Which captions of a pipeline this one may share a batch with: those of one padded length, where that is not always the same."""
         family = self.setup.family
         if caption in family.alone:
             return (ALONE, caption)
+        if self.setup.is_bucketed:
+            # One row more than it has, so that an entry without padding tells of a caption that was cut.
+            return padded_length(min(tokens + 1, self.max_tokens), self.max_tokens)
         if family.length_step is None:
             return "captions"
         return -(-min(tokens, self.max_tokens) // family.length_step) * family.length_step
@@ -103,8 +117,10 @@ class TextEncoder:
         return prompts.text_batch(self._length(group), self._budget, device)
 
     def _length(self, group: Hashable) -> int:
-        """To how many tokens each caption of a group is padded."""
-        return group if isinstance(group, int) else self.max_tokens
+        """How many tokens each caption of a group costs, padding and what is encoded in front of it included."""
+        is_whole = self._modules is not None and self._modules.is_whole
+        length = group if isinstance(group, int) and not is_whole else self.max_tokens
+        return length + (self._rewriter.dropped if self._rewriter is not None else 0)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
         """Begin to embed (key, payload) pairs of one group. An empty batch gives nothing.
@@ -125,15 +141,22 @@ class TextEncoder:
         return self.submit(batch)()
 
     def _took(self, batch: Sequence[tuple[Key, Any]], seconds: float) -> None:
-        if self._budget is not None:
-            payload = batch[0][1]
-            length = self.max_tokens if isinstance(payload, str) else padded_length(len(payload), self.max_tokens)
-            self._budget.took(len(batch) * length, seconds)
+        if self._budget is None:
+            return
+        payload, group = batch[0][1], None
+        if isinstance(payload, Padded):
+            group = payload.length
+        elif not isinstance(payload, str):
+            group = padded_length(len(payload), self.max_tokens)
+        self._budget.took(len(batch) * self._length(group), seconds)
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """How many tokens each caption has before it is cut, special tokens included. Loads the tokenizer if there are captions."""
+        """How many tokens each caption has before it is cut, with special tokens and what a template adds to its rows.
+
+        Loads the tokenizer if there are captions, and where a pipeline rewrites them diffusers.
+        """
         with self._lock:
-            return [len(self._token_ids(caption)) for caption in captions]
+            return [self._count(caption) for caption in captions]
 
     def entry_bytes(self, tokens: int) -> int:
         """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
@@ -153,12 +176,23 @@ class TextEncoder:
     def close(self) -> None:
         """Give back the modules' memory."""
         with self._lock:
-            self._tokenizer = None
+            self._tokenizer = self._rewriter = None
         if self._modules is not None:
             self._modules = None
             from cachestore.encode import modules
 
             modules.free_memory()
+
+    def _count(self, caption: str) -> int:
+        """How many rows a caption makes if it is not cut. Raises EncodeFailed where the tokenizer refuses it."""
+        if not self.setup.family.rewrites_captions:
+            return len(self._token_ids(caption))
+        if self._rewriter is None:
+            from cachestore.encode import tokens
+
+            self._rewriter = tokens.Rewriter(self.setup)
+        with _refusing(caption):
+            return self._rewriter.count(caption)
 
     def _token_ids(self, caption: str, **options: Json) -> list[int]:
         """Token ids of one caption. The tokenizer is this object's own: cutting and padding are state of a tokenizer, not of a call."""
@@ -166,8 +200,17 @@ class TextEncoder:
             from cachestore.encode import modules
 
             self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
-        try:
+        with _refusing(caption):
             return list(self._tokenizer(caption, verbose=False, **options).input_ids)
-        except (TypeError, ValueError, UnicodeError) as error:
-            message = f"the tokenizer refuses the caption {caption[:60]!r}: {error}"
-            raise EncodeFailed(message) from error
+
+
+@contextmanager
+def _refusing(caption: str) -> Generator[None]:
+    """What a tokenizer raises for a text that it does not take, as EncodeFailed."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (TypeError, ValueError, UnicodeError) as error:
+        message = f"the tokenizer refuses the caption {caption[:60]!r}: {error}"
+        raise EncodeFailed(message) from error

@@ -6,7 +6,7 @@ import pytest
 
 from cachestore.encode import families
 from cachestore.encode.families import PLAIN, TEXT_FAMILIES, VAE_FAMILIES, form_names
-from cachestore.encode.family import DEFAULT_OF_CALL, ZERO_ROWS
+from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, ZERO_ROWS
 from cachestore.errors import BadInput
 from cachestore.keys import canonical, digest_bytes
 
@@ -34,6 +34,7 @@ def test_a_row_fits_together(row):
     assert row.tokenizer in row.components
     assert set(row.trims) <= set(row.pad)
     assert set(row.trims.values()) <= {*row.returns, ZERO_ROWS}
+    assert not row.is_masked or (MAX_LENGTH_ARG in row.args and "prompt_embeds" in row.pad and row.length_step is None)
     assert row.mask in {None, *row.outputs, *(pad["mask"] for pad in row.pad.values())}
     assert all(constant["like"] in row.outputs for constant in row.constants.values())
     for name, form in row.outputs.items():

@@ -13,7 +13,9 @@ import pytest
 from cachestore.encode import families
 from cachestore.encode.family import DEFAULT_OF_CALL
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput
+from cachestore.encode.setup import Padded
+from cachestore.errors import BadInput, EncodeFailed
+from tests.encode import tiny_families
 from tests.encode.asking import batch_of, encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
@@ -251,6 +253,157 @@ def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest)
     assert _default_of_call(pipeline, "max_sequence_length", 300) == 300
 
 
+# Lengths: how many rows a caption takes, and padding it to no more than those
+
+MASKED = ("pixart", "sana", "lumina2", "wan", "qwenimage", "zimage", "hunyuanvideo", "mochi", "auraflow")
+LENGTHS = ("", "a cat", "x" * 14, "A <b>Photograph</b>  of a &amp; a dog", "x" * 60, "y" * 700)
+"""Captions that are cleaned, that end where a step of lengths does, and that are cut."""
+
+
+def facts_of(encoder, caption):
+    return encoder.prepare(encoder.resolve({"caption": caption}, None)).facts
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_the_tokens_of_a_caption_are_the_rows_it_has_with_its_template_after_cleaning(built, digest, name):
+    encoder = encoder_of(built(name), digest, "text")
+    captions = [caption for caption in LENGTHS if caption not in encoder.setup.family.alone]
+    for caption, entry in entries_of(encoder, captions).items():
+        facts = facts_of(encoder, caption)
+        assert min(facts["tokens"], encoder.max_tokens) == len(entry["prompt_embeds"])
+        assert facts["truncated"] == (facts["tokens"] > encoder.max_tokens) == (caption == LENGTHS[-1])
+
+
+@pytest.mark.parametrize("name", ["lumina2", "zimage", "qwenimage", "flux2klein"])
+def test_a_caption_that_fits_without_its_template_and_not_with_it_counts_as_truncated(built, digest, name):
+    encoder = encoder_of(built(name), digest, "text")
+    around = encoder.count_tokens([""])[0]
+    fits, does_not = "x" * (encoder.max_tokens - around - 2), "x" * (encoder.max_tokens - 1)
+    assert around > 2
+    assert [facts_of(encoder, caption)["truncated"] for caption in (fits, does_not)] == [False, True]
+
+
+def test_tokens_in_front_that_are_not_kept_are_not_counted_and_yet_make_batches_smaller(built, digest):
+    encoder = encoder_of(built("qwenimage"), digest, "text")
+    before = encoder.batch_limit(64)
+    encoder.count_tokens(["a cat"])
+    assert encoder._rewriter.dropped == 34
+    assert encoder.batch_limit(64) < before
+
+
+def test_counting_loads_a_tokenizer_and_no_weights_and_closing_gives_it_back(built, digest):
+    encoder = encoder_of(built("zimage"), digest, "text")
+    assert encoder.count_tokens([]) == []
+    assert encoder._rewriter is None
+    encoder.count_tokens(["a cat"])
+    assert encoder._modules is None
+    encoder.close()
+    assert encoder._rewriter is None
+
+
+def test_a_caption_that_is_no_unicode_text_is_refused_before_a_pipeline_gets_it(built, digest):
+    encoder = encoder_of(built("lumina2"), digest, "text")
+    with pytest.raises(EncodeFailed, match="the tokenizer refuses the caption 'half a pair"):
+        encoder.count_tokens(["half a pair \ud800"])
+
+
+def test_a_pipeline_that_cuts_no_caption_is_refused_when_it_is_asked_for_a_count(built, digest):
+    from cachestore.encode.tokens import Rewriter
+
+    rewriter = Rewriter(encoder_of(built("zimage"), digest, "text").setup)
+    rewriter._encode_prompt = lambda captions, **arguments: captions
+    with pytest.raises(BadInput, match="ZImagePipeline should cut captions"):
+        rewriter.count("a cat")
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_captions_padded_to_their_own_length_equal_those_padded_to_the_limit(built, digest, name):
+    model = built(name)
+    own_args = model.family.encode_args or {}
+    bucketed, exact = (
+        encoders_for(
+            ModelRequest(str(model.folder), encode=["text"], text_dtype="float32", encode_args={**own_args, **more}, device="cpu"), digest
+        )[0]
+        for more in ({}, {"exact_padding": True})
+    )
+    assert (bucketed.recipe.make["padding"], exact.recipe.make["padding"]) == ("bucketed", "trimmed")
+    assert bucketed.recipe.make["encode_args"] == exact.recipe.make["encode_args"]
+    lengths = seen_lengths(bucketed, LENGTHS)
+    found, expected = entries_of(bucketed, LENGTHS), entries_of(exact, LENGTHS)
+    assert not bucketed._modules.is_whole
+    for caption in LENGTHS:
+        assert different(expected[caption], found[caption]) is None
+    assert set(lengths) > {bucketed.max_tokens}, "nothing was padded to less than the limit"
+    assert {length % 16 for length in lengths if length < bucketed.max_tokens} == {0}
+    assert seen_lengths(exact, LENGTHS) == []
+
+
+def different(one, other):
+    """What differs between two entries by more than rounding, in words."""
+    from cachestore.encode.probe import difference
+
+    return difference(one, other, 1e-5)
+
+
+def seen_lengths(encoder, captions):
+    """The lengths to which captions are to be padded, as their payloads say."""
+    payloads = [encoder.prepare(encoder.resolve({"caption": caption}, None)).payload for caption in captions]
+    return [payload.length for payload in payloads if isinstance(payload, Padded)]
+
+
+def test_short_captions_come_to_the_text_encoder_with_short_padding(built, digest):
+    encoder = encoder_of(built("pixart"), digest, "text")
+    entries_of(encoder, ["a cat"])
+    shapes = []
+    model = next(module for module in encoder._modules._modules)
+    hook = model.register_forward_pre_hook(
+        lambda _module, given, named: shapes.append(tuple(given[0].shape if given else named["input_ids"].shape)), with_kwargs=True
+    )
+    entries_of(encoder, ["a cat", "a dog", "x" * 60, "y" * 700])
+    hook.remove()
+    assert sorted(shapes) == [(1, 64), (1, 300), (2, 16)]
+
+
+def test_a_caption_with_more_rows_than_were_counted_is_not_cut(built, digest):
+    encoder = encoder_of(built("pixart"), digest, "text")
+    caption, short = "x" * 60, "a cat"
+    expected = entries_of(encoder, [caption, short])
+    keys = {one: encoder.resolve({"caption": one}, None).key for one in (caption, short)}
+    made = encoder.encode([(keys[one], Padded(one, 32)) for one in (caption, short)])
+    for one in (caption, short):
+        assert different(expected[one], made[keys[one]]) is None
+
+
+def test_an_encoder_without_a_mask_is_found_out_and_padded_to_the_limit(built, digest, caplog):
+    """LTX-Video, were its row to say what it must not."""
+    model = built("ltx")
+    row = replace(families.text_family("LTXPipeline"), is_masked=True)
+    request = ModelRequest(str(model.folder), encode=["text"], text_dtype="float32", family=row)
+    wrong, right = encoders_for(request, digest)[0], encoder_of(model, digest, "text")
+    with caplog.at_level(logging.WARNING):
+        found = entries_of(wrong, ["a cat", "x" * 60])
+    assert "LTXPipeline: the caption '' gives another prompt_embeds" in caplog.text
+    assert "captions are padded to the limit" in caplog.text
+    assert wrong.batch_limit(16) == wrong.batch_limit(128)
+    for caption, entry in entries_of(right, ["a cat", "x" * 60]).items():
+        assert different(entry, found[caption]) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_families.FAMILIES) - set(MASKED)))
+def test_a_family_whose_padding_counts_is_never_padded_to_less(built, digest, name):
+    model = built(name)
+    encoder = encoder_of(model, digest, "text")
+    assert not encoder.setup.is_bucketed
+    assert seen_lengths(encoder, LENGTHS) == []
+    with pytest.raises(BadInput, match="unknown --encode-arg exact_padding"):
+        encoders_for(ModelRequest(str(model.folder), encode=["text"], encode_args={"exact_padding": True}), digest)
+
+
+def test_exact_padding_is_true_or_false(built, digest):
+    with pytest.raises(BadInput, match="exact_padding must be true or false, not 1"):
+        encoders_for(ModelRequest(str(built("wan").folder), encode=["text"], encode_args={"exact_padding": 1}), digest)
+
+
 # The probe
 
 
@@ -285,7 +438,8 @@ def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, ca
         return call(captions)
 
     encoder._modules._call = only_single
-    assert encoder._modules._why_single(("", "a cat"), torch.device("cpu")) == "a batch of 2 captions ends in ValueError (one at a time)"
+    alone = entries_of(encoder, ["", "a cat"], together=False)
+    assert encoder._modules._why_single(alone, torch.device("cpu")) == "a batch of 2 captions ends in ValueError (one at a time)"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

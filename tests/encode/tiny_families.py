@@ -443,7 +443,8 @@ FAMILIES = {
     "cogvideox": Family(cogvideox, encode_args={"max_sequence_length": 16}, run={"num_frames": 9}),
     "zimage": Family(zimage, run={"guidance_scale": 0.0}),
     "chroma": Family(chroma),
-    "hunyuanvideo": Family(hunyuanvideo, run=FRAMES),
+    # As with Sana. The first letters of the template are dropped from what is encoded.
+    "hunyuanvideo": Family(hunyuanvideo, encode_args={"prompt_template": {"template": "Describe {}<eos>", "crop_start": 4}}, run=FRAMES),
     "hunyuanvideo15": Family(hunyuanvideo15, run=FRAMES),
     "cogview4": Family(cogview4),
     "mochi": Family(mochi, run={"num_frames": 7, "num_inference_steps": 4}),

@@ -1,0 +1,85 @@
+"""How many tokens of a caption a pipeline's text encoder reads, where the pipeline puts it into a template or cleans it first.
+
+Only the pipeline knows what it makes of a caption. So it is called, with a tokenizer that listens and with nothing in the place of its
+modules: what it is about to cut is what counts. Imports torch and diffusers; loads a tokenizer and no weights.
+"""
+
+from typing import Any, Final
+
+import torch
+
+from cachestore.encode.family import MAX_LENGTH_ARG
+from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_tokenizer
+from cachestore.encode.prompts import call_arguments, prompt_arguments
+from cachestore.encode.setup import TextSetup
+from cachestore.errors import BadInput
+
+_CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
+"""What a tokenizer is told to cut and pad by."""
+
+
+class Rewriter:
+    """What a family's pipeline makes of captions before they are cut. One caller at a time: a tokenizer is no state to share."""
+
+    def __init__(self, setup: TextSetup) -> None:
+        """Load the tokenizer and build the pipeline around it. Raises BadInput where that cannot be done."""
+        family = setup.family
+        if family.pipeline is None:
+            message = "a text encoder that stands alone rewrites no caption"
+            raise BadInput(message)
+        parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
+        parts[family.tokenizer] = _Listener(load_tokenizer(setup.components[family.tokenizer]))
+        pipeline = build_pipeline(family.pipeline, parts, setup.settings)
+        args = call_arguments(pipeline, setup.args)
+        self._class_name = family.pipeline
+        self._encode_prompt = pipeline.encode_prompt
+        self._arguments = prompt_arguments(pipeline.encode_prompt, args, 1, torch.device("cpu"))
+        self._limit = family.tokenizer_limit or int(setup.args.get(MAX_LENGTH_ARG) or setup.max_tokens)
+        self.dropped = 0
+        """Tokens in front of each caption that are encoded and not kept, as far as captions were counted."""
+
+    def count(self, caption: str) -> int:
+        """How many rows a caption makes if it is not cut, those of its template included that are kept.
+
+        Raises what a tokenizer raises for a text that it does not take.
+        """
+        try:
+            self._encode_prompt([caption], **self._arguments)
+        except _Heard as heard:
+            self.dropped = heard.limit - self._limit
+            return heard.tokens - self.dropped
+        message = f"encode_prompt of {self._class_name} should cut captions; the installed diffusers does otherwise"
+        raise BadInput(message)
+
+
+class _Heard(Exception):
+    """A caption came to the tokenizer: its number of tokens, and the number to which they were to be cut."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(tokens, limit)
+        self.tokens = tokens
+        self.limit = limit
+
+
+class _Listener:
+    """A tokenizer that is no longer used when it is asked to cut something: that is the caption, in the form in which it is encoded."""
+
+    def __init__(self, tokenizer: Foreign) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: Any, **options: Any) -> Any:
+        return self._hear(self._tokenizer, text, options)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """As the tokenizer's own."""
+        return self._hear(self._tokenizer.apply_chat_template, conversation, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    @staticmethod
+    def _hear(tokenize: Foreign, text: Any, options: dict[str, Any]) -> Any:
+        if not options.get("truncation"):
+            return tokenize(text, **options)
+        ids = tokenize(text, **{name: value for name, value in options.items() if name not in _CUTTING})["input_ids"]
+        raise _Heard(len(ids[0] if ids and isinstance(ids[0], list) else ids), int(options["max_length"]))
