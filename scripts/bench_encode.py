@@ -8,6 +8,9 @@ Random weights; by default small models on the CPU, with `--size real` those of 
     captions    `cs.precompute` of captions of lognormal length (mean 72 tokens, at most 512) through a masked T5
                                                               /  the encoder alone on the same captions, padded to 512
                                                               /  the loop, one caption at a time padded to 512
+    pipeline    `cs.precompute` of the same captions through PixArt-Sigma's pipeline, which pads to 300
+                                                              /  its encoder alone on tokens padded to 300
+                                                              /  the same `cs.precompute` with `exact_padding`: padded to 300
 
 The small VAE is the first of some that costs 10 to 20 times what decoding a picture does; the notes say how many. Ours, the encoder alone
 and the loop take turns; ratios are medians of RUNS turns, and models are warm. What ours does once (listing, planning, loading the model,
@@ -319,6 +322,51 @@ def bench_captions(folder: Path, count: int, device: torch.device, size: Literal
     return turns.row("captions", count, share, notes)
 
 
+PIXART_TOKENS = 300
+
+
+def bench_pipeline(folder: Path, count: int, device: torch.device, size: Literal["small", "real"]) -> Row:
+    """Captions to embeddings through a pipeline whose text encoder is given a mask, with and without length buckets."""
+    import diffusers
+
+    dtype = torch.bfloat16 if size == "real" else torch.float32
+    encoder, tokenizer = text_model(folder / "text", size)
+    none: dict[str, Any] = dict.fromkeys(("vae", "transformer", "scheduler"))
+    model = folder / "pixart"
+    diffusers.PixArtSigmaPipeline(tokenizer=tokenizer, text_encoder=encoder, **none).save_pretrained(model)
+    captions = make_captions(count)
+    source = folder / "captions.txt"
+    source.write_text("\n".join(captions) + "\n")
+
+    def precompute(run: str, encode_args: dict[str, bool]) -> float:
+        begin = time.perf_counter()
+        options: dict[str, Any] = {"device": str(device), "text_dtype": str(dtype).removeprefix("torch."), "encode_args": encode_args}
+        report = cs.precompute(source, model=model, store=folder / f"store {run}", encode=("text",), inline=True, **options)
+        assert report.encoded == count + 1, report
+        return time.perf_counter() - begin
+
+    kinds = {"bucketed": {}, "exact": {"exact_padding": True}}
+    rounds = [{kind: precompute(f"{kind} {run}", args) for kind, args in kinds.items()} for run in range(RUNS + 1)][1:]
+    ours_seconds, exact_seconds = (statistics.median(one[kind] for one in rounds) for kind in kinds)
+    encoder = encoder.to(device, dtype)
+    batch_size = 64 if device.type == "cuda" else 6
+    given: dict[str, Any] = {"padding": "max_length", "max_length": PIXART_TOKENS, "truncation": True, "return_tensors": "pt"}
+    padded = [tokenizer(captions[start : start + batch_size], **given).to(device) for start in range(0, count, batch_size)]
+    with torch.inference_mode():
+        alone = median_seconds(lambda: [encoder(**batch).last_hidden_state.cpu() for batch in padded], device)
+    share = module_flops(encoder, **padded[0]) / len(padded[0]["input_ids"]) * count / alone / matmul_flops(dtype, device)
+    return Row(
+        "pipeline",
+        count / ours_seconds,
+        count / alone,
+        count / exact_seconds,
+        alone / ours_seconds,
+        statistics.median(one["exact"] / one["bucketed"] for one in rounds),
+        share,
+        f"PixArt-Sigma; the peer is `exact_padding`, to {PIXART_TOKENS}",
+    )
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="How busy encoding keeps the encoder.")
@@ -326,11 +374,15 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "real"), default="small")
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--captions", type=int, default=96)
-    parser.add_argument("--only", choices=("pictures", "captions"))
+    parser.add_argument("--only", choices=("pictures", "captions", "pipeline"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    benches = {"pictures": (bench_pictures, arguments.images), "captions": (bench_captions, arguments.captions)}
+    benches = {
+        "pictures": (bench_pictures, arguments.images),
+        "captions": (bench_captions, arguments.captions),
+        "pipeline": (bench_pipeline, arguments.captions),
+    }
     rows: list[Row] = []
     for name, (bench, count) in benches.items():
         if arguments.only in {None, name}:
