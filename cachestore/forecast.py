@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed
@@ -15,7 +16,7 @@ from cachestore.files.paths import Layout
 from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
-from cachestore.samples import CAPTION
+from cachestore.samples import CAPTION, IMAGE
 from cachestore.work.outcomes import FAILED
 from cachestore.work.plan import Plan
 from cachestore.work.workers import read_beats
@@ -68,10 +69,11 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
     images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
     facts = _facts_of(wanted, images, limit)
-    buckets = Counter(facts)
-    buckets.update(_known_buckets(reconciler, missing))
+    is_trained_on = _units_of(plan, IMAGE)
+    buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
+    buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [str(plan.unit(place).request["caption"]) for place in captions[:limit]])
-    size = _bytes_of(by_encoder, facts, len(images), tokens, len(captions))
+    size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -92,17 +94,28 @@ def _distinct_captions(plan: Plan) -> int:
     """How many different captions the samples have: the units of a column of captions, where there is one."""
     for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
         if column.role == CAPTION:
-            is_used = np.zeros(plan.unit_count, np.bool_)
-            is_used[np.asarray(units, np.int64)] = True
-            return int(is_used.sum())
+            return int(_marked(plan, units).sum())
     return len(set(plan.captions))
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """The buckets of pictures that are to be encoded, from their headers."""
+def _units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
+    """Which units samples refer to in columns of this role. A picture in two roles is two units."""
+    cells = [units for column, (_at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
+    return _marked(plan, *cells)
+
+
+def _marked(plan: Plan, *cells: Sequence[int]) -> NDArray[np.bool_]:
+    is_used = np.zeros(plan.unit_count, np.bool_)
+    for units in cells:
+        is_used[np.asarray(units, np.int64)] = True
+    return is_used
+
+
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> dict[int, tuple[int, int]]:
+    """The buckets of pictures that are to be encoded, from their headers, by unit."""
     from cachestore.encode.buckets import choose
 
-    found: list[tuple[int, int]] = []
+    found: dict[int, tuple[int, int]] = {}
     for place in images:
         request = wanted.plan.unit(place).request
         if len(found) >= limit:
@@ -112,7 +125,7 @@ def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> list[tuple[i
         except (EncodeFailed, OSError):
             continue
         bucket = choose(size, int(request["resolution"]), int(request["step"]))
-        found.append((bucket.width, bucket.height))
+        found[place] = (bucket.width, bucket.height)
     return found
 
 
@@ -126,11 +139,11 @@ def _measure(wanted: Wanted, reference: str) -> "Size":
         return measure(wanted.listing.read(reference)[0])
 
 
-def _known_buckets(reconciler: Reconciler, missing: Sequence[int]) -> Counter[tuple[int, int]]:
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, int]]:
     known = reconciler.outcomes()
     if "bucket" not in known.facts:
         return Counter()
-    counted = known.states != FAILED
+    counted = (known.states != FAILED) & is_trained_on
     counted[missing] = False
     buckets, counts = np.unique(known.facts["bucket"][counted][:, :2], axis=0, return_counts=True)
     found = zip(buckets.tolist(), counts.tolist(), strict=True)

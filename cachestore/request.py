@@ -6,6 +6,7 @@ Everything here is the same on every rank; nothing here encodes.
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,7 +16,7 @@ from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, canonical, digest_parts
-from cachestore.samples import CAPTION, IMAGE, Sample
+from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, Remarks, list_source
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
@@ -150,7 +151,7 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
-    columns = [_column(number, encoder, request) for number, encoder in enumerate(encoders)]
+    columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     asked = _digest_request(request, columns, encoders)
     content = digest_parts(listing.content, request.captions).hex()
     name = plan_name(asked, content)
@@ -240,20 +241,20 @@ def _with_chosen_captions(samples: Iterable[Sample], captions: Literal["first", 
     return (replace(sample, captions=sample.captions[:1]) if len(sample.captions) > 1 else sample for sample in samples)
 
 
-def _column(number: int, encoder: Encoder, request: PrecomputeRequest) -> ColumnRequest:
-    """What an encoder is asked to make of each sample: each caption, or each image of the role that is trained on."""
+def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
+    """What an encoder is asked to make of each sample: each caption; or each image that is trained on, and each that controls."""
     if encoder.recipe.encoder == "text":
 
         def captions(sample: Sample) -> Sequence[Request]:
             return [{"caption": caption} for caption in sample.captions]
 
-        return ColumnRequest(PlanColumn(number, "text", CAPTION, {}), captions)
+        return [ColumnRequest(PlanColumn(number, "text", CAPTION, {}), captions)]
     options: dict[str, Json] = {"resolution": request.resolution, "step": BUCKET_STEP}
 
-    def images(sample: Sample) -> Sequence[Request]:
-        return [{"image": reference, "role": IMAGE, **options} for reference in sample.images.get(IMAGE, ())]
+    def images(role: str, sample: Sample) -> Sequence[Request]:
+        return [{"image": reference, "role": role, **options} for reference in sample.images.get(role, ())]
 
-    return ColumnRequest(PlanColumn(number, encoder.recipe.encoder, IMAGE, options), images)
+    return [ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, options), partial(images, role)) for role in (IMAGE, CONTROL)]
 
 
 def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:

@@ -8,6 +8,9 @@ from cachestore.keys import Json
 IMAGE = "image"
 """The role of the picture that is trained on. Other roles are `control`, `mask` and `video`."""
 
+CONTROL = "control"
+"""The role of pictures that the model is shown beside the caption: what is to be edited, references."""
+
 CAPTION = "caption"
 """The role of captions; every other role is one of images."""
 

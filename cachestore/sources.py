@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
 from cachestore.keys import Json, canonical, digest_parts, digest_text
-from cachestore.samples import IMAGE, Sample
+from cachestore.samples import CONTROL, IMAGE, Sample
 
 CaptionLines = Literal["whole", "each", "first"]
 Stat = tuple[int, int]
@@ -32,8 +32,10 @@ FRESH_SECONDS: Final = 2.0
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 _METADATA: Final = ("metadata.jsonl", "metadata.csv")
-_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": "control", "mask": "mask"}
-_BATCH_NAMES: Final = frozenset({"latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"})
+_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask"}
+_BATCH_NAMES: Final = frozenset(
+    {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
+)
 _NOT_YET: Final = frozenset({"video", "crop"})
 
 

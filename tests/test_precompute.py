@@ -294,6 +294,50 @@ def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers)
     }
 
 
+def edits(tmp_path, controls):
+    """A manifest of edited pictures: each with its control images."""
+    rows = []
+    for n, references in enumerate(controls):
+        picture(tmp_path / f"{n}.png", b"picture %d" % n)
+        rows.append({"id": str(n), "image": f"{n}.png", "control": references, "caption": "make it so"})
+        for reference in references:
+            picture(tmp_path / reference, reference.encode())
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "m.jsonl"
+
+
+def control_cells(root):
+    found = catalog(root)
+    column = found.column("latents", "control")
+    return {sample: [cell.input.hex() if cell.key else None for cell in column.row_cells(row)] for row, sample in enumerate(found.ids)}
+
+
+def test_control_images_have_a_column_of_their_own_in_the_order_of_the_manifest(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["b.png", "a.png"], ["a.png"], []])
+    report = run(manifest, root, encode=("latents",))
+    assert (report.complete, report.wanted, report.encoded) == (True, 5, 5)
+    b, a = (hashlib.sha256(name.encode()).hexdigest() for name in ("b.png", "a.png"))
+    assert control_cells(root) == {"0": [b, a], "1": [a], "2": []}
+    assert run(manifest, root, encode=("latents",)).encoded == 0
+    picture(tmp_path / "a.png", b"another", at=2)
+    assert run(manifest, root, encode=("latents",)).encoded == 1
+    assert control_cells(root)["1"] == [hashlib.sha256(b"another").hexdigest()]
+
+
+def test_control_images_that_are_no_longer_listed_leave_the_data_set(tmp_path, root, makers):
+    run(edits(tmp_path, [["a.png"]]), root, encode=("latents",))
+    run(edits(tmp_path, [[]]), root, encode=("latents",))
+    assert [column.role for column in catalog(root).columns] == ["image"]
+
+
+def test_a_control_image_that_cannot_be_made_is_a_failure_of_its_sample(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["a.png"], ["b.png"]])
+    picture(tmp_path / "b.png", b"undecodable")
+    report = run(manifest, root, encode=("latents",))
+    assert [failure["sample"] for failure in report.failures] == ["1"]
+    assert control_cells(root)["1"] == [None]
+
+
 def test_a_store_inside_its_own_data_is_no_part_of_it(data, makers):
     root = data / "cache"
     first = run(data, root)
@@ -408,6 +452,16 @@ def test_looking_ahead_counts_and_encodes_nothing(photos, root, makers):
     assert forecast.estimated_bytes == 6 * 16
     assert makers.encoded() == []
     assert list_names(Layout(root)) == []
+
+
+def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["c.png"]])
+    for path in tmp_path.glob("*.png"):
+        picture(path, png(*((128, 64) if path.stem.isdigit() else (64, 128))))
+    forecast = look(manifest, root, resolution=128)
+    assert sum(forecast.buckets.values()) == 2
+    run(manifest, root, resolution=128)
+    assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
 
 
 def test_looking_ahead_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):

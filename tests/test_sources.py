@@ -530,3 +530,9 @@ def test_lines_are_split_as_those_of_a_text_file(tmp_path_factory, text):
     found = [line for _number, line in _lines_of(path)]
     assert [line for line in found if line] == [line for line in expected if line]
     assert [number for number, _line in _lines_of(path)] == list(range(1, len(found) + 1))
+
+
+@pytest.mark.parametrize("name", ["latents", "control_latents", "prompt_embeds", "sample_id", "target_size"])
+def test_a_column_named_as_what_a_batch_holds_is_refused(tmp_path, name):
+    with pytest.raises(BadInput, match=f"a value of its own named '{name}'"):
+        list(listed(manifest(tmp_path / "m.jsonl", {"id": "x", "caption": "c", name: 1})).samples)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachestore.forecast import TRAINING_BATCH
 from cachestore.reader import Reader
+from cachestore.samples import CONTROL
 from cachestore.storage.catalog import newest_catalog
 
 if TYPE_CHECKING:
@@ -38,5 +39,6 @@ def _stored(path: Path, name: str) -> list[str]:
             )
             if key is not None:
                 tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
-                found.append(f"{column.encoder} from {', '.join(tensors)}")
+                made = f"control_{column.encoder}" if column.role == CONTROL else column.encoder
+                found.append(f"{made} from {', '.join(tensors)}")
         return found or ["nothing was made yet"]

@@ -1,6 +1,6 @@
 """A data set as a trainer reads it: one catalog, pinned, with the tensors behind its keys. Loads no model, takes no lock, writes nothing.
 
-Columns of other roles than caption and image (control, mask) and further columns of one encoder (a second resolution) stay in the
+Columns of other roles than caption, image and control (mask) and further columns of one encoder (a second resolution) stay in the
 catalog; they count for which samples are complete and are not handed out.
 """
 
@@ -28,10 +28,12 @@ from cachestore.loading.latents import LatentsAs, check_form, noise_for, read_la
 from cachestore.loading.read_block import LatentsBlock, TextBlock, parse_latents, parse_text
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
-from cachestore.samples import IMAGE
+from cachestore.samples import CONTROL, IMAGE
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn, list_generations, list_names, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
+
+CONTROL_LATENTS: Final = "control_latents"
 
 CAPTION: Final = "caption"
 """The role of the key columns that captions made."""
@@ -76,9 +78,10 @@ class CachedDataset(Dataset[SampleDict]):
     The catalog is the one that was newest when the data set was opened, or `generation`, for this object's life. A sample has
     `latents`, the text encoders' outputs by diffusers' names, `caption` (the first, where there are several, as are its embeddings),
     `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
-    source. Its tensors are writable and its own, without a batch axis, text at its own length; `collate` adds padding, masks and
-    constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws the same latents;
-    BucketBatchSampler does it for you.
+    source. Where that has control images there is `control_latents`: [C, h, w] where each sample of the data set has exactly one and
+    `buckets` keep them of one size, else a list of such. Its tensors are writable and its own, without a batch axis, text at its own
+    length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws
+    the same latents; BucketBatchSampler does it for you.
 
     Belongs to one thread of one process; forked, spawned and pickled copies open their own files.
     """
@@ -122,9 +125,11 @@ class CachedDataset(Dataset[SampleDict]):
         self._epoch = epoch
         self._catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
         self._texts = _text_columns(self._catalog)
-        self._latents = _latents_column(self._catalog)
+        self._latents = _images_column(self._catalog, IMAGE)
+        self._controls = _images_column(self._catalog, CONTROL)
         check_form(None if self._latents is None else self._latents.block, options.latents)
         self._rows = _complete_rows(self._catalog)
+        self._has_one_control = self._controls is not None and _is_one_a_bucket(self._controls, self._latents, self._rows)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, and the shared epoch: no rows, no descriptors."""
@@ -259,7 +264,9 @@ class CachedDataset(Dataset[SampleDict]):
     def _row_keys(self, row: int) -> list[Key | None]:
         """The key of each column handed out, None where this row has no cell."""
         columns = [text.column for text in self._texts] + ([self._latents.column] if self._latents is not None else [])
-        return [Key(column.keys[column.at[row]]) if column.count(row) else None for column in columns]
+        keys = [Key(column.keys[column.at[row]]) if column.count(row) else None for column in columns]
+        controls = self._controls.column if self._controls is not None else None
+        return keys + ([Key(controls.keys[place]) for place in range(controls.at[row], controls.at[row + 1])] if controls else [])
 
     def _sample(self, row: int, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
         sample_id = self._catalog.ids[row]
@@ -268,12 +275,23 @@ class CachedDataset(Dataset[SampleDict]):
         if self._latents is not None and tensors is not None:
             noise = noise_for(self._options.seed, self._epoch.get(), sample_id)
             sample["latents"] = read_latents(self._latents.block, self._options.latents, tensors, noise)
+        if self._controls is not None:
+            sample[CONTROL_LATENTS] = self._control_latents(self._controls, stored[len(self._texts) + (self._latents is not None) :])
         for text, found in zip(self._texts, stored, strict=False):
             sample |= read_outputs(text.block, found) if found is not None else {}
         sample |= {CAPTION: next(iter(self._catalog.row_captions(row)), ""), "sample_id": sample_id}
         if self._latents is not None and tensors is not None:
             sample |= _sizes(self._latents.column, self._latents.column.at[row])
         return sample | self._extras(row, taken={*sample, *_SIZES, *(name for text in self._texts for name in text.block.names())})
+
+    def _control_latents(
+        self, controls: _Latents, stored: Sequence[Mapping[str, torch.Tensor] | None]
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """In the form of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
+        is_drawn = self._options.latents == "sample" and controls.block.stored == "moments"
+        form: LatentsAs = "mean" if is_drawn else self._options.latents
+        made = [read_latents(controls.block, form, found, torch.Generator()) for found in stored if found is not None]
+        return made[0] if self._has_one_control else made
 
     def _extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
         extras: dict[str, Any] = json.loads(self._catalog.extras[row])
@@ -309,9 +327,9 @@ def _text_columns(catalog: Catalog) -> list[_Texts]:
     ]
 
 
-def _latents_column(catalog: Catalog) -> _Latents | None:
-    """The first column that images made."""
-    column = next((column for column in catalog.columns if column.role == IMAGE), None)
+def _images_column(catalog: Catalog, role: str) -> _Latents | None:
+    """The first column that images of a role made."""
+    column = next((column for column in catalog.columns if column.role == role), None)
     return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
 
 
@@ -324,6 +342,15 @@ def _complete_rows(catalog: Catalog) -> NDArray[np.int64]:
         at = np.asarray(column.at, dtype=np.int64)
         complete &= before[at[1:]] == before[at[:-1]]
     return np.flatnonzero(complete)
+
+
+def _is_one_a_bucket(controls: _Latents, latents: _Latents | None, rows: NDArray[np.int64]) -> bool:
+    """Whether each of these rows has exactly one control image, of a bucket that follows from the row's own: such ones can be stacked."""
+    if latents is None or not len(rows) or (np.diff(np.asarray(controls.column.at, dtype=np.int64))[rows] != 1).any():
+        return False
+    theirs, own = _packed_buckets(controls.column)[rows], _packed_buckets(latents.column)[rows]
+    pairs = np.unique(np.stack([own, theirs]), axis=1)
+    return bool(theirs.all()) and pairs.shape[1] == len(np.unique(own))
 
 
 def _packed_buckets(column: KeyColumn) -> NDArray[np.int64]:

@@ -220,6 +220,7 @@ def build_plan(
     """Lay out a plan; `samples` is gone through once. `extra` are (recipe, request) of units that no sample refers to.
 
     Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
+    A recipe's further columns, such as that of control images, are there if a sample has a cell in them.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -235,6 +236,7 @@ def build_plan(
         for one, (at, numbers) in zip(columns, cells, strict=True):
             numbers.extend(units[one.column.recipe].number(wanted) for wanted in one.requests(sample))
             at.append(len(numbers))
+    columns, cells = _used(columns, cells)
     for recipe, wanted in extra if len(ids) else ():
         units[recipe].number(wanted)
     starts = list(offsets_of(map(len, units)))
@@ -263,6 +265,17 @@ def build_plan(
         unit_ids=Digests(memoryview(b"".join(uid for uids, _places in ordered for uid in uids)), KEY_BYTES),
         unit_requests=requests.strings(),
     )
+
+
+_Cells = tuple["array[int]", "array[int]"]
+"""Where each row's cells start, and the numbers of their units."""
+
+
+def _used(columns: Sequence[ColumnRequest], cells: Sequence[_Cells]) -> tuple[list[ColumnRequest], list[_Cells]]:
+    """Each recipe's first column, and those of its further ones that have a cell."""
+    firsts = {one.column.recipe: place for place, one in reversed(list(enumerate(columns)))}
+    used = [place for place, one in enumerate(columns) if len(cells[place][1]) or firsts[one.column.recipe] == place]
+    return [columns[place] for place in used], [cells[place] for place in used]
 
 
 def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:

@@ -1,9 +1,13 @@
 """A family's entries through a store: precomputed, read as a trainer reads them."""
 
+import json
+import shutil
+
+import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
 
 def test_entries_without_rows_and_of_one_frame_come_back_as_a_batch(built, tmp_path):
@@ -46,3 +50,58 @@ def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verifi
     assert verified.ok
     again = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
     assert (again.encoded, again.reused) == (0, 3)
+
+
+@pytest.fixture
+def kontext(built, tmp_path):
+    """FLUX.1 Kontext: FLUX.1's modules under the other pipeline's name."""
+    folder = shutil.copytree(built("flux").folder, tmp_path / "kontext")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxKontextPipeline"}))
+    return folder
+
+
+def test_kontexts_control_images_come_as_its_pipeline_shows_them_to_the_denoiser(kontext, built, tmp_path):
+    import diffusers
+    import torch
+    from PIL import Image
+
+    import cachestore as cs
+
+    pixels = {name: np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8) for seed, name in enumerate("abcd")}
+    for name, one in pixels.items():
+        Image.fromarray(one).save(tmp_path / f"{name}.png")
+    # The second sample edits what the first one is to become: one picture in two roles, encoded once.
+    rows = [{"image": "a.png", "control": "b.png", "caption": "wider"}, {"image": "c.png", "control": "a.png", "caption": "redder"}]
+    (tmp_path / "edits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = tmp_path / "store"
+    report = cs.precompute(
+        tmp_path / "edits.jsonl", model=kontext, store=store, resolution=64, inline=True, vae_dtype="float32", text_dtype="float32"
+    )
+    assert (report.complete, report.wanted, report.encoded, report.reused) == (True, 7, 6, 1)
+    data = cs.CachedDataset(store)
+    batch = data.collate([data[0], data[1]])
+    assert batch["control_latents"].shape == batch["latents"].shape == (2, 16, 32, 32)
+    parts = built("flux").pipeline.components
+    pipeline = diffusers.FluxKontextPipeline(**{name: parts[name] for name in parts if name not in ("image_encoder", "feature_extractor")})
+    shown = torch.stack([pipeline.image_processor.preprocess(Image.fromarray(pixels[name]))[0] for name in "ba"])
+    with torch.inference_mode():
+        expected = pipeline._encode_vae_image(shown, torch.Generator())
+    torch.testing.assert_close(batch["control_latents"], expected, rtol=1e-4, atol=1e-5)
+    assert cs.verify(store, recompute=10).ok
+
+    small = {"_auto_resize": False, "max_area": 64 * 64}  # it would make everything a megapixel
+
+    def run(**given):
+        options = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
+        with torch.inference_mode():
+            return pipeline(**options, **given, **small, generator=torch.Generator().manual_seed(0))[0]
+
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = {name: batch[name][1:] for name in ("prompt_embeds", "pooled_prompt_embeds")}
+    own, stored, other = (
+        run(image=Image.fromarray(pixels["a"]), prompt=["redder"]),
+        run(image=batch["control_latents"][1:], **prompts),
+        run(image=batch["control_latents"][:1], **prompts),
+    )
+    assert (stored - own).norm() <= min(1e-5, float((other - own).norm()) / 100)

@@ -37,6 +37,10 @@ class Row:
     crop: tuple[int, int, int, int] = (3, 2, 67, 50)
     is_measured: bool = True
     """Whether the catalog knows the sizes of its picture."""
+    controls: Sequence[tuple[int, int]] = ()
+    """The buckets of its control images."""
+    control_fails: bool = False
+    """Whether the latents of its control images could not be made."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,9 @@ def make_store(
             for row in rows:
                 if made.latents is not None and row.bucket is not None and not row.fails:
                     writer.put(picture_key(made.latents, row.id), stored_latents(made.latents, row.id, row.bucket, dtype))
+                for number, bucket in enumerate(row.controls if made.latents is not None and not row.control_fails else ()):
+                    name_of = control_of(row, number)
+                    writer.put(picture_key(made.latents, name_of), stored_latents(made.latents, name_of, bucket, dtype))
         store.commit()
         publish_catalog(store.layout, catalog_of(rows, made, name))
     return path
@@ -106,6 +113,9 @@ def catalog_of(rows: Sequence[Row], made: Recipes, name: str) -> Catalog:
         columns.append(make_column("text", "caption", made.text.fingerprint, {}, cells))
     if made.latents is not None:
         columns.append(make_column("latents", "image", made.latents.fingerprint, {}, [picture_cells(made.latents, row) for row in rows]))
+        if any(row.controls for row in rows):
+            cells = [control_cells(made.latents, row) for row in rows]
+            columns.append(make_column("latents", "control", made.latents.fingerprint, {}, cells))
     starts = np.cumsum([0, *(len(row.captions) for row in rows)]).tolist()
     return Catalog(
         name=name,
@@ -125,3 +135,13 @@ def picture_cells(recipe: Recipe, row: Row) -> list[Cell]:
         return []
     facts = {"size": row.size, "bucket": row.bucket, "crop": row.crop} if row.is_measured else {}
     return [Cell(None if row.fails else picture_key(recipe, row.id), facts=facts)]
+
+
+def control_of(row: Row, number: int) -> str:
+    """What names a sample's control image."""
+    return f"{row.id}, control {number}"
+
+
+def control_cells(recipe: Recipe, row: Row) -> list[Cell]:
+    keys = [None if row.control_fails else picture_key(recipe, control_of(row, number)) for number in range(len(row.controls))]
+    return [Cell(key, facts={"bucket": bucket} if row.is_measured else {}) for key, bucket in zip(keys, row.controls, strict=True)]

@@ -18,6 +18,7 @@ from tests.loading.stores import (
     Recipes,
     Row,
     caption_key,
+    control_of,
     make_store,
     recipes,
     stored_latents,
@@ -469,3 +470,81 @@ def test_opening_and_reading_start_no_thread(path):
     before = set(Path("/proc/self/task").iterdir())
     assert len(samples_of(cs.CachedDataset(path))) == 4
     assert set(Path("/proc/self/task").iterdir()) <= before
+
+
+# Control images
+
+
+EDITS = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48)]), Row("c.png", bucket=(48, 64), controls=[(48, 64)])]
+
+
+def control_mean(made, row, number=0):
+    """The normalised mean of a control image, as FLUX.1 Kontext's pipeline makes it."""
+    stored = stored_latents(made.latents, control_of(row, number), row.controls[number])["moments"]
+    return (stored[:4] - np.float32(0.1159)) * np.float32(0.3611)
+
+
+def test_a_data_set_without_control_images_has_no_name_for_them(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    assert "control_latents" not in data[0]
+
+
+def test_one_control_image_for_each_sample_is_stacked_and_never_drawn(path):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, EDITS, made))
+    batch = batch_of(data, 0, 1)
+    assert batch["control_latents"].shape == (2, 4, 6, 8)
+    for place, row in enumerate(EDITS[:2]):
+        np.testing.assert_allclose(batch["control_latents"][place].numpy(), control_mean(made, row), rtol=1e-6)
+    assert not np.allclose(batch["latents"][0].numpy(), batch["control_latents"][0].numpy())
+    assert batch_of(data, 2)["control_latents"].shape == (1, 4, 8, 6)
+    assert batch["target_size"].tolist() == [[48, 64], [48, 64]]
+    assert data.buckets == {(48, 64): [2], (64, 48): [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (48, 64)])],
+        [Row("a.png", controls=[(64, 48)]), Row("b.png")],
+        [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(48, 64)])],
+        [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48)], is_measured=False)],
+    ],
+    ids=["several", "none", "another size", "size not known"],
+)
+def test_control_images_that_cannot_always_be_stacked_come_as_a_list_for_each_sample(path, rows):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, rows, made))
+    controls = (
+        data.collate([data[0], data[1]])["control_latents"] if rows[1].is_measured else [s["control_latents"] for s in samples_of(data)]
+    )
+    assert [[tuple(one.shape) for one in of_sample] for of_sample in controls] == [
+        [(4, height // 8, width // 8) for width, height in row.controls] for row in rows
+    ]
+    for of_sample, row in zip(controls, rows, strict=True):
+        for number, one in enumerate(of_sample):
+            np.testing.assert_allclose(one.numpy(), control_mean(made, row, number), rtol=1e-6)
+    alone = [data.collate([sample])["control_latents"] for sample in samples_of(data)]
+    assert all(isinstance(one, list) for one in alone), "a batch of one has another form"
+
+
+@pytest.mark.parametrize(("stored", "latents"), [("moments", "moments"), ("moments", "raw"), ("mean", "sample"), ("sample", "sample")])
+def test_control_images_come_in_the_form_of_the_latents(path, stored, latents):
+    made = recipes(stored=stored)
+    data = cs.CachedDataset(make_store(path, EDITS[:1], made), latents=latents)
+    raw = stored_latents(made.latents, control_of(EDITS[0], 0), (64, 48))[stored]
+    expected = {"moments": raw, "raw": raw[:4]}.get(latents, (raw[:4] - np.float32(0.1159)) * np.float32(0.3611))
+    np.testing.assert_allclose(data[0]["control_latents"].numpy(), expected, rtol=1e-6)
+
+
+def test_a_sample_whose_control_image_failed_is_not_among_the_samples(path):
+    rows = [EDITS[0], Row("broken.png", controls=[(64, 48)], control_fails=True)]
+    assert cs.CachedDataset(make_store(path, rows, recipes())).ids == ["a.png"]
+
+
+def test_control_images_survive_workers_and_pickling(path):
+    data = cs.CachedDataset(make_store(path, EDITS, recipes()))
+    again = pickle.loads(pickle.dumps(data))
+    assert equal(batch_of(data, 0, 1), batch_of(again, 0, 1))
+    [batch] = loader(data, batch_sampler=[[0, 1]], num_workers=1)
+    assert equal(batch, batch_of(data, 0, 1))

@@ -213,6 +213,21 @@ def test_a_column_may_ask_for_nothing():
     assert plan.unit_count == 0
 
 
+def test_a_recipes_further_column_is_there_if_a_sample_has_a_cell_in_it():
+    def images(role):
+        return ColumnRequest(PlanColumn(0, "latents", role, {}), lambda sample: [{"image": one} for one in sample.images.get(role, ())])
+
+    def roles(*samples):
+        columns = [images("image"), images("control"), images("mask")]
+        recipes = [LATENTS.recipe]
+        plan = build_plan(catalog="x", request="r", content="c", recipes=recipes, samples=samples, columns=columns)
+        return {column.role: list(at) for column, (at, _units) in zip(plan.columns, plan.cells, strict=True)}
+
+    assert roles() == {"image": [0]}
+    assert roles(Sample("a"), Sample("b", {"image": ("b",)})) == {"image": [0, 0, 1]}
+    assert roles(Sample("a", {"control": ("c", "d")}), Sample("b")) == {"image": [0, 0, 0], "control": [0, 2, 2]}
+
+
 def test_publishing_a_plan_twice_is_harmless(layout):
     plan = plan_of(captions("a", "b"), [TEXT])
     assert not is_published(layout, plan.name)
