@@ -414,10 +414,12 @@ _PIPELINES = (
     ),
 )
 
+_SEES_IMAGES = "its text encoder sees the control images too, and a unit of text is a caption without images here"
+
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "QwenImageEditPipeline": "its text encoder sees the control images too",
-        "QwenImageEditPlusPipeline": "its text encoder sees the control images too",
+        "QwenImageEditPipeline": _SEES_IMAGES,
+        "QwenImageEditPlusPipeline": _SEES_IMAGES,
     }
 )
 """Pipelines that introspection would take for simpler than they are, and why."""

@@ -15,8 +15,8 @@ class Built:
 
 def encoder_of(model: Built, digest, encode, **options) -> Any:
     args = (model.family.encode_args or {}) if encode == "text" else {}
-    dtypes: dict[str, Any] = {"text_dtype": "float32", "vae_dtype": "float32"}
-    request = ModelRequest(str(model.folder), encode=[encode], encode_args=args, device="cpu", **{**dtypes, **options})
+    defaults: dict[str, Any] = {"text_dtype": "float32", "vae_dtype": "float32", "encode_args": args}
+    request = ModelRequest(str(model.folder), encode=[encode], device="cpu", **{**defaults, **options})
     return encoders_for(request, digest)[0]
 
 

@@ -46,7 +46,9 @@ def test_a_row_fits_together(row):
 @pytest.mark.parametrize("pipeline", sorted(families.REFUSED))
 def test_a_pipeline_that_looks_simpler_than_it_is_is_refused_with_the_reason(pipeline):
     assert pipeline not in TEXT_FAMILIES
-    with pytest.raises(BadInput, match="sees the control images too; --encode latents works"):
+    with pytest.raises(
+        BadInput, match="sees the control images too, and a unit of text is a caption without images here; --encode latents works"
+    ):
         families.text_family(pipeline)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,10 +91,10 @@ def test_kontexts_control_images_come_as_its_pipeline_shows_them_to_the_denoiser
     torch.testing.assert_close(batch["control_latents"], expected, rtol=1e-4, atol=1e-5)
     assert cs.verify(store, recompute=10).ok
 
-    small = {"_auto_resize": False, "max_area": 64 * 64}  # it would make everything a megapixel
+    small: dict[str, Any] = {"_auto_resize": False, "max_area": 64 * 64}  # it would make everything a megapixel
 
     def run(**given):
-        options = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
+        options: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
         with torch.inference_mode():
             return pipeline(**options, **given, **small, generator=torch.Generator().manual_seed(0))[0]
 

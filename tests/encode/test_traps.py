@@ -320,12 +320,7 @@ def test_a_pipeline_that_cuts_no_caption_is_refused_when_it_is_asked_for_a_count
 def test_captions_padded_to_their_own_length_equal_those_padded_to_the_limit(built, digest, name):
     model = built(name)
     own_args = model.family.encode_args or {}
-    bucketed, exact = (
-        encoders_for(
-            ModelRequest(str(model.folder), encode=["text"], text_dtype="float32", encode_args={**own_args, **more}, device="cpu"), digest
-        )[0]
-        for more in ({}, {"exact_padding": True})
-    )
+    bucketed, exact = (encoder_of(model, digest, "text", encode_args={**own_args, **more}) for more in ({}, {"exact_padding": True}))
     assert (bucketed.recipe.make["padding"], exact.recipe.make["padding"]) == ("bucketed", "trimmed")
     assert bucketed.recipe.make["encode_args"] == exact.recipe.make["encode_args"]
     lengths = seen_lengths(bucketed, LENGTHS)

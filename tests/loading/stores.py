@@ -98,9 +98,10 @@ def make_store(
             for row in rows:
                 if made.latents is not None and row.bucket is not None and not row.fails:
                     writer.put(picture_key(made.latents, row.id), stored_latents(made.latents, row.id, row.bucket, dtype))
-                for number, bucket in enumerate(row.controls if made.latents is not None and not row.control_fails else ()):
-                    name_of = control_of(row, number)
-                    writer.put(picture_key(made.latents, name_of), stored_latents(made.latents, name_of, bucket, dtype))
+                if made.latents is not None and not row.control_fails:
+                    for number, bucket in enumerate(row.controls):
+                        shown = control_of(row, number)
+                        writer.put(picture_key(made.latents, shown), stored_latents(made.latents, shown, bucket, dtype))
         store.commit()
         publish_catalog(store.layout, catalog_of(rows, made, name))
     return path
