@@ -404,6 +404,14 @@ def test_plain_captions_are_grouped_by_length_rounded_up(plain_model, digest):
     assert groups == [16, 16, 32, 64]
 
 
+def test_a_plain_encoders_batches_follow_from_their_length_also_once_it_is_loaded(plain_model, digest):
+    encoder = text_encoder(plain_model[0], digest, device="cpu")
+    before = [encoder.batch_limit(length) for length in (16, 512)]
+    encode(encoder, ["a"])
+    assert [encoder.batch_limit(length) for length in (16, 512)] == before
+    assert before[0] > before[1]
+
+
 @pytest.mark.parametrize(
     ("tokens", "limit", "padded"), [(0, 77, 16), (1, 77, 16), (16, 77, 16), (17, 77, 32), (77, 77, 77), (3, 8, 8), (512, 512, 512)]
 )
