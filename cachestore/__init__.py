@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cachestore.keys import key as key
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
+    from cachestore.loading.loader import make_loader as make_loader
     from cachestore.recompute import repair as repair
     from cachestore.recompute import verify as verify
     from cachestore.run import fill as fill
@@ -51,6 +52,7 @@ _HOMES = {
     "fill": "run",
     "fingerprint": "digests",
     "key": "keys",
+    "make_loader": "loading.loader",
     "open": "store",
     "precompute": "run",
     "repair": "recompute",

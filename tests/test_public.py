@@ -36,6 +36,7 @@ def calls(root, data, trained):
         "fill": fill,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
         "key": lambda: cs.key("a", b"b"),
+        "make_loader": lambda: len(list(cs.make_loader(cs.CachedDataset(trained), batch_size=1, framework="single"))),
         "open": lambda: cs.open(root, mode="a").close(),
         "precompute": lambda: cs.precompute(data / "p.txt", model="m", store=root, encode=("text",), inline=True).complete,
         "repair": lambda: cs.repair(root).missing,

@@ -4,18 +4,29 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self
 
 from cachestore.errors import BadInput
-from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.loading.order import Order, Places, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.ranks import Placement, discover
 
 _log = logging.getLogger(__name__)
 
 _NAMED_BUCKETS: Final = 5
 
 
+Split = Literal["outside", "found"]
+"""Who deals the batches to the ranks, where no ranks are given: somebody outside, or the sampler, to those found when it is used."""
+
+
 class Bucketed(Protocol):
-    """What the sampler needs of a data set. One with a `set_epoch` is told the epoch too."""
+    """What the sampler needs of a data set.
+
+    One with a `set_epoch` is told the epoch too; one with an `announce` is told which batches an iteration will ask for here, and is
+    given a context that lasts as long as the iteration.
+    """
 
     @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
@@ -28,6 +39,17 @@ class Bucketed(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Which batches this process is handed: `first`, and every `step` further, of an order that goes round `world` ranks."""
+
+    first: int
+    step: int
+    world: int
+    rank: int | None
+    """Which of them are for this process, whoever deals; None where nothing tells."""
+
+
 class BucketBatchSampler:
     """For a DataLoader's `batch_sampler`: yields lists of places in the data set, each a full batch of one bucket.
 
@@ -37,10 +59,11 @@ class BucketBatchSampler:
 
     Alone, or with explicit ranks:         BucketBatchSampler(data, batch_size=8, rank=RANK, num_replicas=WORLD_SIZE)
     With accelerate, which shards itself:  BucketBatchSampler(data, batch_size=8, split="outside")
-    With Fabric:                           explicit ranks, and setup_dataloaders(..., use_distributed_sampler=False)
+    With Fabric and Lightning's Trainer:   explicit ranks, and use_distributed_sampler=False
 
     Deliberately no subclass of torch's BatchSampler, without `drop_last` and with a `batch_size` of None: accelerate would
     otherwise lose or mix short batches, and Fabric would build another sampler in its place. One sampler drives one data set object.
+    Starts nothing; belongs to one thread of one process.
     """
 
     batch_size: Final = None
@@ -56,7 +79,7 @@ class BucketBatchSampler:
         tail: Tail = "drop",
         rank: int | None = None,
         num_replicas: int | None = None,
-        split: Literal["outside"] | None = None,
+        split: Split | None = None,
     ) -> None:
         """Prepare the batches of a data set.
 
@@ -70,23 +93,25 @@ class BucketBatchSampler:
                 of the bucket (of the epoch). With "drop" no sample comes twice in an epoch, with the others each comes at least once.
             rank: of this process; needs `num_replicas`.
             num_replicas: the number of processes that train together.
-            split: "outside" yields all batches everywhere, for accelerate, which hands them out to its processes.
+            split: "outside" yields all batches everywhere, as many as go round, for accelerate, which hands them out to its processes.
+                "found" takes rank and number from torch.distributed, else from the launcher's environment, whenever the sampler is
+                used: for samplers that are made before their trainer starts its ranks.
 
         Raises:
-            BadInput: options that do not fit; or several processes were found and neither ranks nor `split` were given.
+            BadInput: options that do not fit; or several processes were found, now or at an iteration, and neither ranks nor `split`
+                were given.
         """
         if not hasattr(data, "buckets"):
             message = (
                 f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part of one is precomputed under a --name of its own)"
             )
             raise BadInput(message)
-        if batch_size < 1 or tail not in {"drop", "pad", "wrap"} or split not in {None, "outside"}:
-            message = (
-                f'batch_size is at least 1, tail "drop", "pad" or "wrap", split None or "outside"; got {batch_size}, {tail!r}, {split!r}'
-            )
+        if batch_size < 1 or tail not in {"drop", "pad", "wrap"} or split not in {None, "outside", "found"}:
+            options = 'batch_size is at least 1, tail "drop", "pad" or "wrap", split None, "outside" or "found"'
+            message = f"{options}; got {batch_size}, {tail!r}, {split!r}"
             raise BadInput(message)
-        self._rank, self._world = _place_among_ranks(rank, num_replicas, split)
-        self._is_split_outside = split == "outside"
+        self._given = _given_ranks(rank, num_replicas, split)
+        self._split = split
         self._data = data
         self._order = Order(batch_size, shuffle, seed, tail)
         self._epoch = 0
@@ -94,33 +119,46 @@ class BucketBatchSampler:
         """Batches of the epoch, over all ranks, that came before the iteration."""
         self._yielded = 0
         """Batches that the present iteration has yielded here."""
+        self._delivered: int | None = None
+        """How many of them reached the trainer, as a loader that reads ahead says; None where none does, or all did."""
         self._is_finished = False
         """Whether the present iteration has yielded everything, though its caller may not have asked for more yet."""
         self._is_over = False
         """Whether its caller has seen the end."""
         self._is_resumed = False
-        if (_found_ranks()[0] if self._is_split_outside else self._rank) == 0:
-            _report_left_out(data, self._order, self._world)
+        self._epochs_before = 0
+        """What is added to the epochs a trainer sets, where it counts from 0 again after it was resumed."""
+        share = self._share()
+        if share.rank == 0:
+            _report_left_out(data, self._order, share.world)
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has on this rank."""
-        return count_even(count_batches(self._data.buckets, self._order), self._world, self._order.tail)
+        """How many batches a whole epoch has on this rank; with `split="outside"`, on all of them."""
+        share = self._share()
+        return count_even(count_batches(self._data.buckets, self._order), share.world, self._order.tail) * (share.world // share.step)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this rank: of the epoch that was set or resumed, else of the next one."""
+        share = self._share()
         if self._is_finished:
             self._go_to(self._epoch + 1, 0)
         self._yielded = 0
         self._is_resumed = False
         self._tell_data()
         batches = order_batches(self._data.buckets, self._order, self._epoch)
-        ours = even_out(batches[self._start :], self._world, self._order.tail, whole=batches)[self._rank :: self._world]
-        for batch in ours:
-            self._yielded += 1
-            # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
-            self._is_finished = self._yielded == len(ours)
-            yield batch.tolist()
+        rounds = even_out(batches[self._start :], share.world, self._order.tail, whole=batches)
+        ours = rounds[share.first :: share.step]
+        with self._announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
+            for batch in ours:
+                self._yielded += 1
+                # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
+                self._is_finished = self._yielded == len(ours)
+                yield batch.tolist()
         self._is_finished = self._is_over = True
+
+    def _announce(self, batches: Places) -> AbstractContextManager[object]:
+        announce = getattr(self._data, "announce", None)
+        return nullcontext() if announce is None else announce(batches)
 
     @property
     def sampler(self) -> Self:
@@ -132,17 +170,32 @@ class BucketBatchSampler:
         """The epoch of the latest iteration, or the one that was set since."""
         return self._epoch
 
+    @property
+    def left_out(self) -> int:
+        """How many samples the epoch leaves out, on all ranks: of what it holds from where it was resumed on. 0 unless `tail="drop"`."""
+        if self._order.tail != "drop":
+            return 0
+        batches = count_batches(self._data.buckets, self._order)
+        unbatched = sum(map(len, self._data.buckets.values())) - batches * self._order.size
+        return unbatched + max(batches - self._start, 0) % self._share().world * self._order.size
+
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, and tell the data set. Setting the same one again changes nothing."""
+        """Say which epoch the next iteration is, and tell the data set. Setting the same one again changes nothing.
+
+        Right after a state was loaded, a 0 means the epoch that was resumed, 1 the one after it, and so on: Fabric and accelerate set
+        the epoch before each iteration, and count from 0 in each process.
+        """
+        if self._is_resumed and epoch == 0 and self._epoch > self._epochs_before:
+            self._epochs_before = self._epoch
+            _log.info("the trainer's epoch 0 is taken to be epoch %d, which was resumed", self._epoch)
+        epoch += self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
                 _log.warning(
-                    "set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches); with accelerate, call"
-                    " loader.set_epoch(%d) after loading the state",
+                    "set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)",
                     epoch,
                     self._epoch,
                     self._start,
-                    self._epoch,
                 )
             self._go_to(epoch, 0)
         self._tell_data()
@@ -152,23 +205,30 @@ class BucketBatchSampler:
         if epoch < 0 or step < 0:
             message = f"a sampler is resumed at an epoch and a step from 0 on, not at {epoch} and {step}"
             raise BadInput(message)
-        self._go_to(epoch, step * self._ranks())
-        self._is_resumed = True
-        self._tell_data()
+        self._resume_at(epoch, step * self._share().world)
+
+    def count_delivered(self, batches: int | None) -> None:
+        """Say how many batches of the present iteration reached the trainer here; None for all, and their end.
+
+        For loaders that read ahead. `make_loader` returns one that does it.
+        """
+        self._delivered = batches
 
     def state_dict(self, *, batches_consumed: int | None = None) -> dict[str, Any]:
         """Where this sampler is, as JSON, to be resumed on any number of ranks.
 
-        A DataLoader reads ahead of the trainer, so the sampler's own count is right only without workers and with torchdata's
-        StatefulDataLoader. With any other say `batches_consumed`: how many batches the trainer has had here since it began the present
-        iteration.
+        A DataLoader with workers reads ahead of the trainer, so the sampler's own count is right only without workers, with the loaders
+        of `make_loader`, and with torchdata's StatefulDataLoader. With any other, and with accelerate, say `batches_consumed`: how many
+        batches the trainer has had here since it began the present iteration.
         """
-        if batches_consumed is not None:
-            epoch, consumed = self._epoch, self._start + batches_consumed * self._ranks()
+        share = self._share()
+        delivered = self._delivered if batches_consumed is None else batches_consumed
+        if delivered is not None:
+            epoch, consumed = self._epoch, self._start + delivered * share.world
         elif self._is_over:
             epoch, consumed = self._epoch + 1, 0
         else:
-            epoch, consumed = self._epoch, self._start + self._yielded * self._world
+            epoch, consumed = self._epoch, self._start + self._yielded * share.step
         return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,9 +244,24 @@ class BucketBatchSampler:
                     f"the {what} was {state[name]!r} when the state was saved and is {ours!r} now: its place means nothing in this order"
                 )
                 raise BadInput(message)
-        self._go_to(int(state["epoch"]), int(state["consumed"]))
+        self._resume_at(int(state["epoch"]), int(state["consumed"]))
+
+    def _resume_at(self, epoch: int, consumed: int) -> None:
+        self._go_to(epoch, consumed)
         self._is_resumed = True
+        self._epochs_before = 0
         self._tell_data()
+        share = self._share()
+        batches = count_batches(self._data.buckets, self._order)
+        rest = max(batches - consumed, 0) % share.world
+        if self._order.tail == "drop" and share.rank == 0 and rest != batches % share.world:
+            _log.warning(
+                "the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks",
+                epoch,
+                rest,
+                self._order.size,
+                share.world,
+            )
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}
@@ -194,11 +269,25 @@ class BucketBatchSampler:
     def _go_to(self, epoch: int, consumed: int) -> None:
         self._epoch, self._start = epoch, consumed
         self._yielded = 0
+        self._delivered = None
         self._is_finished = self._is_over = self._is_resumed = False
 
-    def _ranks(self) -> int:
-        """How many processes take batches from this order: each of ours, or accelerate's."""
-        return _found_ranks()[1] if self._is_split_outside else self._world
+    def _share(self) -> _Share:
+        """Which batches come here now. Raises BadInput where several ranks are found and nobody said how they share."""
+        if self._given is not None:
+            rank, world = self._given
+            return _Share(rank, world, world, rank)
+        found = find_ranks()
+        if self._split == "outside":
+            return _Share(0, 1, found.world_size, found.rank)
+        if found.world_size > 1 and (self._split is None or found.rank is None):
+            reason = "was not told how they share the batches" if self._split is None else f"cannot tell which it is ({found.conflict})"
+            message = (
+                f"{found.world_size} processes train together ({found.found_in}) and this sampler {reason}: pass"
+                ' rank=... and num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which hands them out itself)'
+            )
+            raise BadInput(message)
+        return _Share(found.rank or 0, found.world_size, found.world_size, found.rank)
 
     def _tell_data(self) -> None:
         tell = getattr(self._data, "set_epoch", None)
@@ -206,17 +295,10 @@ class BucketBatchSampler:
             tell(self._epoch)
 
 
-def _place_among_ranks(rank: int | None, world: int | None, split: str | None) -> tuple[int, int]:
-    """(rank, number of ranks) that share the order: as told. (0, 1) where nobody does, or where somebody else shares it out."""
+def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
+    """(rank, number of ranks) that share the order, as told; None where that is not said in numbers."""
     if rank is None and world is None:
-        found = _found_ranks()[1]
-        if split is None and found > 1:
-            message = (
-                f"{found} processes train together and this sampler was not told how they share the batches: pass"
-                ' rank=... and num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which hands them out itself)'
-            )
-            raise BadInput(message)
-        return 0, 1
+        return None
     if rank is None or world is None or split is not None or not 0 <= rank < world:
         message = (
             f"rank and num_replicas go together, rank from 0 up, and without split; got rank {rank}, num_replicas {world}, split {split!r}"
@@ -225,13 +307,16 @@ def _place_among_ranks(rank: int | None, world: int | None, split: str | None) -
     return rank, world
 
 
-def _found_ranks() -> tuple[int, int]:
-    """(rank, world size) as an initialised torch.distributed says, else the launcher's environment, else (0, 1)."""
+def find_ranks() -> Placement:
+    """Who trains together, as an initialised torch.distributed says, else the launcher's environment; one process where nothing does.
+
+    The tasks of a job array, and processes numbered by CACHESTORE_RANK, share the encoding of a store. Nothing says that they train
+    together.
+    """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank()), int(distributed.get_world_size())
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return int(rank) if rank.isdecimal() else 0, int(world) if world.isdecimal() else 1
+        return Placement(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
+    return discover({name: text for name, text in os.environ.items() if not name.startswith(("CACHESTORE_", "SLURM_ARRAY_"))})
 
 
 def _report_left_out(data: Bucketed, order: Order, world: int) -> None:

@@ -55,6 +55,7 @@ class _Options:
     generation: int
     latents: LatentsAs
     seed: int
+    is_pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class CachedDataset(Dataset[SampleDict]):
         """
         reader = Reader(path, verify=verify, io=io)
         found = _find_generation(reader.layout, name, generation)
-        self._open(reader, _Options(name, found, latents, seed), Epoch())
+        self._open(reader, _Options(name, found, latents, seed, generation is not None), Epoch())
 
     def _open(self, reader: Reader, options: _Options, epoch: Epoch) -> None:
         self._reader = reader
@@ -199,6 +200,11 @@ class CachedDataset(Dataset[SampleDict]):
     def generation(self) -> int:
         """Which generation of the catalog this is."""
         return self._catalog.generation
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the generation was asked for, as all ranks of one training must."""
+        return self._options.is_pinned
 
     @property
     def digest(self) -> str:

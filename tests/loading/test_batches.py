@@ -1,6 +1,7 @@
 """Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows places and buckets, nothing else."""
 
 import logging
+from contextlib import contextmanager
 from itertools import chain, islice
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
+from cachestore.loading.batches import BucketBatchSampler, find_ranks
 
 SIZES = st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 30), max_size=5)
 TAILS = st.sampled_from(["drop", "pad", "wrap"])
@@ -17,8 +19,8 @@ TAILS = st.sampled_from(["drop", "pad", "wrap"])
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 class Buckets:
@@ -213,13 +215,43 @@ def test_a_state_taken_between_two_batches_goes_on_with_the_second(sizes, world,
     for one, expected in zip(ranks(sizes, world, tail=tail), rest, strict=True):
         one.load_state_dict(states[0])
         # After the end the state names the beginning of the next epoch.
-        assert list(one) == (expected if states[0]["epoch"] == 0 else list(sampler_at(one, 1)))
+        assert list(one) == (expected if states[0]["epoch"] == 0 else at_epoch(1, sizes, one._given, tail))
 
 
-def sampler_at(like, epoch):
-    again = cs.BucketBatchSampler(like._data, batch_size=4, tail=like._order.tail, rank=like._rank, num_replicas=like._world)
+def at_epoch(epoch, sizes, given, tail):
+    again = sampler(sizes, tail=tail, rank=given[0], num_replicas=given[1])
     again.set_epoch(epoch)
-    return again
+    return list(again)
+
+
+@given(SIZES, st.integers(1, 4), st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5)), min_size=1, max_size=4), st.integers(0, 3))
+def test_an_epoch_that_changes_its_number_of_ranks_shows_each_sample_once_but_for_the_said_rest(sizes, batch_size, parts, epoch):
+    """1 -> 2 -> 3 ranks and any other way: after each part the state is loaded by another number of ranks, the last part to the end."""
+    whole = list(sampler(sizes, batch_size=batch_size))
+    state, shown = {**sampler(sizes, batch_size=batch_size).state_dict(), "epoch": epoch}, []
+    left, every = 0, []
+    for number, (world, steps) in enumerate(parts):
+        every = ranks(sizes, world, batch_size=batch_size)
+        for one in every:
+            one.load_state_dict(state)
+        assert len({one.left_out for one in every}) == 1
+        left = every[0].left_out
+        batches = [iter(one) for one in every]
+        taken = [list(one if number == len(parts) - 1 else islice(one, steps)) for one in batches]
+        assert len({len(ours) for ours in taken}) == 1
+        shown += in_turn(taken)
+        # A rank that took all it has is not asked again before the state is saved.
+        state = every[0].state_dict(batches_consumed=len(taken[0]))
+    flat = list(chain.from_iterable(shown))
+    assert len(flat) == len(set(flat)) == sum(sizes.values()) - left
+    assert left - (sum(sizes.values()) - len(whole) * batch_size) <= (parts[-1][0] - 1) * batch_size
+
+
+@given(SIZES, st.integers(1, 5), st.integers(1, 4), TAILS)
+def test_what_is_left_out_is_what_nobody_is_shown(sizes, batch_size, world, tail):
+    every = ranks(sizes, world, batch_size=batch_size, tail=tail)
+    shown = {place for one in every for batch in one for place in batch}
+    assert {one.left_out for one in every} == {sum(sizes.values()) - len(shown)}
 
 
 def test_a_run_resumed_on_another_number_of_ranks_takes_exactly_what_is_left():
@@ -245,6 +277,18 @@ def test_the_trainer_says_how_many_batches_it_had_because_a_loader_reads_ahead()
     other.load_state_dict(state)
     assert list(other) == list(sampler(rank=1, num_replicas=2))[1:]
     assert next(iter(other)) is not None
+
+
+def test_a_loader_that_reads_ahead_says_what_it_delivered():
+    one = sampler(rank=0, num_replicas=2)
+    list(one)
+    one.count_delivered(1)
+    assert (one.state_dict()["epoch"], one.state_dict()["consumed"]) == (0, 2)
+    one.count_delivered(None)
+    assert (one.state_dict()["epoch"], one.state_dict()["consumed"]) == (1, 0)
+    one.count_delivered(3)
+    one.resume(4, 1)
+    assert one.state_dict()["consumed"] == 2, "what was delivered before belongs to another iteration"
 
 
 def test_counts_go_on_from_where_a_run_was_resumed():
@@ -282,9 +326,30 @@ def test_leaving_a_resumed_place_is_said_aloud(caplog):
     one.resume(3, 2)
     one.set_epoch(3)
     assert caplog.records == [record for record in caplog.records if "leaves out" in record.message]
-    one.set_epoch(0)
+    one.set_epoch(1)
     assert "leaves the place this sampler was resumed at (epoch 3, after 2 batches)" in caplog.text
-    assert list(one) == list(sampler())
+    assert list(one) == at_epoch(1, None, (0, 1), "drop")
+
+
+def test_a_trainer_that_counts_epochs_from_0_again_goes_on_from_the_resumed_one():
+    """As Fabric's loaders and accelerate's do, which set their own count before each iteration."""
+    one = sampler()
+    one.resume(3, 2)
+    for count in range(3):
+        one.set_epoch(count)
+        assert list(one) == at_epoch(3 + count, None, (0, 1), "drop")[2 if count == 0 else 0 :]
+    one.resume(5, 0)
+    one.set_epoch(5)
+    assert list(one) == at_epoch(5, None, (0, 1), "drop")
+
+
+def test_what_the_rest_of_an_epoch_leaves_out_on_more_ranks_is_said_by_one_of_them(caplog):
+    every = ranks({(1, 1): 36}, 3)
+    for one in every:
+        one.load_state_dict({**one.state_dict(), "consumed": 4})
+    (said,) = caplog.messages
+    assert "rest of epoch 0 leaves out 2 batches of 4 samples at its end, which do not go round 3 ranks" in said
+    assert {one.left_out for one in every} == {8}
 
 
 # Ranks
@@ -306,9 +371,48 @@ def test_a_world_that_is_found_and_not_told_is_an_error_that_names_both_spelling
     with pytest.raises(cs.BadInput, match=r'2 processes.*rank=\.\.\. and num_replicas=\.\.\..*split="outside"'):
         sampler()
     assert len(sampler(rank=0, num_replicas=2)) == 4
-    assert len(sampler(split="outside")) == 8
+    assert len(sampler({(1, 1): 28}, split="outside")) == 6, "what accelerate is handed goes round"
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert len(sampler()) == 8
+
+
+def test_ranks_that_start_after_the_sampler_was_made_are_not_passed_over(monkeypatch):
+    """Lightning starts its ranks within `fit`: the first process was alone when it made its loaders."""
+    one, told, outside = sampler(), sampler(split="found"), sampler(split="outside")
+    assert len(one) == len(told) == len(outside) == 8
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for use in (len, list, BucketBatchSampler.state_dict):
+        with pytest.raises(cs.BadInput, match="3 processes train together"):
+            use(one)
+    assert (len(told), list(told)) == (2, list(sampler(rank=1, num_replicas=3)))
+    assert in_turn([list(one) for one in ranks(None, 3)]) == list(outside), "what somebody outside deals goes round, with no batch over"
+    assert len(outside) == 6
+
+
+@pytest.mark.parametrize(
+    ("environment", "world"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, 4),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, 4),
+        ({"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, 2),
+        ({"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "0"}, 1),
+        ({"CACHESTORE_RANK": "1", "CACHESTORE_WORLD_SIZE": "4"}, 1),
+    ],
+    ids=["mpirun", "srun", "Fabric", "a job array trains many models", "ranks that only encode"],
+)
+def test_a_world_is_found_under_launchers_that_start_ranks_of_one_training(monkeypatch, environment, world):
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert find_ranks().world_size == world
+    assert len(sampler(split="found")) == 8 // world
+
+
+def test_a_rank_that_nothing_tells_is_an_error(monkeypatch):
+    for name, text in {"NODE_RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(cs.BadInput, match=r"cannot tell which it is .*rank=\.\.\."):
+        sampler(split="found")
 
 
 def test_an_initialised_process_group_counts_more_than_the_environment(monkeypatch):
@@ -358,6 +462,29 @@ def test_a_loader_sees_neither_a_size_nor_a_way_to_drop_the_last():
 
 
 # Options
+
+
+def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_iteration_ends():
+    data, told = Buckets({(1, 1): 30}), []
+
+    @contextmanager
+    def announce(batches):
+        told.append(batches.tolist())
+        try:
+            yield
+        finally:
+            told.append("end")
+
+    data.announce = announce
+    one = sampler(data=data, rank=1, num_replicas=2)
+    batches = list(one)
+    assert told == [batches, "end"]
+    one.resume(0, 2)
+    following = iter(one)
+    next(following)
+    assert told[2:] == [batches[2:]]
+    following.close()
+    assert told[3:] == ["end"]
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"tail": "keep"}, {"split": "inside"}])

@@ -1,0 +1,272 @@
+"""Batches read before they are asked for, by threads of the trainer's own process. Knows the order it is told, and no rank.
+
+The threads live within one iteration: they are joined when it ends, is broken off or fails, and before this process forks, so that no
+child ever starts with a lock that one of them held. Importing and constructing start nothing.
+"""
+
+import os
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from cachestore.loading.batches import Bucketed
+from cachestore.loading.order import Places
+
+Batch = dict[str, Any]
+
+_ALONE: Final = 2
+"""What torch counts of a storage that one tensor uses: that tensor, and the wrapper through which it is asked."""
+
+
+class Batched(Bucketed, Protocol):
+    """A data set that makes batches. One with `read_batch(places, into=...)` is given buffers of earlier batches to read into."""
+
+    def __len__(self) -> int:
+        """How many samples it has."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One sample."""
+        ...
+
+    def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
+        """Many samples."""
+        ...
+
+    def collate(self, samples: Sequence[Any], /) -> Batch:
+        """Samples to a batch."""
+        ...
+
+
+class ReadAhead(Dataset[Any]):
+    """A data set whose batches are read while the trainer works on those before them.
+
+    For a DataLoader without workers, together with a BucketBatchSampler over this object, which announces what it will yield; then
+    every trainer that keeps data set, batch sampler and `collate_fn` when it builds a DataLoader of its own reads ahead too. What was
+    not announced is read when it is asked for. An error of a thread is raised where its batch is asked for.
+
+    Its tensors are the trainer's for as long as it holds them, or a view of them; buffers that nobody holds any more are used again.
+    Belongs to one thread of one process, besides its own.
+    """
+
+    def __init__(self, data: Batched, *, batches: int = 2, threads: int = 1, pin_memory: bool = False) -> None:
+        """Read so many batches ahead of the one asked for, with so many threads; `pin_memory` copies them into pinned memory there."""
+        self._data = data
+        self._batches = batches
+        self._threads = threads
+        self._pins = pin_memory
+        self._stand_still()
+
+    def _stand_still(self) -> None:
+        """As after construction: nothing announced, nothing read."""
+        self._guard = threading.RLock()
+        """Held while reading is begun and ended, and by a thread that forks for as long as it does."""
+        self._ring = Ring(self._batches + 2)
+        self._plan: Places = np.empty((0, 0), dtype=np.int64)
+        self._at = 0
+        """Which batch of the plan is expected next."""
+        self._reads: dict[int, Future[Batch]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._iteration: object = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was asked for: no threads, no batches."""
+        return {"data": self._data, "batches": self._batches, "threads": self._threads, "pin_memory": self._pins}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew in another process."""
+        self._data, self._batches, self._threads, self._pins = (state[name] for name in ("data", "batches", "threads", "pin_memory"))
+        self._stand_still()
+
+    def __len__(self) -> int:
+        """How many samples the data set has."""
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample, read now."""
+        return self._data[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
+        """One batch of these samples, as the only one of a list: what a DataLoader hands on to `collate`."""
+        read = self._begin_reads(indices)
+        if read is None:
+            return [self._read(indices)]
+        try:
+            return [read.result()]
+        except CancelledError:  # another thread forked before this read had begun
+            return [self._read(indices)]
+        except BaseException:
+            with self._guard:
+                self._end_reads()
+            raise
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """The batch that was read, or a batch of single samples."""
+        if len(samples) == 1 and isinstance(samples[0], _Read):
+            return dict(samples[0])
+        return self._data.collate(samples)
+
+    @property
+    def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
+        """Those of the data set."""
+        return self._data.buckets
+
+    @property
+    def digest(self) -> str:
+        """That of the data set."""
+        return self._data.digest
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set."""
+        tell = getattr(self._data, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+    @contextmanager
+    def announce(self, batches: Places) -> Generator[None]:
+        """Say which batches will be asked for, one a row, in order. At the end of the context no thread is left."""
+        iteration = object()
+        with self._guard:
+            self._end_reads()
+            self._plan, self._at, self._iteration = batches, 0, iteration
+            _iterating.add(self)
+        try:
+            yield
+        finally:
+            with self._guard:
+                # An iteration that is dropped late must not end its successor.
+                if self._iteration is iteration:
+                    self._end_reads()
+                    self._plan = self._plan[:0]
+                    _iterating.discard(self)
+
+    def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
+        """Have the batches read that follow this one; returns the reading of this one, or None where it was not announced."""
+        with self._guard:
+            place = self._find(indices)
+            if place is None:
+                return None
+            self._at = place + 1
+            self._reads = {number: read for number, read in self._reads.items() if number >= place}
+            for number in range(place, min(place + self._batches + 1, len(self._plan))):
+                if number not in self._reads:
+                    if self._pool is None:
+                        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="cachestore-read")
+                    self._reads[number] = self._pool.submit(self._read, self._plan[number].tolist())
+            return self._reads.pop(place)
+
+    def _find(self, indices: Sequence[int]) -> int | None:
+        """Where in the plan a batch stands, from the expected place on: trainers that resume skip some."""
+        rest = self._plan[self._at :]
+        if not len(rest) or len(indices) != rest.shape[1]:
+            return None
+        if rest[0].tolist() == list(indices):
+            return self._at
+        found = np.flatnonzero((rest == np.asarray(indices)).all(axis=1))
+        return self._at + int(found[0]) if len(found) else None
+
+    def _read(self, indices: Sequence[int]) -> Batch:
+        """Read one batch: the one place that knows how. Called by threads."""
+        read_batch = getattr(self._data, "read_batch", None)
+        if read_batch is None:
+            batch = self._data.collate(self._data.__getitems__(indices))
+        else:
+            batch = self._ring.lend(read_batch(indices, into=self._ring.take()))
+        # Torch's pinned memory is a ring of its own, which knows of copies that are still under way.
+        return _Read(
+            {name: value.pin_memory() if self._pins and isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        )
+
+    def _end_reads(self) -> None:
+        """Join the threads and forget what they read."""
+        self._rest()
+        self._reads.clear()
+
+    def _rest(self) -> None:
+        """Join the threads when they have read what they are at; what they have read stays. They start again when they are needed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        self._reads = {number: read for number, read in self._reads.items() if not read.cancelled()}
+
+    def rest_for_fork(self) -> None:
+        """Join the threads and hold still until `go_on`."""
+        self._guard.acquire()
+        self._rest()
+
+    def go_on(self) -> None:
+        """In the process that forked: read on."""
+        self._guard.release()
+
+    def begin_anew(self) -> None:
+        """In the child: what was announced belongs to the parent; an iteration that goes on here reads each batch when it is asked for."""
+        self._stand_still()
+
+
+class _Read(dict[str, Any]):
+    """A batch, told apart from a sample, which is a plain dict too."""
+
+
+class Ring:
+    """Buffers of batches that were handed out, to be read into again once nobody else uses them. Several threads may call."""
+
+    def __init__(self, limit: int) -> None:
+        """Remember at most so many batches; those beyond are left to whoever holds them."""
+        self._limit = limit
+        self._guard = threading.Lock()
+        self._lent: list[dict[str, torch.Tensor]] = []
+
+    def take(self) -> dict[str, torch.Tensor] | None:
+        """The tensors of a batch that nobody uses any more; None where there is none."""
+        with self._guard:
+            free = next((number for number, tensors in enumerate(self._lent) if all(map(_is_alone, tensors.values()))), None)
+            return None if free is None else self._lent.pop(free)
+
+    def lend(self, batch: Mapping[str, Any]) -> Batch:
+        """Remember the tensors of a batch; returns it with tensors of its own on the same memory."""
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        with self._guard:
+            self._lent = [*self._lent, tensors][-self._limit :]
+        return {**batch, **{name: tensor.detach() for name, tensor in tensors.items()}}
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor uses this one's memory: not the one that was handed out, nor a view of it, nor what autograd keeps."""
+    count: Any = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001 - nothing public tells  # pyright: ignore[reportPrivateUsage]
+    return count is not None and count(tensor.untyped_storage()._cdata) == _ALONE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+_iterating: Final[WeakSet[ReadAhead]] = WeakSet()
+_resting: Final[list[ReadAhead]] = []
+"""Those that hold still while a fork is under way. Forks of one process come one after the other: the first guard orders them."""
+_forking: Final = threading.RLock()
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for each in list(_iterating):
+        each.rest_for_fork()
+        _resting.append(each)
+
+
+def _after_fork_here() -> None:
+    while _resting:
+        _resting.pop().go_on()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    while _resting:
+        _resting.pop().begin_anew()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork_in_child)

@@ -1,0 +1,154 @@
+"""A DataLoader for each way of training on several ranks. Imports none of the frameworks: it looks which of them are there."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from cachestore.errors import BadInput
+from cachestore.loading.ahead import Batch, Batched, ReadAhead
+from cachestore.loading.batches import BucketBatchSampler, Split, find_ranks
+from cachestore.loading.order import Tail
+
+_log = logging.getLogger(__name__)
+
+Framework = Literal["auto", "single", "ddp", "accelerate", "fabric", "lightning"]
+
+_FRAMEWORKS: Final = ("auto", "single", "ddp", "accelerate", "fabric", "lightning")
+
+
+class Loader(DataLoader[Any]):
+    """A DataLoader over a BucketBatchSampler that knows how far the trainer is: its `state_dict` is exact with and without workers.
+
+    Iterating it again is the next epoch. `loader.batch_sampler` is the sampler.
+    """
+
+    batch_sampler: BucketBatchSampler  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, data: Batched, sampler: BucketBatchSampler, *, split: Split | None, source: Any, **options: Any) -> None:
+        """Use `make_loader`. `source` is what is read, `data` or what reads ahead of it."""
+        super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
+        self._cached = data
+        self._split = split
+
+    def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The batches of this rank. Raises BadInput where ranks would share nothing, or might read different catalogs."""
+        if find_ranks().world_size > 1 and self._split is not None:
+            _refuse_unpinned(self._cached)
+            if self._split == "outside":
+                message = "this loader yields the batches of all ranks: hand it to `accelerator.prepare`, and iterate what that returns"
+                raise BadInput(message)
+        sampler = self.batch_sampler
+        batches: Iterator[Batch] = super().__iter__()
+        for number, batch in enumerate(batches, 1):
+            sampler.count_delivered(number)
+            yield batch
+        sampler.count_delivered(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is."""
+        self.batch_sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the trainer is, as JSON, to be loaded on any number of ranks and with any number of workers."""
+        return self.batch_sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another loader was. Raises BadInput if it had another catalog or another order."""
+        self.batch_sampler.load_state_dict(state)
+
+
+def make_loader(
+    data: Batched,
+    batch_size: int = 8,
+    framework: Framework = "auto",
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    tail: Tail = "drop",
+    num_workers: int = 0,
+    ahead: int = 2,
+    pin_memory: bool = False,
+) -> Loader:
+    """A DataLoader of single-bucket batches, the same number on every rank, for the way in which this process trains.
+
+        loader = make_loader(data, batch_size=8)                                             # one process, or plain DDP
+        loader = accelerator.prepare(make_loader(data, batch_size=8))                        # accelerate
+        loader = fabric.setup_dataloaders(make_loader(data), use_distributed_sampler=False)  # Lightning Fabric
+        Trainer(..., use_distributed_sampler=False).fit(model, make_loader(data))            # Lightning Trainer
+
+    By default batches are read in this process, by a thread that is joined when an iteration ends, is broken off or fails, and before
+    the process forks. That needs no copy from process to process; `docs/benchmarks.md` has both side by side.
+
+    Args:
+        data: a CachedDataset. An empty one has no batches. In a world above one, one that was opened with `generation=`.
+        batch_size: samples in each batch, on each rank.
+        framework: who deals batches to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
+            own, by the numbers found when the loader is used; "single" is every process for itself. "auto" is "accelerate" once an
+            Accelerator was made, else each rank takes its own.
+        shuffle: as `BucketBatchSampler` has it, like `seed` and `tail`.
+        seed: of the order.
+        tail: "drop", "pad" or "wrap": what becomes of samples that do not fill a batch, and of batches that do not go round.
+        num_workers: processes that read, as DataLoader has them; 0 reads in this process.
+        ahead: batches that this process reads before they are asked for; 0 reads each one when it is asked for. Means nothing
+            with workers.
+        pin_memory: hand out pinned memory, where there is an accelerator.
+
+    Raises:
+        BadInput: options that do not fit; a world above one and a data set opened without `generation=`; or with "auto", ranks that
+            accelerate may or may not deal batches to.
+    """
+    if framework not in _FRAMEWORKS or ahead < 0 or num_workers < 0:
+        options = f"framework is one of {', '.join(_FRAMEWORKS)}, ahead and num_workers are at least 0"
+        message = f"{options}; got {framework!r}, {ahead!r} and {num_workers!r}"
+        raise BadInput(message)
+    split = _choose_split(framework)
+    if split is not None and find_ranks().world_size > 1:
+        _refuse_unpinned(data)
+    pins = pin_memory and _can_pin()
+    reads_ahead = num_workers == 0 and ahead > 0
+    source: Any = ReadAhead(data, batches=ahead, pin_memory=pins) if reads_ahead else data
+    ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
+    sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
+    return Loader(data, sampler, split=split, source=source, num_workers=num_workers, pin_memory=pins and not reads_ahead)
+
+
+def _choose_split(framework: Framework) -> Split | None:
+    """Who deals the batches; None where every process takes all of them."""
+    if framework == "single":
+        return None
+    if framework != "auto":
+        return "outside" if framework == "accelerate" else "found"
+    state: Any = sys.modules.get("accelerate.state")
+    if state is not None and state.is_initialized():
+        return "outside"
+    found = find_ranks()
+    if state is not None and found.world_size > 1 and found.found_in != "torch.distributed":
+        message = (
+            f"{found.world_size} processes train together ({found.found_in}) and accelerate is imported, but nothing says yet whether"
+            ' it will deal the batches: make the Accelerator first, or pass framework="accelerate" or framework="ddp"'
+        )
+        raise BadInput(message)
+    return "found"
+
+
+def _refuse_unpinned(data: Batched) -> None:
+    """In a world above one: raise BadInput for a data set that took the catalog that was newest when this rank opened it."""
+    if getattr(data, "is_pinned", True):
+        return
+    generation: Any = getattr(data, "generation", None)
+    message = (
+        "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
+        f" the data set with generation=... on every rank, such as generation=report.generation; this one has generation {generation}"
+    )
+    raise BadInput(message)
+
+
+def _can_pin() -> bool:
+    if torch.accelerator.is_available():
+        return True
+    _log.warning("pin_memory=True means nothing without an accelerator")
+    return False

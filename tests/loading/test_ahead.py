@@ -1,0 +1,305 @@
+"""Reading ahead in the trainer's process: the same batches, and no thread that anybody could trip over."""
+
+import gc
+import os
+import pickle
+import threading
+from contextlib import closing
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import cachestore as cs
+from cachestore.loading.ahead import ReadAhead, Ring
+
+pytestmark = pytest.mark.torch
+
+LIMIT_SECONDS = 20
+
+
+class Samples:
+    """A data set of numbers in two buckets, that tells in which thread each batch was read, and can be held up."""
+
+    digest = "d"
+
+    def __init__(self, count=40, fails_at=None):
+        self.buckets = {(1, 1): list(range(0, count, 2)), (2, 2): list(range(1, count, 2))}
+        self.count, self.fails_at = count, fails_at
+        self.epochs, self.readers, self.read = [], [], []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reached = threading.Semaphore(0)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return {"number": torch.tensor(place)}
+
+    def __getitems__(self, places):
+        self.reached.release()
+        assert self.gate.wait(LIMIT_SECONDS)
+        self.readers.append(threading.current_thread())
+        self.read.append(list(places))
+        if self.fails_at in places:
+            raise cs.CorruptEntry(f"sample {self.fails_at} is damaged")
+        return [self[place] for place in places]
+
+    def collate(self, samples):
+        return {"number": torch.stack([sample["number"] for sample in samples])}
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+def loader_of(data, *, batch_size=4, ahead=2, threads=1):
+    source = ReadAhead(data, batches=ahead, threads=threads)
+    sampler = cs.BucketBatchSampler(source, batch_size=batch_size, rank=0, num_replicas=1)
+    return DataLoader(source, batch_sampler=sampler, collate_fn=source.collate)
+
+
+def numbers(batches):
+    return [batch["number"].tolist() for batch in batches]
+
+
+def collect(batches, seen):
+    for batch in batches:
+        seen += numbers([batch])
+
+
+def fail(batches):
+    for _batch in batches:
+        raise ZeroDivisionError
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cachestore-read")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    assert reading_threads() == []
+
+
+def test_a_data_set_without_samples_starts_no_thread_and_gives_no_batch():
+    data = Samples(0)
+    assert (len(ReadAhead(data)), list(loader_of(data)), data.readers) == (0, [], [])
+
+
+@given(st.integers(0, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 3))
+def test_the_batches_are_those_that_are_read_without_it(count, batch_size, ahead, threads):
+    data = Samples(count)
+    loader = loader_of(data, batch_size=batch_size, ahead=ahead, threads=threads)
+    plain = cs.BucketBatchSampler(Samples(count), batch_size=batch_size, rank=0, num_replicas=1)
+    for _epoch in range(2):
+        assert numbers(loader) == list(plain)
+    assert data.epochs[-1] == 1
+    assert sorted(data.read) == sorted(batch for epoch in range(2) for batch in at_epoch(plain, epoch)), "each is read once"
+
+
+def at_epoch(sampler, epoch):
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_batches_are_read_while_the_one_before_them_is_used():
+    data = Samples()
+    loader = loader_of(data, ahead=2)
+    batches = iter(loader)
+    next(batches)
+    for _batch in range(3):
+        assert data.reached.acquire(timeout=LIMIT_SECONDS), "two more are read while nobody asks for them"
+    assert set(loader.dataset._reads) == {1, 2}, "and no more than that"
+    assert threading.main_thread() not in data.readers
+    del batches
+    assert reading_threads() == []
+
+
+def test_no_thread_is_left_after_the_end_a_break_an_error_of_the_trainer_or_of_a_read():
+    loader = loader_of(Samples())
+    for _batch in loader:
+        assert len(reading_threads()) == 1
+    assert reading_threads() == []
+    for _batch in loader:
+        break
+    assert reading_threads() == []
+    with pytest.raises(ZeroDivisionError):
+        fail(loader)
+    assert reading_threads() == []
+    with pytest.raises(cs.CorruptEntry, match="sample 7 is damaged"):
+        list(loader_of(Samples(fails_at=7)))
+    assert reading_threads() == []
+
+
+def test_the_batches_before_a_damaged_one_arrive_and_the_next_iteration_works():
+    data = Samples(fails_at=7)
+    loader, seen = loader_of(data, ahead=3), list[list[int]]()
+    expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+    with pytest.raises(cs.CorruptEntry):
+        collect(loader, seen)
+    before = next(number for number, batch in enumerate(expected) if 7 in batch)
+    assert seen == expected[:before]
+    data.fails_at = None
+    assert numbers(loader) == expected
+
+
+def test_a_trainer_that_skips_batches_gets_those_after_them():
+    data = Samples()
+    loader = loader_of(data)
+    expected = numbers(loader)
+    source, sampler = loader.dataset, loader.batch_sampler
+    sampler.set_epoch(0)
+    data.read.clear()
+    rest = list(islice(sampler, 6, None))
+    sampler.set_epoch(0)
+    with closing(iter(sampler)) as places:
+        skipped = list(islice(places, 6))
+        assert [source.collate(source.__getitems__(batch))["number"].tolist() for batch in places] == expected[6:] == rest
+    assert data.read == rest
+    assert len(skipped) == 6
+
+
+def test_what_was_not_announced_is_read_when_it_is_asked_for():
+    data = Samples()
+    source = ReadAhead(data)
+    assert numbers([source.collate(source.__getitems__([3, 5]))]) == [[3, 5]]
+    assert source[3]["number"] == 3
+    assert numbers([source.collate([source[3], source[5]])]) == [[3, 5]]
+    with source.announce(np.array([[0, 2], [4, 6]])):
+        assert numbers([source.collate(source.__getitems__([4, 2, 8]))]) == [[4, 2, 8]]
+        assert numbers([source.collate(source.__getitems__([6, 4]))]) == [[6, 4]]
+    assert set(data.readers) == {threading.main_thread()}
+
+
+def test_an_iteration_that_is_dropped_late_does_not_end_the_next_one():
+    loader = loader_of(Samples())
+    late = iter(loader)
+    next(late)
+    batches = iter(loader)
+    first = next(batches)
+    assert len(reading_threads()) == 1
+    del late
+    gc.collect()
+    assert len(reading_threads()) == 1
+    assert len([first, *batches]) == 10
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")  # Python 3.12 warns of a fork beside threads
+def test_a_fork_finds_no_thread_and_the_parent_reads_on():
+    data = Samples()
+    expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+    batches = iter(loader_of(data))
+    seen = numbers([next(batches)])
+    for _turn in range(3):
+        assert len(reading_threads()) == 1
+        pid = os.fork()
+        if pid == 0:
+            os._exit(10 + len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 11)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 11
+        assert reading_threads() == []
+        seen += numbers([next(batches)])
+    assert seen + numbers(batches) == expected
+    assert sorted(data.read) == sorted(expected), "what was read before a fork is not read again"
+
+
+def test_a_child_that_goes_on_with_the_loop_reads_without_threads():
+    data = Samples()
+    batches = iter(loader_of(data))
+    next(batches)
+    expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            rest = numbers(batches)
+            os._exit(0 if rest == expected[1:] and not reading_threads() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert numbers(batches) == expected[1:]
+
+
+def test_a_fork_waits_for_the_read_under_way_in_another_thread_and_nothing_is_lost():
+    data = Samples()
+    batches = iter(loader_of(data, ahead=3))
+    seen = numbers([next(batches)])
+    data.gate.clear()
+    asked: list[list[int]] = []
+    trainer = threading.Thread(target=lambda: asked.extend(numbers(batches)))
+    trainer.start()
+    codes: list[int] = []
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    data.gate.set()
+    forking.join(LIMIT_SECONDS)
+    trainer.join(LIMIT_SECONDS)
+    assert codes == [0]
+    assert seen + asked == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+
+
+def test_it_is_pickled_without_its_threads():
+    source = ReadAhead(SimpleNamespace(buckets={(): [0]}, digest="d", collate=len), batches=3, pin_memory=False)  # pyright: ignore[reportArgumentType]
+    with source.announce(np.array([[0]])):
+        again = pickle.loads(pickle.dumps(source))
+    assert (again.digest, again.__getstate__().keys()) == ("d", source.__getstate__().keys())
+
+
+# Buffers that are used again
+
+
+class Buffered(Samples):
+    """A data set that reads into buffers it is given, where they fit."""
+
+    def __init__(self, count=40):
+        super().__init__(count)
+        self.given = []
+
+    def read_batch(self, places, *, into=None):
+        self.given.append(into is not None)
+        buffer = into["number"] if into is not None else torch.empty(len(places), dtype=torch.int64)
+        buffer.copy_(torch.tensor(places))
+        return {"number": buffer, "names": list(map(str, places))}
+
+
+def test_buffers_nobody_holds_are_used_again():
+    data = Buffered(400)
+    loader = loader_of(data, ahead=1)
+    expected = list(cs.BucketBatchSampler(Samples(400), batch_size=4, rank=0, num_replicas=1))
+    places = set()
+    for batch, wanted in zip(loader, expected, strict=True):
+        assert batch["number"].tolist() == wanted
+        assert batch["names"] == list(map(str, wanted))
+        places.add(batch["number"].data_ptr())
+    assert len(places) <= 4
+    assert data.given.count(False) == len(places) <= 4
+
+
+def test_a_batch_that_is_kept_in_whole_or_in_part_is_never_written_again():
+    loader = loader_of(Buffered(), ahead=2)
+    expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+    kept = [batch["number"][1:3] if number % 2 else batch for number, batch in enumerate(loader)]
+    for number, wanted in enumerate(expected):
+        assert (kept[number].tolist() == wanted[1:3]) if number % 2 else (kept[number]["number"].tolist() == wanted)
+
+
+def test_a_ring_remembers_no_more_than_it_was_told_to():
+    ring = Ring(2)
+    assert ring.take() is None
+    lent = [ring.lend({"a": torch.zeros(3), "name": "x"}) for _time in range(3)]
+    assert ring.take() is None
+    assert lent[0]["name"] == "x"
+    del lent
+    assert [ring.take() is None for _time in range(3)] == [False, False, True]
