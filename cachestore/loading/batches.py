@@ -254,7 +254,7 @@ class BucketBatchSampler:
         share = self._share()
         batches = count_batches(self._data.buckets, self._order)
         rest = max(batches - consumed, 0) % share.world
-        if self._order.tail == "drop" and share.rank == 0 and rest != batches % share.world:
+        if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
             _log.warning(
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks",
                 epoch,

@@ -7,6 +7,7 @@ import threading
 from contextlib import closing
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ class Samples:
         self.epochs.append(epoch)
 
 
-def loader_of(data, *, batch_size=4, ahead=2, threads=1):
+def loader_of(data, *, batch_size=4, ahead=2, threads=1) -> Any:
     source = ReadAhead(data, batches=ahead, threads=threads)
     sampler = cs.BucketBatchSampler(source, batch_size=batch_size, rank=0, num_replicas=1)
     return DataLoader(source, batch_sampler=sampler, collate_fn=source.collate)

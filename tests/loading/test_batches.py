@@ -465,7 +465,8 @@ def test_a_loader_sees_neither_a_size_nor_a_way_to_drop_the_last():
 
 
 def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_iteration_ends():
-    data, told = Buckets({(1, 1): 30}), []
+    data: Any = Buckets({(1, 1): 30})
+    told = []
 
     @contextmanager
     def announce(batches):
@@ -480,7 +481,7 @@ def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_i
     batches = list(one)
     assert told == [batches, "end"]
     one.resume(0, 2)
-    following = iter(one)
+    following: Any = iter(one)
     next(following)
     assert told[2:] == [batches[2:]]
     following.close()
