@@ -6,7 +6,7 @@ child ever starts with a lock that one of them held. Importing and constructing 
 
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -21,12 +21,12 @@ from cachestore.loading.order import Places
 
 Batch = dict[str, Any]
 
-_ALONE: Final = 2
-"""What torch counts of a storage that one tensor uses: that tensor, and the wrapper through which it is asked."""
-
 
 class Batched(Bucketed, Protocol):
-    """A data set that makes batches. One with `read_batch(places, into=...)` is given buffers of earlier batches to read into."""
+    """A data set that makes batches.
+
+    One that has `make_buffers(pin=...)` and `read_batch(places, into=buffers)` is given the buffers of earlier batches to read into.
+    """
 
     def __len__(self) -> int:
         """How many samples it has."""
@@ -174,15 +174,15 @@ class ReadAhead(Dataset[Any]):
 
     def _read(self, indices: Sequence[int]) -> Batch:
         """Read one batch: the one place that knows how. Called by threads."""
-        read_batch = getattr(self._data, "read_batch", None)
-        if read_batch is None:
-            batch = self._data.collate(self._data.__getitems__(indices))
-        else:
-            batch = self._ring.lend(read_batch(indices, into=self._ring.take()))
-        # Torch's pinned memory is a ring of its own, which knows of copies that are still under way.
-        return _Read(
-            {name: value.pin_memory() if self._pins and isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-        )
+        data: Any = self._data
+        if not hasattr(data, "read_batch"):
+            batch = data.collate(data.__getitems__(indices))
+            return _Read({name: value.pin_memory() if self._pins and _is_tensor(value) else value for name, value in batch.items()})
+        if self._pins:
+            # Torch's pinned memory is a ring of its own, which knows of copies to a device that are still under way.
+            return _Read(data.read_batch(indices, into=data.make_buffers(pin=True)))
+        buffers = self._ring.take(lambda: data.make_buffers(pin=False))
+        return _Read(self._ring.lend(buffers, data.read_batch(indices, into=buffers)))
 
     def _end_reads(self) -> None:
         """Join the threads and forget what they read."""
@@ -210,37 +210,59 @@ class ReadAhead(Dataset[Any]):
         self._stand_still()
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 class _Read(dict[str, Any]):
     """A batch, told apart from a sample, which is a plain dict too."""
 
 
 class Ring:
-    """Buffers of batches that were handed out, to be read into again once nobody else uses them. Several threads may call."""
+    """Buffers that batches were read into, to be read into again once nobody else uses them. Several threads may call."""
 
     def __init__(self, limit: int) -> None:
-        """Remember at most so many batches; those beyond are left to whoever holds them."""
+        """Remember the buffers of at most so many batches; those beyond are left to whoever holds them."""
         self._limit = limit
         self._guard = threading.Lock()
-        self._lent: list[dict[str, torch.Tensor]] = []
+        self._lent: list[_Lent] = []
 
-    def take(self) -> dict[str, torch.Tensor] | None:
-        """The tensors of a batch that nobody uses any more; None where there is none."""
+    def take(self, make: Callable[[], Any]) -> Any:
+        """Buffers that nobody uses any more, else new ones."""
         with self._guard:
-            free = next((number for number, tensors in enumerate(self._lent) if all(map(_is_alone, tensors.values()))), None)
-            return None if free is None else self._lent.pop(free)
+            free = next((number for number, lent in enumerate(self._lent) if lent.is_free()), None)
+            return make() if free is None else self._lent.pop(free).buffers
 
-    def lend(self, batch: Mapping[str, Any]) -> Batch:
-        """Remember the tensors of a batch; returns it with tensors of its own on the same memory."""
+    def lend(self, buffers: Any, batch: Mapping[str, Any]) -> Batch:
+        """Remember these buffers, which a batch was read into; returns the batch with tensors of its own on the same memory."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        lent = _Lent(buffers, list(tensors.values()))
+        aliases = {name: tensor.detach() for name, tensor in tensors.items()}
         with self._guard:
-            self._lent = [*self._lent, tensors][-self._limit :]
-        return {**batch, **{name: tensor.detach() for name, tensor in tensors.items()}}
+            self._lent = [*self._lent, lent][-self._limit :]
+        return {**batch, **aliases}
 
 
-def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor uses this one's memory: not the one that was handed out, nor a view of it, nor what autograd keeps."""
-    count: Any = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001 - nothing public tells  # pyright: ignore[reportPrivateUsage]
-    return count is not None and count(tensor.untyped_storage()._cdata) == _ALONE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+class _Lent:
+    """Buffers, and the tensors on them that nobody else has seen.
+
+    Torch counts who uses a tensor's memory besides: what was handed out, views of it, what autograd keeps.
+    """
+
+    def __init__(self, buffers: Any, tensors: Sequence[torch.Tensor]) -> None:
+        self.buffers = buffers
+        self._tensors = tensors
+        self._uses = [_count_uses(tensor) for tensor in tensors]
+
+    def is_free(self) -> bool:
+        """Whether nobody uses the memory who did not when it was lent."""
+        return all(_count_uses(tensor) <= before for tensor, before in zip(self._tensors, self._uses, strict=True))
+
+
+def _count_uses(tensor: torch.Tensor) -> int:
+    storage: Any = tensor.untyped_storage()
+    # Nothing public tells; torch's own CUDA graphs ask in this way.
+    return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportAttributeAccessIssue, reportPrivateUsage]
 
 
 _iterating: Final[WeakSet[ReadAhead]] = WeakSet()
