@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from cachestore.loading.batches import Bucketed
 from cachestore.loading.order import Places
@@ -50,14 +50,15 @@ class ReadAhead(Dataset[Any]):
 
     For a DataLoader without workers, together with a BucketBatchSampler over this object, which announces what it will yield; then
     every trainer that keeps data set, batch sampler and `collate_fn` when it builds a DataLoader of its own reads ahead too. What was
-    not announced is read when it is asked for. An error of a thread is raised where its batch is asked for.
+    not announced, and everything in a DataLoader's worker, is read when it is asked for. An error of a thread is raised where its batch
+    is asked for.
 
     Its tensors are the trainer's for as long as it holds them, or a view of them; buffers that nobody holds any more are used again.
     Belongs to one thread of one process, besides its own.
     """
 
     def __init__(self, data: Batched, *, batches: int = 2, threads: int = 1, pin_memory: bool = False) -> None:
-        """Read so many batches ahead of the one asked for, with so many threads; `pin_memory` copies them into pinned memory there."""
+        """Read so many batches ahead of the one asked for, with so many threads. `pin_memory` hands out pinned memory."""
         self._data = data
         self._batches = batches
         self._threads = threads
@@ -150,7 +151,7 @@ class ReadAhead(Dataset[Any]):
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
         """Have the batches read that follow this one; returns the reading of this one, or None where it was not announced."""
         with self._guard:
-            place = self._find(indices)
+            place = self._find(indices) if self._batches else None
             if place is None:
                 return None
             self._at = place + 1
@@ -178,6 +179,8 @@ class ReadAhead(Dataset[Any]):
         if not hasattr(data, "read_batch"):
             batch = data.collate(data.__getitems__(indices))
             return _Read({name: value.pin_memory() if self._pins and _is_tensor(value) else value for name, value in batch.items()})
+        if get_worker_info() is not None:
+            return _Read(data.read_batch(indices))  # its memory goes to the trainer's process, and does not come back
         if self._pins:
             # Torch's pinned memory is a ring of its own, which knows of copies to a device that are still under way.
             return _Read(data.read_batch(indices, into=data.make_buffers(pin=True)))

@@ -28,8 +28,8 @@ class Loader(DataLoader[Any]):
 
     batch_sampler: BucketBatchSampler  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, data: Batched, sampler: BucketBatchSampler, *, split: Split | None, source: Any, **options: Any) -> None:
-        """Use `make_loader`. `source` is what is read, `data` or what reads ahead of it."""
+    def __init__(self, data: Batched, source: ReadAhead, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
+        """Use `make_loader`. `source` reads `data`, and `sampler` is one over it."""
         super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
         self._cached = data
         self._split = split
@@ -95,7 +95,7 @@ def make_loader(
         num_workers: processes that read, as DataLoader has them; 0 reads in this process.
         ahead: batches that this process reads before they are asked for; 0 reads each one when it is asked for. Means nothing
             with workers.
-        pin_memory: hand out pinned memory, where there is an accelerator.
+        pin_memory: hand out pinned memory, where there is an accelerator; worth it where batches are copied with `non_blocking=True`.
 
     Raises:
         BadInput: options that do not fit; a world above one and a data set opened without `generation=`; or with "auto", ranks that
@@ -109,11 +109,10 @@ def make_loader(
     if split is not None and find_ranks().world_size > 1:
         _refuse_unpinned(data)
     pins = pin_memory and _can_pin()
-    reads_ahead = num_workers == 0 and ahead > 0
-    source: Any = ReadAhead(data, batches=ahead, pin_memory=pins) if reads_ahead else data
+    source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
-    return Loader(data, sampler, split=split, source=source, num_workers=num_workers, pin_memory=pins and not reads_ahead)
+    return Loader(data, source, sampler, split=split, num_workers=num_workers, pin_memory=pins and num_workers > 0)
 
 
 def _choose_split(framework: Framework) -> Split | None:

@@ -281,7 +281,8 @@ class Buffered(Samples):
         self.made.append(Buffers(8, pin))
         return self.made[-1]
 
-    def read_batch(self, places, *, into):
+    def read_batch(self, places, *, into=None):
+        into = into or Buffers(8, pin=False)
         into.view[: len(places)] = places
         return {"number": into.flat[: len(places)], "names": list(map(str, places))}
 
@@ -301,6 +302,29 @@ def test_a_batch_that_is_kept_in_whole_or_in_part_is_never_written_again():
     kept: list[Any] = [batch["number"][1:3] if number % 2 else batch for number, batch in enumerate(loader)]
     for number, wanted in enumerate(expected):
         assert (kept[number].tolist() == wanted[1:3]) if number % 2 else (kept[number]["number"].tolist() == wanted)
+
+
+def test_what_no_buffers_are_given_for_is_pinned_by_the_thread_that_read_it(monkeypatch):
+    data = Samples()
+    source = ReadAhead(data, pin_memory=True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1000)
+    with source.announce(np.array([[0, 2], [4, 6]])):
+        assert numbers([source.collate(source.__getitems__([0, 2]))]) == [[1000, 1002]]
+    assert threading.main_thread() not in data.readers
+
+
+def test_in_a_worker_every_batch_has_memory_of_its_own():
+    """It becomes the trainer's process's."""
+    data = Buffered()
+    loader = cs.make_loader(data, 4, "single", num_workers=1)  # pyright: ignore[reportArgumentType]
+    kept = list(loader)
+    assert [batch["number"].tolist() for batch in kept] == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+
+
+def test_without_batches_ahead_nothing_is_read_by_a_thread():
+    data = Samples()
+    assert numbers(loader_of(data, ahead=0)) == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
+    assert set(data.readers) == {threading.main_thread()}
 
 
 def test_pinned_buffers_are_left_to_torch_which_knows_of_copies_under_way():

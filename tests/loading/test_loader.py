@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import cachestore as cs
-from cachestore.loading.ahead import ReadAhead
 from cachestore.storage.catalog_writer import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
 
@@ -70,7 +69,6 @@ def test_alone_it_gives_the_samplers_batches_however_they_are_read(data, options
     sampler = cs.BucketBatchSampler(data, batch_size=4, seed=3, rank=0, num_replicas=1)
     plain = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=data.collate)
     loader = cs.make_loader(data, 4, seed=3, **options)
-    assert isinstance(loader.dataset, ReadAhead) == (options.get("ahead", 2) > 0 and not options.get("num_workers"))
     for _epoch in range(2):
         for batch, expected in zip(loader, plain, strict=True):
             assert batch.keys() == expected.keys()
@@ -263,11 +261,3 @@ def test_pinning_without_an_accelerator_is_said_and_does_nothing(data, monkeypat
     batch = next(iter(cs.make_loader(data, 4, pin_memory=True)))
     assert "means nothing without an accelerator" in caplog.text
     assert not batch["latents"].is_pinned()
-
-
-def test_with_an_accelerator_the_reading_thread_pins(data, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor * 0 if tensor.is_floating_point() else tensor)
-    batch = next(iter(cs.make_loader(data, 4, pin_memory=True)))
-    assert not batch["latents"].any()
-    assert batch["original_size"].any()

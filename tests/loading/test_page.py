@@ -1,0 +1,87 @@
+"""The lines of `docs/loading.md`, run as programs."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from tests.fakes import ROOT
+from tests.scenarios.trainers import ROWS, data_set, run_script
+
+pytestmark = [pytest.mark.torch, pytest.mark.processes]
+
+EPOCHS = 2
+TITLE = re.compile(r"^## ([^\n]*)$\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+BEFORE = """
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch.utils.data import DataLoader
+
+import cachestore as cs
+
+report, epochs, seen = SimpleNamespace(generation=1), 2, []
+
+
+def train(batch):
+    seen.extend(batch["sample_id"])
+"""
+IMPORTS = {
+    "accelerate": "from accelerate import Accelerator\n",
+    "Lightning Fabric": "from lightning.fabric import Fabric\n",
+    "Lightning's Trainer": """
+from lightning import LightningModule, Trainer
+
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, number):
+        train(batch)
+        return self.layer(batch["latents"].flatten()[:1]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+module = Module()
+""",
+}
+AFTER = """
+sys.stdout.write(f"seen {len(seen)} {len(set(seen))}\\n")
+"""
+
+
+def page():
+    return (ROOT / "docs" / "loading.md").read_text(encoding="utf-8")
+
+
+def programs():
+    """The lines under each title that has some."""
+    return {title: "\n".join(BLOCK.findall(body)) for title, body in TITLE.findall(page()) if BLOCK.search(body)}
+
+
+LIGHTNING = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed; the dependency group brings it")
+
+
+def marks(title):
+    """Importing lightning takes seconds."""
+    return [LIGHTNING, pytest.mark.slow] if title.startswith("Lightning") else []
+
+
+def test_the_page_has_lines_for_every_way_to_train():
+    assert set(IMPORTS) | {"One process, and plain DDP", "A DataLoader of your own", "To stop and go on"} == set(programs())
+
+
+@pytest.mark.parametrize("title", [pytest.param(title, marks=marks(title)) for title in programs()])
+def test_the_lines_of_the_page_show_every_sample_once_an_epoch(tmp_path, title):
+    data_set(tmp_path / "cache")
+    (opening,) = BLOCK.findall(page().partition("\n## ")[0])
+    out = run_script(tmp_path, BEFORE + IMPORTS.get(title, "") + opening + programs()[title] + AFTER)
+    epochs = 1 if title == "To stop and go on" else EPOCHS
+    assert out.splitlines()[-1] == f"seen {epochs * len(ROWS)} {len(ROWS)}"
