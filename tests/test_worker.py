@@ -258,7 +258,10 @@ class NothingKept(list):
 class Device(FakeEncoder):
     """Its results come only once the next batch was handed over, as if a GPU were at it; the last one's come at once."""
 
-    batches_in_all = 0
+    def __init__(self, limit, batches_in_all):
+        super().__init__(limit=limit)
+        self.waited: list[int] = []
+        self.batches_in_all = batches_in_all
 
     def submit(self, batch):
         made, number = self.encode(batch), len(self.batches)
@@ -273,8 +276,7 @@ class Device(FakeEncoder):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_the_next_batch_is_begun_before_the_results_of_the_last_one_are_waited_for(root, threads):
-    encoder = Device(limit=4)
-    encoder.waited, encoder.batches_in_all = [], 5
+    encoder = Device(limit=4, batches_in_all=5)
     bench = Bench(root, captions(*map(str, range(20))), encoder)
     bench.work(threads=threads)
     assert encoder.waited == [2, 3, 4, 5, 5]

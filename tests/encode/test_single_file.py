@@ -130,9 +130,10 @@ def test_a_file_that_is_damaged_is_refused_and_named(tmp_path, content):
 
 
 def test_a_file_that_is_not_there_is_refused_and_named(tmp_path, digest):
-    for options in ({"vae": str(tmp_path / "no.safetensors")}, {"text_encoder": str(tmp_path / "no.safetensors")}):
+    for name in ("vae", "text_encoder"):
+        options: dict[str, Any] = {name: str(tmp_path / "no.safetensors")}
         with pytest.raises(BadInput, match=r"no\.safetensors cannot be read"):
-            encoders_for(ModelRequest(str(tiny.look_alike(tmp_path / next(iter(options)))), **options), digest)
+            encoders_for(ModelRequest(str(tiny.look_alike(tmp_path / name)), **options), digest)
     with pytest.raises(BadInput, match=r"no\.safetensors does not exist"):
         encoder_of("no.safetensors", digest, "text")
 
