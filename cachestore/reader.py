@@ -1,5 +1,7 @@
 """The read side with tensors out. Takes no lock, writes nothing, starts no thread, and survives fork, spawn and forkserver."""
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,25 @@ from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.storage.entry import split
-from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, Wanted, is_gone
 from cachestore.storage.index import Verdict
 from cachestore.storage.places import Place
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.tensors import RawTensor, to_numpy, to_torch
+
+_looking = threading.RLock()
+"""Held while keys are looked up, and while a newer snapshot takes the place of one whose index another thread may be looking into."""
+
+
+def _renew_lock() -> None:
+    """In a forked child: whichever thread of the parent held it is not there to give it back."""
+    global _looking  # noqa: PLW0603 - one lock for each process
+    _looking = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_lock)
 
 AnyKey = Key | bytes | str
 T = TypeVar("T")
@@ -40,7 +55,10 @@ class Description:
 
 
 class Reader:
-    """A store as it was when it was opened, or last refreshed. Picklable: a worker gets the path and the index's verdict."""
+    """A store as it was when it was opened, or last refreshed. Picklable: a worker gets the path and the index's verdict.
+
+    Several threads of one process may read through one reader.
+    """
 
     def __init__(self, path: str | Path, *, verify: Verify = "first", io: Io = "pread", verdict: Verdict | None = None) -> None:
         """Open a store for reading. Raises StoreNotFound, FormatError for a newer format."""
@@ -68,10 +86,11 @@ class Reader:
 
     def refresh(self) -> None:
         """See what was published since this reader was opened."""
-        before = self.snapshot
-        self._fetcher.close()
-        self._show(load_snapshot(self.layout, earlier=before))
-        before.close()
+        with _looking:
+            before = self.snapshot
+            self._fetcher.close()
+            self._show(load_snapshot(self.layout, earlier=before))
+            before.close()
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
         """The tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
@@ -88,17 +107,54 @@ class Reader:
     def get_raw(self, keys: Sequence[Key]) -> list[dict[str, RawTensor]]:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
         found = self._find_all(keys)
+        if self._io == "pread":
+            runs = [_fresh(places[0].size_bytes) for places in found]
+            wanted = [Wanted(key, places[0], [run]) for key, places, run in zip(keys, found, runs, strict=True)]
+            if self.fill(wanted):
+                return [split(places[0].specs, run) for places, run in zip(found, runs, strict=True)]
+        # What failed is looked for entry by entry, as each may be elsewhere.
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
         entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
+    def find_first(self, keys: Sequence[Key]) -> list[Place]:
+        """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
+        return [places[0] for places in self._find_all(keys)]
+
+    def fill(self, wanted: Sequence[Wanted]) -> bool:
+        """Read entries straight to where they belong, as they were found by `find_first`, and check them as `get` does.
+
+        False where one of them is gone or damaged: what was written is to be thrown away, and `get_raw`, which looks for other copies
+        and in a newer snapshot, gives the entries or the error. Raises other OSErrors as they come.
+        """
+        try:
+            self._fetcher.fetch_into(wanted)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if not is_gone(error):
+                raise
+            return False
+        return True
+
+    def ask_ahead(self, keys: Sequence[AnyKey]) -> None:
+        """Have these entries brought into memory without waiting for the disk: those of the next batch, while this one is used.
+
+        A hint: keys that are not there, and segments that are gone, are passed over.
+        """
+        places = [places[0] for places in self._find([Key.parse(key) for key in keys]) if places]
+        try:
+            self._fetcher.ask_ahead(places)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if not is_gone(error):
+                raise
+
     def _find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """Places in this snapshot; in a newer one where its index is gone before a forked child could open it, or damaged."""
-        try:
-            return self.snapshot.find(keys)
-        except (FormatError, FileNotFoundError):
-            self.refresh()
-            return self.snapshot.find(keys)
+        with _looking:
+            try:
+                return self.snapshot.find(keys)
+            except (FormatError, FileNotFoundError):
+                self.refresh()
+                return self.snapshot.find(keys)
 
     def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
         found = self._find(keys)
@@ -168,6 +224,13 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close it."""
         self.close()
+
+
+def _fresh(size: int) -> memoryview:
+    """Memory for an entry. numpy's is not cleared before it is written, which a bytearray is: a third of the time of a read."""
+    import numpy as np
+
+    return np.empty(size, np.uint8).data
 
 
 def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:

@@ -19,6 +19,7 @@ from cachestore.reader import Reader
 from cachestore.storage import fetch as fetching
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
+from cachestore.storage.fetch import Wanted
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from tests.storage.stores import flip, key_of, plain, put, tensors_of
@@ -91,9 +92,12 @@ def test_entries_are_read_in_the_order_of_their_places(layout, reader, monkeypat
     put(layout, 1, 2, 3)
     put(layout, 4, 5)
     reading, seen = reader(), []
-    real = reading._fetcher.fetch
-    monkeypatch.setattr(reading._fetcher, "fetch", lambda key, place: seen.append((place.segment.digest, place.offset)) or real(key, place))
+    real = reading._fetcher._check
+    monkeypatch.setattr(
+        reading._fetcher, "_check", lambda key, place, read: seen.append((place.segment.digest, place.offset)) or real(key, place, read)
+    )
     values(reading, 5, 1, 4, 3, 2)
+    assert len(seen) == 5
     assert seen == sorted(seen)
 
 
@@ -153,6 +157,89 @@ class TestMissing:
         commit(layout).close()
         assert values(reading, 2, 1) == [tensors_of(2), tensors_of(1)]
         assert reading.generation == 2
+
+
+class TestFilling:
+    def wanted(self, reading, *numbers):
+        keys = [key_of(n) for n in numbers]
+        places = reading.find_first(keys)
+        return [
+            Wanted(key, place, [memoryview(bytearray(spec.size_bytes)) for spec in place.specs])
+            for key, place in zip(keys, places, strict=True)
+        ]
+
+    @BOTH
+    def test_each_tensor_is_read_to_where_it_belongs(self, layout, reader, io):
+        put(layout, 1, 2, 3)
+        put(layout, 4)
+        reading = reader(io=io)
+        wanted = self.wanted(reading, 4, 1, 3)
+        assert reading.fill(wanted)
+        assert reading.fill([])
+        for n, each in zip((4, 1, 3), wanted, strict=True):
+            found = {spec.name: bytes(target) for spec, target in zip(each.place.specs, each.targets, strict=True)}
+            assert found == {name: raw for name, (_dtype, _shape, raw) in tensors_of(n).items()}
+
+    def test_what_is_missing_is_named_before_anything_is_read(self, layout, reader):
+        put(layout, 1)
+        with pytest.raises(MissingEntry, match=str(key_of(2))):
+            reader().find_first([key_of(1), key_of(2)])
+
+    def test_it_says_where_an_entry_is_gone_or_damaged_and_getting_gives_the_error(self, layout, reader):
+        put(layout, 1, 2)
+        reading = reader()
+        wanted = self.wanted(reading, 1, 2)
+        damage(layout, 2)
+        assert not reading.fill(wanted)
+        with pytest.raises(CorruptEntry, match=str(key_of(2))):
+            reading.get_raw([key_of(1), key_of(2)])
+
+    def test_an_error_that_another_copy_cannot_help_with_is_passed_on(self, layout, reader, monkeypatch):
+        put(layout, 1)
+        reading = reader()
+        wanted = self.wanted(reading, 1)
+
+        def fail(*_arguments):
+            raise PermissionError
+
+        monkeypatch.setattr(fetching, "open_regular", fail)
+        with pytest.raises(PermissionError):
+            reading.fill(wanted)
+        with pytest.raises(PermissionError):
+            reading.ask_ahead([key_of(1)])
+
+    @BOTH
+    def test_asking_ahead_passes_over_what_is_not_there(self, layout, reader, io):
+        digest = put(layout, 1)
+        reading = reader(io=io)
+        reading.ask_ahead([])
+        reading.ask_ahead([key_of(1), key_of(2)])
+        assert values(reading, 1) == [tensors_of(1)]
+        other = reader(io=io)
+        layout.segment(digest).unlink()
+        other.ask_ahead([key_of(1)])
+
+    def test_a_forked_child_looks_up_although_another_thread_held_the_lock(self, layout):
+        put(layout, 1)
+        commit(layout).close()
+        program = """
+import threading
+from cachestore import reader as module
+reader = Reader(sys.argv[1])
+held, done = threading.Event(), threading.Event()
+def hold():
+    with module._looking:
+        held.set()
+        done.wait(30)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(30)
+said = child(lambda: good(reader, 1))
+done.set()
+thread.join()
+print(said)
+"""
+        assert run(program, layout.root) == "True"
 
 
 class TestRefreshing:

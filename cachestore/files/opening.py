@@ -3,10 +3,12 @@
 Positional reads only, because a forked child shares the offset of a descriptor with its parent.
 """
 
+import errno
 import mmap
 import os
 import stat
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +25,10 @@ _OPEN_FLAGS: Final = (
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 )
+
+_BUFFERS_A_CALL: Final = 1024
+"""IOV_MAX of Linux and the BSDs."""
+_PRESENT_ONLY: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,67 @@ def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
     data = os.read(descriptor, len(buffer))
     buffer[: len(data)] = data
     return len(data)
+
+
+def read_scattered(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill these buffers one after the other from `offset` on; returns the bytes read, fewer only at the end of the file."""
+    total = 0
+    for start in range(0, len(buffers), _BUFFERS_A_CALL):
+        some = buffers[start : start + _BUFFERS_A_CALL]
+        size = sum(map(len, some))
+        count = os.preadv(descriptor, some, offset + total) if hasattr(os, "preadv") else 0
+        if count < size:
+            count += _read_rest(descriptor, some, count, offset + total)
+        total += count
+        if count < size:
+            break
+    return total
+
+
+def read_present(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int | None:
+    """As `read_scattered`, but only what is in memory already: stops before the first byte that a disk would have to be asked for.
+
+    None where the system or the file system cannot tell.
+    """
+    if not _PRESENT_ONLY:
+        return None
+    try:
+        return os.preadv(descriptor, buffers[:_BUFFERS_A_CALL], offset, _PRESENT_ONLY)
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        if error.errno in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            return None
+        raise
+
+
+def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset: int) -> int:
+    """Go on after the first `done` bytes of these buffers, whose first stands at `offset`; one buffer a read."""
+    total = 0
+    for buffer in buffers:
+        skipped = min(done, len(buffer))
+        count = read_into(descriptor, buffer[skipped:], offset + skipped)
+        total += count
+        if skipped + count < len(buffer):
+            break
+        done -= skipped
+        offset += len(buffer)
+    return total
+
+
+def ask_for(descriptor: int, offset: int, size: int) -> None:
+    """Have a part of a file brought into memory, without waiting for it. Does nothing where the system cannot."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # a file system may know no such advice
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def ask_for_mapped(mapping: mmap.mmap, offset: int, size: int) -> None:
+    """As `ask_for`, for a mapped file."""
+    if hasattr(mapping, "madvise"):
+        start = offset - offset % mmap.PAGESIZE
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_WILLNEED, start, offset + size - start)
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytearray:

@@ -4,8 +4,9 @@ An entry's tensors stand together, widest dtype first, so that each starts at a 
 Its checksum covers the key, the names, dtypes and shapes, and every byte, so right-looking bytes under a wrong key never pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cachestore.errors import BadInput
@@ -34,6 +35,10 @@ class TensorSpec(NamedTuple):
 
 Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
+
+
+_LAYOUTS: Final = 4096
+"""Layouts whose text and size are kept: a store has one for each shape, not for each entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def _check_name(name: str, key: Key) -> None:
         raise BadInput(message)
 
 
-def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: "tuple[Buffer, ...] | list[Buffer]") -> bytes:
+def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[Buffer]) -> bytes:
     """xxh3_128 over key, names, dtypes, shapes and bytes; the buffers may be one whole run or one for each tensor."""
     state = begin_checksum(key, specs)
     for buffer in buffers:
@@ -90,8 +95,20 @@ def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
     """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
     state = begin_digest()
     state.update(key)
-    state.update(canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs]))
+    state.update(text_of(tuple(specs)))
     return state
+
+
+@lru_cache(_LAYOUTS)
+def text_of(specs: Specs) -> bytes:
+    """Names, dtypes and shapes as they go into the checksum and into the index."""
+    return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
+
+
+@lru_cache(_LAYOUTS)
+def size_of(specs: Specs) -> int:
+    """Bytes of all these tensors."""
+    return sum(spec.size_bytes for spec in specs)
 
 
 def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:

@@ -1,16 +1,17 @@
-"""Fetching the bytes of entries: positional reads into fresh buffers, checked against the key. Starts no thread, takes no lock."""
+"""Fetching the bytes of entries: positional reads into fresh buffers or the caller's, checked against the key. No thread, no lock."""
 
 import errno
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from cachestore.errors import CorruptEntry, FormatError
-from cachestore.files.opening import descriptor_limit, open_regular, read_at
+from cachestore.files.container import ALIGNMENT
+from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_at, read_present, read_scattered
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
+from cachestore.keys import KEY_BYTES, Key
 from cachestore.storage.entry import checksum_of
 from cachestore.storage.places import Place, SegmentRef
 
@@ -18,6 +19,12 @@ Verify = Literal["first", "always", "never"]
 Io = Literal["pread", "mmap"]
 
 _DESCRIPTORS: Final = 256
+_RUN_BYTES: Final = 256 * 1024
+"""Read at once at most, unless one entry is larger: what was read is checked while it is still in the processor's cache."""
+_RUN_ENTRIES: Final = 64
+_NOWHERE: Final = memoryview(bytearray(ALIGNMENT))
+"""Takes the filler between neighbours. Never looked at."""
+_NOBODY: Final = Key(bytes(KEY_BYTES))
 
 
 class Checked:
@@ -46,6 +53,14 @@ class Checked:
     def _bit(self, place: Place) -> int | None:
         first = self._first.get(place.segment.digest)
         return None if first is None else first + place.ordinal
+
+
+class Wanted(NamedTuple):
+    """One copy of an entry, and where its tensors are to go: a writable buffer for each of `place.specs`, in their order."""
+
+    key: Key
+    place: Place
+    targets: Sequence[memoryview]
 
 
 class _Segment:
@@ -77,6 +92,7 @@ class Fetcher:
         self._pid = os.getpid()
         self._uses = count()
         self._open: dict[str, _Segment] = {}
+        self._can_tell = True
         self.checked = checked
 
     def fetch(self, key: Key, place: Place) -> memoryview:
@@ -85,13 +101,69 @@ class Fetcher:
         Raises CorruptEntry if they are not what was stored under this key, OSError as it comes.
         """
         run = self._read(place)
+        self._check(key, place, [run])
+        return run
+
+    def fetch_into(self, wanted: Sequence[Wanted]) -> None:
+        """Read entries straight to where they belong, in the order of their places. Nothing wanted, nothing read.
+
+        Neighbours are read at once. Where bytes turn out not to be in memory, all that is still to come is asked for before waiting.
+        Raises as `fetch`; the targets then hold anything.
+        """
+        runs = _runs(sorted(wanted, key=_position))
+        has_asked = False
+        for number, run in enumerate(runs):
+            segment = self._segment(run[0].place)
+            if segment.mapping is not None:
+                _copy_run(run, segment.mapping)
+            elif not self._read_present(run, segment):
+                if not has_asked:
+                    self._ask_for_runs(runs[number:])
+                    has_asked = True
+                self._read_run(run, segment)
+            for key, place, targets in run:
+                self._check(key, place, targets)
+
+    def ask_ahead(self, places: Iterable[Place]) -> None:
+        """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
+        self._ask_for_runs(_runs([Wanted(_NOBODY, place, ()) for place in sorted(places, key=_file_position)]))
+
+    def _ask_for_runs(self, runs: Iterable[Sequence[Wanted]]) -> None:
+        for run in runs:
+            segment = self._segment(run[0].place)
+            first, last = run[0].place, run[-1].place
+            span = first.offset, last.offset + last.size_bytes - first.offset
+            if segment.mapping is None:
+                ask_for(segment.descriptor, *span)
+            else:
+                ask_for_mapped(segment.mapping, *span)
+
+    def _read_present(self, run: Sequence[Wanted], segment: _Segment) -> bool:
+        """Read what can be had without waiting; whether that was all."""
+        if not self._can_tell:
+            return False
+        buffers = _buffers(run)
+        count = read_present(segment.descriptor, buffers, run[0].place.offset)
+        self._can_tell = count is not None
+        return count == sum(map(len, buffers))
+
+    def _read_run(self, run: Sequence[Wanted], segment: _Segment) -> None:
+        last = run[-1].place
+        if read_scattered(segment.descriptor, _buffers(run), run[0].place.offset) < last.offset + last.size_bytes - run[0].place.offset:
+            raise self._cut_short(last)
+
+    def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
+        """Compare an entry with its checksum, where that is due. Raises CorruptEntry."""
         if self._verify == "never" or (self._verify == "first" and self.checked.holds(place)):
-            return run
-        if checksum_of(key, place.specs, [run]) != place.checksum:
+            return
+        if checksum_of(key, place.specs, buffers) != place.checksum:
             self._forget(place.segment.digest)
             raise CorruptEntry(self._complain(key, place, "does not match its checksum"))
         self.checked.add(place)
-        return run
+
+    def _cut_short(self, place: Place) -> CorruptEntry:
+        self._forget(place.segment.digest)
+        return CorruptEntry(self._complain(_NOBODY, place, "ends before its last entry", named=False))
 
     def _read(self, place: Place) -> memoryview:
         segment = self._segment(place)
@@ -99,8 +171,7 @@ class Fetcher:
             return memoryview(segment.mapping)[place.offset : place.offset + place.size_bytes]
         run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
         if len(run) < place.size_bytes:
-            self._forget(place.segment.digest)
-            raise CorruptEntry(self._complain(Key(bytes(16)), place, "ends before its last entry", named=False))
+            raise self._cut_short(place)
         return run
 
     def _segment(self, place: Place) -> _Segment:
@@ -140,6 +211,54 @@ class Fetcher:
         where = self._layout.segment(place.segment.digest).relative_to(self._layout.root)
         subject = f"entry {key} {what} in {where}" if named else f"{where} {what}"
         return f"{subject}; run `cachestore repair {self._layout.root}`"
+
+
+def _position(wanted: Wanted) -> tuple[str, int]:
+    return _file_position(wanted.place)
+
+
+def _file_position(place: Place) -> tuple[str, int]:
+    return place.segment.digest, place.offset
+
+
+def _runs(ordered: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Entries in the order of their places, those together that one read can take: next to each other, and not many bytes."""
+    runs: list[list[Wanted]] = []
+    digest, start, end = "", 0, 0
+    for each in ordered:
+        place = each.place
+        size = place.size_bytes
+        follows = place.segment.digest == digest and 0 <= place.offset - end < ALIGNMENT
+        if follows and place.offset + size - start <= _RUN_BYTES and len(runs[-1]) < _RUN_ENTRIES:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+            digest, start = place.segment.digest, place.offset
+        end = place.offset + size
+    return runs
+
+
+def _buffers(run: Sequence[Wanted]) -> Sequence[memoryview]:
+    """Where the bytes of a run go, those between entries to nowhere."""
+    if len(run) == 1:
+        return run[0].targets
+    buffers: list[memoryview] = []
+    end = run[0].place.offset
+    for _key, place, targets in run:
+        if place.offset > end:
+            buffers.append(_NOWHERE[: place.offset - end])
+        buffers += targets
+        end = place.offset + place.size_bytes
+    return buffers
+
+
+def _copy_run(run: Sequence[Wanted], mapping: mmap.mmap) -> None:
+    view = memoryview(mapping)
+    for _key, place, targets in run:
+        position = place.offset
+        for target in targets:
+            target[:] = view[position : position + len(target)]
+            position += len(target)
 
 
 def is_gone(error: Exception) -> bool:

@@ -25,7 +25,7 @@ from cachestore.files.checksum import digest_file
 from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
 from cachestore.keys import Key, canonical
-from cachestore.storage.entry import Specs, TensorSpec
+from cachestore.storage.entry import Specs, TensorSpec, text_of
 from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_places
 
 VERSION: Final = 1
@@ -234,7 +234,7 @@ def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: 
     packed: dict[bytes, bytes] = {}
     following = max(layouts.values(), default=-1) + 1
     for key, segment, ordinal, offset, specs, checksum in entries:
-        text = canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
+        text = text_of(specs)
         if text not in layouts:
             layouts[text] = following
             following += 1

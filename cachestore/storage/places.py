@@ -6,9 +6,9 @@ Copies of one key follow each other.
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachestore.storage.entry import CHECKSUM_BYTES, Specs
+from cachestore.storage.entry import CHECKSUM_BYTES, Specs, size_of
 
 _PACKED: Final = struct.Struct(f"<IIQI{CHECKSUM_BYTES}s")
 PLACE_BYTES: Final = _PACKED.size
@@ -24,8 +24,7 @@ class SegmentRef:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One copy of an entry: enough to read and check it without looking at the segment's header."""
 
     segment: SegmentRef
@@ -37,7 +36,7 @@ class Place:
     @property
     def size_bytes(self) -> int:
         """Bytes of the entry's tensors."""
-        return sum(spec.size_bytes for spec in self.specs)
+        return size_of(self.specs)
 
 
 def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> bytes:

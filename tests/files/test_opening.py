@@ -1,8 +1,10 @@
 """Opening what may be a trap, and reading without trusting sizes."""
 
 import errno
+import mmap
 import os
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from cachestore.errors import FormatError
 from cachestore.files import opening
 from cachestore.files.opening import (
     FileIdentity,
+    ask_for,
+    ask_for_mapped,
     descriptor_limit,
     let_go,
     map_whole,
@@ -21,6 +25,8 @@ from cachestore.files.opening import (
     opened,
     read_at,
     read_into,
+    read_present,
+    read_scattered,
     read_whole,
 )
 
@@ -131,6 +137,83 @@ def test_short_reads_are_put_together(tmp_path, monkeypatch):
         buffer = bytearray(12)
         assert read_into(descriptor, memoryview(buffer), 1) == 9
         assert buffer[:9] == b"123456789"
+
+
+@pytest.mark.parametrize("has_preadv", [True, False])
+@given(sizes=st.lists(st.integers(0, 9), max_size=6), offset=st.integers(0, 20), least=st.integers(1, 12))
+def test_a_scattered_read_is_the_slice_of_the_file(has_preadv, sizes, offset, least, tmp_path_factory):
+    """Also where each call reads little, as on a file system over a network."""
+    path = tmp_path_factory.mktemp("scattered") / "file"
+    path.write_bytes(bytes(range(30)))
+    real = os.preadv
+
+    def few(descriptor, buffers, position):
+        rest, chosen = least, []
+        for buffer in buffers:
+            chosen.append(buffer[:rest])
+            rest -= len(chosen[-1])
+        return real(descriptor, chosen, position)
+
+    buffers = [memoryview(bytearray(size)) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch, opened(path) as (descriptor, _status):
+        if has_preadv:
+            patch.setattr(os, "preadv", few)
+        else:
+            patch.delattr(os, "preadv")
+        count = read_scattered(descriptor, buffers, offset)
+    expected = bytes(range(30))[offset : offset + sum(sizes)]
+    assert (count, b"".join(buffers)[:count]) == (len(expected), expected)
+
+
+def test_more_buffers_than_one_call_takes_are_filled(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(n % 251 for n in range(5000)))
+    buffers = [memoryview(bytearray(2)) for _n in range(2500)]
+    with opened(path) as (descriptor, _status):
+        assert read_scattered(descriptor, buffers, 0) == 5000
+    assert b"".join(buffers) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"), [(BlockingIOError(), 0), (OSError(errno.EOPNOTSUPP, ""), None), (OSError(errno.EINVAL, ""), None)], ids=repr
+)
+def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_path, monkeypatch, raised, said):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    buffers = [memoryview(bytearray(4)), memoryview(bytearray(2))]
+
+    def refuse(*_arguments):
+        raise raised
+
+    with opened(path) as (descriptor, _status):
+        if (count := read_present(descriptor, buffers, 1)) is not None:
+            assert (count, b"".join(buffers)) in {(6, b"123456"), (0, bytes(6))}
+        monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
+        monkeypatch.setattr(os, "preadv", refuse)
+        assert read_present(descriptor, buffers, 1) == said
+        monkeypatch.setattr(opening, "_PRESENT_ONLY", 0)
+        assert read_present(descriptor, buffers, 1) is None
+
+
+def test_an_input_error_while_looking_into_memory_is_passed_on(tmp_path, monkeypatch):
+    def fail(*_arguments):
+        raise OSError(errno.EIO, "")
+
+    monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(OSError, match=r"\[Errno 5\]"):
+        read_present(-1, [memoryview(bytearray(1))], 0)
+
+
+def test_asking_for_a_part_of_a_file_is_harmless_everywhere(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10_000))
+    with opened(path) as (descriptor, _status), closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as mapping:
+        ask_for(descriptor, 5, 100)
+        ask_for_mapped(mapping, 5000, 100)
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+        ask_for(descriptor, 5, 100)
+    ask_for(-1, 0, 1)
 
 
 def test_positional_reads_move_no_shared_offset(tmp_path):

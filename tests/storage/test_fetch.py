@@ -15,7 +15,7 @@ from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry, split
-from cachestore.storage.fetch import Checked, Fetcher, is_gone
+from cachestore.storage.fetch import Checked, Fetcher, Wanted, is_gone
 from cachestore.storage.places import Place
 from cachestore.storage.snapshot import load_snapshot
 from tests.storage.stores import flip, key_of, plain, put, tensors_of
@@ -279,6 +279,117 @@ def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):
     reading = fetcher()
     for n in (1, 2, 1):
         assert plain(split(place_of(layout, n).specs, reading.fetch(key_of(n), place_of(layout, n)))) == tensors_of(n)
+
+
+class TestFetchingInto:
+    def wanted(self, layout, *numbers):
+        places = [place_of(layout, n) for n in numbers]
+        return [
+            Wanted(key_of(n), place, [memoryview(bytearray(spec.size_bytes)) for spec in place.specs])
+            for n, place in zip(numbers, places, strict=True)
+        ]
+
+    def read(self, wanted):
+        return [
+            {spec.name: (spec.dtype, spec.shape, bytes(target)) for spec, target in zip(place.specs, targets, strict=True)}
+            for _key, place, targets in wanted
+        ]
+
+    @BOTH
+    @pytest.mark.parametrize("verify", ["first", "always", "never"])
+    @pytest.mark.parametrize("present", [True, False], ids=["in memory", "cannot tell"])
+    def test_the_bytes_are_those_that_were_stored(self, layout, fetcher, io, verify, present, monkeypatch):
+        put(layout, *range(5))
+        put(layout, 7, 8)
+        if not present:
+            monkeypatch.setattr(fetching, "read_present", lambda *_arguments: None)
+        reading = fetcher(io=io, verify=verify)
+        reading.fetch_into([])
+        numbers = [8, 3, 0, 1, 4, 7, 1]
+        for _time in range(2):
+            wanted = self.wanted(layout, *numbers)
+            reading.fetch_into(wanted)
+            assert self.read(wanted) == [tensors_of(n) for n in numbers]
+
+    @BOTH
+    def test_entries_without_bytes_are_fetched(self, layout, fetcher, io):
+        publish_segment(layout, [make_entry(key_of(1), {}, {}), make_entry(key_of(2), {"x": ("F32", (0,), b"")}, {})], origin="")
+        fetcher(io=io).fetch_into(self.wanted(layout, 1, 2))
+
+    def test_neighbours_are_read_at_once_and_others_for_themselves(self, layout, fetcher, monkeypatch):
+        put(layout, *range(6))
+        order = sorted(range(6), key=lambda n: place_of(layout, n).offset)
+        calls = []
+        real = fetching.read_present
+        monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
+        wanted = self.wanted(layout, *(order[n] for n in (5, 0, 1, 2, 4)))
+        fetcher().fetch_into(wanted)
+        assert len(calls) == 2
+        assert self.read(wanted) == [tensors_of(order[n]) for n in (5, 0, 1, 2, 4)]
+
+    def test_many_bytes_are_not_read_at_once(self, layout, fetcher, monkeypatch):
+        monkeypatch.setattr(fetching, "_RUN_BYTES", 200)
+        put(layout, *range(6))
+        calls = []
+        real = fetching.read_present
+        monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
+        wanted = self.wanted(layout, *range(6))
+        fetcher().fetch_into(wanted)
+        assert len(calls) == 2
+        assert self.read(wanted) == [tensors_of(n) for n in range(6)]
+
+    @pytest.mark.parametrize("count", [0, 3])
+    def test_what_is_not_in_memory_is_asked_for_once_before_it_is_waited_for(self, layout, fetcher, monkeypatch, count):
+        for n in range(3):
+            put(layout, n)
+        asked = []
+        monkeypatch.setattr(fetching, "read_present", lambda *_arguments: count)
+        monkeypatch.setattr(fetching, "ask_for", lambda *span: asked.append(span))
+        wanted = self.wanted(layout, 0, 1, 2)
+        fetcher().fetch_into(wanted)
+        assert len(asked) == 3
+        assert self.read(wanted) == [tensors_of(n) for n in range(3)]
+
+    @BOTH
+    def test_asking_ahead_names_what_stands_together_once(self, layout, fetcher, monkeypatch, io):
+        put(layout, 1, 2)
+        put(layout, 3)
+        asked = []
+        for name in ("ask_for", "ask_for_mapped"):
+            monkeypatch.setattr(fetching, name, lambda *span: asked.append(span[1:]))
+        places = [place_of(layout, n) for n in (1, 2, 3)]
+        fetcher(io=io).ask_ahead(places)
+        low = min(places[0].offset, places[1].offset)
+        assert sorted(asked) == sorted([(low, max(places[0].offset, places[1].offset) + 11 - low), (places[2].offset, 11)])
+
+    @BOTH
+    @pytest.mark.parametrize("verify", ["first", "always"])
+    def test_a_damaged_entry_is_a_corrupt_entry_that_names_it(self, layout, fetcher, io, verify):
+        digest = put(layout, 1, 2, 3)
+        flip(layout.segment(digest), place_of(layout, 2).offset)
+        with pytest.raises(CorruptEntry, match=rf"{key_of(2)}.*segments/../{digest}.*cachestore repair"):
+            fetcher(io=io, verify=verify).fetch_into(self.wanted(layout, 1, 2, 3))
+
+    @pytest.mark.parametrize("verify", ["first", "always", "never"])
+    def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(self, layout, fetcher, verify):
+        digest = put(layout, 1, 2)
+        wanted, reading = self.wanted(layout, 1, 2), fetcher(verify=verify)
+        reading.fetch_into(wanted)
+        path = layout.segment(digest)
+        path.chmod(0o644)
+        os.truncate(path, max(each.place.offset for each in wanted) + 1)
+        with pytest.raises(CorruptEntry, match=digest):
+            reading.fetch_into(wanted)
+
+    @BOTH
+    def test_what_was_checked_once_is_not_checked_again(self, layout, fetcher, monkeypatch, io):
+        put(layout, 1, 2)
+        reading, wanted, checked = fetcher(io=io), self.wanted(layout, 1, 2), []
+        real = fetching.checksum_of
+        monkeypatch.setattr(fetching, "checksum_of", lambda key, *rest: checked.append(key) or real(key, *rest))
+        for _time in range(2):
+            reading.fetch_into(wanted)
+        assert sorted(checked) == sorted([key_of(1), key_of(2)])
 
 
 class TestChecked:
