@@ -92,13 +92,19 @@ def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
 
     tensors: dict[str, torch.Tensor] = {}
     for name, (dtype, shape, buffer) in raw.items():
-        torch_dtype: torch.dtype = getattr(torch, _TORCH[dtype])
         if len(buffer) == 0:
-            tensors[name] = torch.empty(shape, dtype=torch_dtype)
+            tensors[name] = torch.empty(shape, dtype=torch_dtype(dtype))
         else:
             own = bytearray(buffer) if memoryview(buffer).readonly else buffer
-            tensors[name] = torch.frombuffer(own, dtype=torch_dtype).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
+            tensors[name] = torch.frombuffer(own, dtype=torch_dtype(dtype)).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
     return tensors
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """The torch dtype of a safetensors dtype's name."""
+    import torch
+
+    return getattr(torch, _TORCH[name])
 
 
 def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":

@@ -32,10 +32,13 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
             continue
         rows = _all_rows(name, values, samples)
         batch |= _padded(name, rows, padding[name]) if name in padding else {name: _stacked(name, rows, samples)}
-    for name, constant in ((name, constant) for block in blocks for name, constant in block.constants.items()):
-        if constant.like in batch:
-            batch[name] = make_constant(constant, batch[constant.like])
-    return batch
+    return batch | constants_of(batch, blocks)
+
+
+def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[str, torch.Tensor]:
+    """What goes with a batch and is stored nowhere."""
+    constants = ((name, constant) for block in blocks for name, constant in block.constants.items())
+    return {name: make_constant(constant, batch[constant.like]) for name, constant in constants if constant.like in batch}
 
 
 def _all_rows(name: str, values: Sequence[Any], samples: Sequence[SampleDict]) -> list[torch.Tensor]:

@@ -22,14 +22,16 @@ from torch.utils.data import Dataset
 from cachestore.errors import BadInput, MissingEntry
 from cachestore.files.paths import Layout
 from cachestore.keys import Key, Recipe, digest_text, input_key
-from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.assemble import LatentsPart, TextPart, assemble
+from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.collate import SampleDict, collate, constants_of
 from cachestore.loading.epoch import Epoch
-from cachestore.loading.latents import LatentsAs, check_form, noise_for, read_latents
+from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_seed, read_latents
 from cachestore.loading.read_block import LatentsBlock, TextBlock, parse_latents, parse_text
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
 from cachestore.samples import CONTROL, IMAGE
-from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn, list_generations, list_names, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
 
@@ -166,6 +168,63 @@ class CachedDataset(Dataset[SampleDict]):
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Samples to a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for none, or for mixed buckets."""
         return collate(samples, [text.block for text in self._texts])
+
+    def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
+        """`data.collate(data.__getitems__(places))`, bit for bit and faster: each tensor is read to where it belongs in the batch.
+
+        With `into` the tensors are views of those buffers, good until the next batch is read into them; without, they are the
+        caller's own. Several threads of one process may read from one data set at once, each into buffers of its own. Raises as
+        `collate` and `__getitems__` do; the buffers then hold anything.
+        """
+        rows = self._rows_at(places)
+        batch = self._read_straight(rows, into if into is not None else BatchBuffers()) if len(rows) else None
+        if batch is not None:
+            return batch
+        batch = self.collate(self.__getitems__(places))
+        return batch if into is None else into.keep(batch)
+
+    def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
+        """Have the entries of these samples brought into memory without waiting for the disk: the next batch, while this one is used.
+
+        A hint that changes no answer: `read_batch` waits for what is not there yet.
+        """
+        rows = self._rows_at(places)
+        columns = [text.column for text in self._texts] + ([self._latents.column] if self._latents is not None else [])
+        self._reader.ask_ahead([key for column in columns for key in _first_keys(column, rows)])
+
+    def _rows_at(self, places: Sequence[SupportsIndex]) -> NDArray[np.int64]:
+        return np.asarray(self._rows[[_place(index, len(self._rows)) for index in places]], dtype=np.int64)
+
+    def _read_straight(self, rows: NDArray[np.int64], memory: BatchBuffers) -> dict[str, Any] | None:
+        """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
+        numbers: list[int] = rows.tolist()
+        ids = [self._catalog.ids[row] for row in numbers]
+        parts = self._parts(rows, ids)
+        tensors = assemble(self._reader, parts, memory) if all(len(part.keys) == len(rows) for part in parts) else None
+        if tensors is None:
+            return None
+        batch: dict[str, Any] = {**tensors, CAPTION: [next(iter(self._catalog.row_captions(row)), "") for row in numbers]}
+        batch["sample_id"] = ids
+        if self._latents is not None and "latents" in tensors:
+            sizes = _batch_sizes(self._latents.column, rows)
+            if sizes is None:
+                return None
+            batch |= memory.keep(sizes)
+        taken = {*batch, *_SIZES, *(name for text in self._texts for name in text.block.names())}
+        extras = [self._extras(row, taken=taken) for row in numbers]
+        batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
+        return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
+
+    def _parts(self, rows: NDArray[np.int64], ids: Sequence[str]) -> list[TextPart | LatentsPart]:
+        """What each column gives to a batch of these rows; columns that none of them has a cell in give nothing."""
+        parts: list[TextPart | LatentsPart] = []
+        if self._latents is not None:
+            seed, epoch = self._options.seed, self._epoch.get()
+            noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
+            keys = _first_keys(self._latents.column, rows)
+            parts.append(LatentsPart("latents", self._latents.block, self._options.latents, keys, noise))
+        parts += [TextPart(text.block, _first_keys(text.column, rows)) for text in self._texts]
+        return [part for part in parts if part.keys]
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch's latents are drawn from now on, here and in all DataLoader workers."""
@@ -380,6 +439,30 @@ def _sizes(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
     """(height, width) and (top, left) of a cell, as far as the catalog knows them."""
     facts = column.cell(place).facts
     return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in _SIZES.items() if fact in facts}
+
+
+def _first_keys(column: KeyColumn, rows: NDArray[np.int64]) -> list[Key]:
+    """The key of the first cell of each of these rows, but for rows without one."""
+    at = np.asarray(column.at, dtype=np.int64)
+    cells = at[rows]
+    first: list[int] = cells[at[rows + 1] > cells].tolist()
+    return [Key(column.keys[cell]) for cell in first]
+
+
+def _batch_sizes(column: KeyColumn, rows: NDArray[np.int64]) -> dict[str, torch.Tensor] | None:
+    """As `_sizes` of the first cell of each row, one under the other; None where only some are known."""
+    cells = np.asarray(column.at, dtype=np.int64)[rows]
+    sizes: dict[str, torch.Tensor] = {}
+    for name, fact in _SIZES.items():
+        if fact not in column.facts:
+            continue
+        found = np.asarray(column.facts[fact], dtype=np.int64).reshape(-1, FACTS[fact])[cells]
+        is_known = (found[:, :2] >= 0).all(axis=1)
+        if is_known.any() != is_known.all() or (found[~is_known] >= 0).any():
+            return None
+        if is_known.any():
+            sizes[name] = torch.from_numpy(found[:, 1::-1].copy())  # pyright: ignore[reportUnknownMemberType]
+    return sizes
 
 
 def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

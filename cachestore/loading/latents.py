@@ -3,7 +3,7 @@
 Everything is computed in the dtype that was stored and in the order in which diffusers computes it, so that equal noise gives equal bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -41,13 +41,13 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
         message = f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
         raise FormatError(message)
     tensor = stored[block.stored]
-    if wanted == "moments":
+    if is_as_stored(block, wanted):
         return tensor
     if block.stored != "moments":
-        return tensor if wanted == "raw" else normalise(block, tensor)
+        return normalise(block, tensor)
     mean, logvar = torch.chunk(tensor, 2, dim=0)
     match wanted:
-        case "raw":
+        case "raw" | "moments":
             return mean.clone()
         case "mean":
             return normalise(block, mean)
@@ -56,32 +56,85 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
             return normalise(block, mean + std * torch.randn(mean.shape, generator=noise, dtype=mean.dtype))
 
 
+def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
+    """Whether what is handed out is what is stored, byte for byte."""
+    return wanted == "moments" or (wanted == "raw" and block.stored != "moments")
+
+
+def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what `read_latents_into` makes of a batch of this shape."""
+    if is_as_stored(block, wanted):
+        return tuple(stored)
+    size, channels, *rest = stored
+    one = (channels // 2 if block.stored == "moments" else channels, *rest)
+    return size, *(one if wanted == "raw" else folded_shape(one, block.patchify))
+
+
+def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
+    """The shape of one sample's latents `[C, ..., H, W]` after folding patch x patch neighbours into channels."""
+    if patch == 1:
+        return tuple(shape)
+    channels, *between, height, width = shape
+    return channels * patch * patch, *between, height // patch, width // patch
+
+
+def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
+    """As `read_latents` for a whole batch `[B, ...]`, bit for bit; `noise` holds a seed for each sample, `stored` is used up."""
+    if block.stored != "moments":
+        normalise_into(block, stored, out)
+        return
+    mean, logvar = torch.chunk(stored, 2, dim=1)
+    match wanted:
+        case "raw" | "moments":
+            out.copy_(mean)
+        case "mean":
+            normalise_into(block, mean, out)
+        case "sample":
+            drawn = out if out.shape == mean.shape else torch.empty(mean.shape, dtype=mean.dtype)
+            generator = torch.Generator()
+            for row, seed in zip(drawn.unbind(), noise, strict=True):
+                row.normal_(generator=generator.manual_seed(seed))
+            std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
+            normalise_into(block, drawn.mul_(std).add_(mean), out)
+
+
 def normalise(block: LatentsBlock, latents: torch.Tensor) -> torch.Tensor:
     """What diffusers' training scripts do between the VAE and the noise scheduler. Returns a tensor of its own."""
+    folded = folded_shape(latents.shape, block.patchify)
+    return normalise_into(block, latents[None], torch.empty((1, *folded), dtype=latents.dtype))[0]
+
+
+def normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """As `normalise` for a whole batch `[B, ...]`, into `out`, which may be `latents` itself where nothing is folded."""
     folded = _fold(latents, block.patchify)
     if block.mean is not None and block.std is not None:
-        each_channel = (-1, *[1] * (folded.ndim - 1))
+        each_channel = (-1, *[1] * (folded.ndim - 2))
         mean = torch.tensor(block.mean, dtype=folded.dtype).view(each_channel)
         std = torch.tensor(block.std, dtype=folded.dtype).view(each_channel)
-        return (folded - mean) * block.scaling_factor / std
+        return torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
     if block.shift_factor is None:
-        return folded * block.scaling_factor
-    return (folded - block.shift_factor) * block.scaling_factor
+        return torch.mul(folded, block.scaling_factor, out=out)
+    return torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
 
 
 def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
-    """Fold patch x patch neighbours into channels, as FLUX.2 does; a patch of 1 changes nothing."""
+    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does; a patch of 1 changes nothing."""
     if patch == 1:
         return latents
-    channels, *between, height, width = latents.shape
-    split = latents.reshape(channels, *between, height // patch, patch, width // patch, patch)
+    size, channels, *between, height, width = latents.shape
+    split = latents.reshape(size, channels, *between, height // patch, patch, width // patch, patch)
     last = split.ndim
     inner = [last - 3, last - 1]
-    outer = [*range(1, last - 4), last - 4, last - 2]
-    return split.permute(0, *inner, *outer).reshape(channels * patch * patch, *between, height // patch, width // patch)
+    outer = [*range(2, last - 4), last - 4, last - 2]
+    return split.permute(0, 1, *inner, *outer).reshape(size, channels * patch * patch, *between, height // patch, width // patch)
 
 
 def noise_for(seed: int, epoch: int, sample_id: str) -> torch.Generator:
     """The generator of one sample in one epoch: the same in every process, batch and resumed run."""
+    return torch.Generator().manual_seed(noise_seed(seed, epoch, sample_id))
+
+
+def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
+    """What that generator starts from."""
     digest = digest_parts("cachestore-latents", str(seed), str(epoch), sample_id)
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return int.from_bytes(digest[:8], "little", signed=True)

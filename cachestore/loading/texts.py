@@ -36,20 +36,45 @@ def _stored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, mask): rows of different lengths as one tensor, and an int64 `[B, length]` that is 1 where a row is real."""
     lengths = [row.shape[padding.dim] for row in rows]
+    length = padded_length(lengths, padding)
+    shape = list(rows[0].shape)
+    shape[padding.dim] = length
+    batch = torch.empty((len(rows), *shape), dtype=rows[0].dtype)
+    mask = torch.empty((len(rows), length), dtype=torch.int64)
+    for number, row in enumerate(rows):
+        real = batch[number].narrow(padding.dim, start_of(lengths[number], length, padding), lengths[number])
+        real.copy_(row)
+    fill_padding(batch, lengths, padding)
+    return batch, fill_mask(mask, lengths, padding)
+
+
+def padded_length(lengths: Sequence[int], padding: Padding) -> int:
+    """The length of a batch of rows of these lengths. Raises FormatError where one is longer than its recipe allows."""
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
         message = f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`"
         raise FormatError(message)
-    length = -(-(padding.length or longest) // padding.multiple) * padding.multiple
-    shape = list(rows[0].shape)
-    shape[padding.dim] = length
-    batch = torch.full((len(rows), *shape), padding.value, dtype=rows[0].dtype)
-    mask = torch.zeros((len(rows), length), dtype=torch.int64)
-    for number, (row, real) in enumerate(zip(rows, lengths, strict=True)):
-        start = 0 if padding.side == "right" else length - real
-        batch[number].narrow(padding.dim, start, real).copy_(row)
-        mask[number, start : start + real] = 1
-    return batch, mask
+    return -(-(padding.length or longest) // padding.multiple) * padding.multiple
+
+
+def start_of(real: int, length: int, padding: Padding) -> int:
+    """Where a row of this length starts in a batch."""
+    return 0 if padding.side == "right" else length - real
+
+
+def fill_padding(batch: torch.Tensor, lengths: Sequence[int], padding: Padding) -> None:
+    """Write the padding's value wherever a row of the batch is not real."""
+    for row, real in zip(batch.unbind(), lengths, strict=True):
+        missing = row.shape[padding.dim] - real
+        if missing:
+            row.narrow(padding.dim, real if padding.side == "right" else 0, missing).fill_(padding.value)
+
+
+def fill_mask(mask: torch.Tensor, lengths: Sequence[int], padding: Padding) -> torch.Tensor:
+    """Write 1 where a row is real, 0 elsewhere; returns the mask."""
+    length = mask.shape[1]
+    places, real = torch.arange(length), torch.tensor(lengths)[:, None]
+    return mask.copy_(places < real if padding.side == "right" else places >= length - real)
 
 
 def make_constant(constant: Constant, like: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,313 @@
+"""Reading a batch straight into place: the same as collating samples, bit for bit, and what its buffers promise."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.encode import families
+from cachestore.keys import Recipe
+from tests.loading.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes
+
+pytestmark = pytest.mark.torch
+
+ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two cats",), bucket=(48, 64)), Row("d.png", ("a photo",))]
+ALIKE = [0, 3, 1, 0]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store"
+
+
+def assert_same(found, expected):
+    import torch
+
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        if not isinstance(value, torch.Tensor):
+            assert found[name] == value
+            continue
+        other = found[name]
+        assert (other.dtype, other.shape) == (value.dtype, value.shape), name
+        assert other.is_contiguous(), name
+        assert torch.equal(other.contiguous().view(-1).view(torch.uint8), value.contiguous().view(-1).view(torch.uint8)), name
+
+
+def assert_read_straight(data, places, monkeypatch, into=None):
+    """Read without ever making samples, and compare with the batch that samples make."""
+    expected = data.collate(data.__getitems__(places))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(data), "__getitems__", None)
+        assert_same(data.read_batch(places, into=into), expected)
+
+
+def family_of(text) -> Recipes:
+    latents = Recipe("latents", {"vae": 1}, families.latents_read(families.vae_family("AutoencoderKL"), VAE, "moments"))
+    return Recipes(text, latents)
+
+
+def test_no_places_make_no_batch(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+        data.read_batch([])
+    data.ask_ahead([])
+
+
+def test_places_are_counted_as_by_getitem(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    assert data.read_batch([-1, np.int64(1)])["sample_id"] == ["d.png", "b.png"]
+    for call in (data.read_batch, data.ask_ahead):
+        with pytest.raises(IndexError):
+            call([4])
+
+
+@pytest.mark.parametrize("io", ["pread", "mmap"])
+@pytest.mark.parametrize("family", [SDXL, FLUX, PLAIN], ids=lambda family: family.name)
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+def test_a_batch_is_the_one_that_its_samples_make(path, monkeypatch, family, latents, io):
+    from cachestore.loading.buffers import BatchBuffers
+
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(family)), latents=latents, io=io)
+    buffers = BatchBuffers()
+    for places in ([0], ALIKE, [2], ALIKE, [2, 2]):
+        assert_read_straight(data, places, monkeypatch)
+        assert_read_straight(data, places, monkeypatch, into=buffers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("size", [(8, 8), (72, 40), (1024, 1016)], ids=str)
+@pytest.mark.parametrize(
+    "vae",
+    [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}],
+    ids=["scale", "shift", "channels"],
+)
+def test_drawing_and_normalising_a_whole_batch_gives_the_bits_of_one_after_the_other(path, monkeypatch, dtype, size, vae):
+    rows = [Row(f"{n}.png", bucket=size) for n in range(3)]
+    make_store(path, rows, recipes(None, **vae), dtype=dtype)
+    for latents in ("sample", "mean"):
+        data = cs.CachedDataset(path, latents=latents, seed=5)
+        data.set_epoch(3)
+        assert_read_straight(data, [2, 0, 1], monkeypatch)
+
+
+@pytest.mark.parametrize("wanted", ["sample", "mean", "raw"])
+@pytest.mark.parametrize("shape", [(2 * CHANNELS, 6, 8), (2 * CHANNELS, 3, 2, 4)], ids=["picture", "video"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_folded_latents_of_a_whole_batch_have_the_bits_of_one_after_the_other(wanted, shape, dtype):
+    import torch
+
+    from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
+    from cachestore.loading.read_block import LatentsBlock
+
+    block = LatentsBlock("moments", 2, 0.5, None, tuple(range(4 * CHANNELS)), (3.0,) * (4 * CHANNELS))
+    stored = torch.randn(3, *shape).to(getattr(torch, dtype))
+    seeds = [noise_seed(0, 1, str(n)) for n in range(3)]
+    rows = [
+        read_latents(block, wanted, {"moments": row.clone()}, torch.Generator().manual_seed(seed))
+        for row, seed in zip(stored, seeds, strict=True)
+    ]
+    out = torch.empty(batch_shape(block, wanted, stored.shape), dtype=stored.dtype)
+    read_latents_into(block, wanted, stored, seeds, out)
+    assert torch.equal(out, torch.stack(rows))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pad", [{}, {"length": 20}, {"multiple": 8}, {"value": -1}, {"mask": None}], ids=str)
+def test_ragged_text_is_padded_as_collate_does(path, monkeypatch, side, pad):
+    from cachestore.loading.buffers import BatchBuffers
+
+    read = families.text_read(PLAIN)
+    padding = {**read["pad"]["prompt_embeds"], "side": side, **pad}
+    text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": padding}})
+    rows = [Row(str(n), (caption,), bucket=None) for n, caption in enumerate(["", "a", "a long caption", "a", "two"])]
+    data, buffers = cs.CachedDataset(make_store(path, rows, Recipes(text))), BatchBuffers()
+    for places in ([2, 0, 1], [0], [4, 3, 1], [0, 0], [2]):
+        assert_read_straight(data, places, monkeypatch, into=buffers)
+
+
+def test_a_caption_longer_than_its_recipe_allows_is_the_error_that_collate_gives(path):
+    read = families.text_read(PLAIN)
+    text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": {**read["pad"]["prompt_embeds"], "length": 3}}})
+    data = cs.CachedDataset(make_store(path, [Row("a", ("longer",), bucket=None)], Recipes(text)))
+    with pytest.raises(cs.FormatError, match="has length 6 where its recipe allows 3"):
+        data.read_batch([0])
+
+
+def test_samples_that_do_not_fit_together_are_the_error_that_collate_gives(path):
+    rows = [Row("a"), Row("b", bucket=(48, 64)), Row("prompt", bucket=None), Row("c", is_measured=False)]
+    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    for places in ([0, 1], [0, 2], [0, 3]):
+        with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
+            data.read_batch(places)
+
+
+def test_samples_without_picture_sizes_text_or_anything_at_all_make_their_batch(path, monkeypatch):
+    rows = [Row("a", is_measured=False, extras='{"score": 3}'), Row("b", is_measured=False, extras='{"tags": ["x"]}')]
+    for name, made in {"both": recipes(), "latents": recipes(family=None), "text": recipes(stored=None), "none": Recipes()}.items():
+        assert_read_straight(cs.CachedDataset(make_store(path, rows, made, name=name), name), [1, 0], monkeypatch)
+    rows = [Row("p", bucket=None), Row("q", bucket=None)]
+    assert_read_straight(cs.CachedDataset(make_store(path, rows, recipes(), name="p"), "p"), [1, 0], monkeypatch)
+
+
+def test_an_extra_column_under_a_name_of_the_batch_is_an_error(path):
+    data = cs.CachedDataset(make_store(path, [Row("a", extras='{"prompt_embeds": 1}')], recipes()))
+    with pytest.raises(cs.BadInput, match="'a' has a column 'prompt_embeds'"):
+        data.read_batch([0])
+
+
+def test_a_key_that_is_asked_for_twice_is_read_once(path, monkeypatch):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)))
+    asked: list[Any] = []
+    fill = data._reader.fill
+    monkeypatch.setattr(data._reader, "fill", lambda wanted: asked.append(list(wanted)) or fill(wanted))
+    data.read_batch(ALIKE)
+    keys = [each.key for each in asked[0]]
+    assert (len(asked), len(keys), len(set(keys))) == (1, 5, 5)
+
+
+# Buffers
+
+
+def test_a_batch_in_buffers_is_overwritten_by_the_next_and_one_without_is_the_callers_own(path):
+    from cachestore.loading.buffers import BatchBuffers
+
+    data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)), latents="mean"), BatchBuffers()
+    own, first = data.read_batch([0, 1]), data.read_batch([0, 1], into=buffers)
+    addresses = {name: value.data_ptr() for name, value in first.items() if hasattr(value, "data_ptr")}
+    held = buffers.size_bytes
+    second = data.read_batch([1, 0], into=buffers)
+    assert {name: second[name].data_ptr() for name in addresses} == addresses
+    assert buffers.size_bytes == held
+    assert (first["latents"][0] == second["latents"][0]).all()
+    assert (own["latents"][0] == second["latents"][1]).all()
+    assert own["latents"].untyped_storage().nbytes() == own["latents"].nbytes
+
+
+def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
+    from cachestore.loading.buffers import BatchBuffers
+
+    rows = [Row("short", ("x",), bucket=None), Row("long", ("x" * 300,), bucket=None)]
+    data, buffers = cs.CachedDataset(make_store(path, rows, recipes(PLAIN, stored=None))), BatchBuffers()
+    sizes = []
+    for place in (0, 1, 0, 1):
+        assert data.read_batch([place], into=buffers)["prompt_embeds"].shape[1] == [1, 300][place]
+        sizes.append(buffers.size_bytes)
+    assert sizes[0] < sizes[1] == sizes[2] == sizes[3]
+
+
+def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, monkeypatch):
+    from cachestore.loading import dataset
+    from cachestore.loading.buffers import BatchBuffers
+
+    data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX))), BatchBuffers()
+    straight = data.read_batch(ALIKE, into=buffers)
+    addresses = {name: value.data_ptr() for name, value in straight.items() if hasattr(value, "data_ptr")}
+    expected = data.collate(data.__getitems__(ALIKE))
+    monkeypatch.setattr(dataset, "assemble", lambda *_arguments: None)
+    other = data.read_batch(ALIKE, into=buffers)
+    assert_same(other, expected)
+    assert {name: other[name].data_ptr() for name in addresses} == addresses
+
+
+def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
+    import torch
+
+    from cachestore.loading.buffers import BatchBuffers
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(cs.BadInput, match="accelerator"):
+        BatchBuffers(pin=True)
+
+
+# Faults
+
+
+def damage_entry(data, row):
+    """Change a byte of this sample's picture on disk."""
+    key = data._row_keys(row)[-1]
+    place = data._reader.find_first([key])[0]
+    file = data._reader.layout.segment(place.segment.digest)
+    file.chmod(0o644)
+    with file.open("r+b") as opened:
+        opened.seek(place.offset)
+        byte = opened.read(1)[0]
+        opened.seek(place.offset)
+        opened.write(bytes([byte ^ 255]))
+    return key
+
+
+def test_a_damaged_entry_is_a_corrupt_entry_and_its_other_copy_is_read_where_there_is_one(path, monkeypatch):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, ROWS, made))
+    expected = data.read_batch(ALIKE)
+    key = damage_entry(data, 1)
+    again = cs.CachedDataset(path)
+    with pytest.raises(cs.CorruptEntry, match=rf"{key}.*cachestore repair"):
+        again.read_batch(ALIKE)
+    make_store(path, ROWS[1:2], made, name="copy", leave_out=["a dog", ""])
+    assert_same(cs.CachedDataset(path).read_batch(ALIKE), expected)
+    assert_same(again.read_batch(ALIKE), expected)
+
+
+def test_a_missing_entry_is_named(path):
+    made = recipes()
+    data = cs.CachedDataset(make_store(path, ROWS, made, leave_out=["a dog"]))
+    data.ask_ahead([0, 1])
+    with pytest.raises(cs.MissingEntry, match=str(caption_key(made.text, "a dog"))):
+        data.read_batch([0, 1])
+
+
+def test_a_segment_cut_short_under_the_reader_is_a_corrupt_entry(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    data.read_batch(ALIKE)
+    for segment in (path / "segments").rglob("*.safetensors"):
+        segment.chmod(0o644)
+        os.truncate(segment, segment.stat().st_size // 2)
+    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+        data.read_batch(ALIKE)
+
+
+def test_an_entry_of_another_shape_than_its_neighbours_is_left_to_collate(path, monkeypatch):
+    rows = [Row("a", is_measured=False), Row("b", is_measured=False, bucket=(48, 64))]
+    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    with pytest.raises(cs.BadInput, match=r"latents of sample 'a' is \[4, 6, 8\], of sample 'b' \[4, 8, 6\]"):
+        data.read_batch([0, 1])
+
+
+def test_asking_ahead_changes_no_answer_and_passes_over_what_is_gone(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    expected = data.collate(data.__getitems__(ALIKE))
+    data.ask_ahead(ALIKE)
+    assert_same(data.read_batch(ALIKE), expected)
+    twin = cs.CachedDataset(path)
+    for segment in (path / "segments").rglob("*.safetensors"):
+        segment.unlink()
+    twin.ask_ahead(ALIKE)
+    with pytest.raises(cs.MissingEntry):
+        twin.read_batch(ALIKE)
+
+
+def test_threads_with_buffers_of_their_own_read_from_one_data_set(path):
+    from cachestore.loading.buffers import BatchBuffers
+
+    rows = [Row(f"{n}.png", (f"caption {n % 5}",), extras=json.dumps({"n": n})) for n in range(24)]
+    data = cs.CachedDataset(make_store(path, rows, recipes(PLAIN)))
+    batches = [[n, (n * 7) % 24, (n * 5 + 1) % 24] for n in range(24)]
+    expected = [data.collate(data.__getitems__(places)) for places in batches]
+
+    def read_all(start):
+        buffers = BatchBuffers()
+        for n in range(start, start + 24):
+            data.ask_ahead(batches[(n + 1) % 24])
+            assert_same(data.read_batch(batches[n % 24], into=buffers), expected[n % 24])
+            if n % 8 == 0:
+                data._reader.refresh()
+        return True
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(read_all, (0, 9, 17)))
