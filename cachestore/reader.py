@@ -16,7 +16,7 @@ from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, Wanted, is_go
 from cachestore.storage.index import Verdict
 from cachestore.storage.places import Place
 from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 from cachestore.tensors import RawTensor, to_numpy, to_torch
 
 _looking = threading.RLock()
@@ -60,15 +60,20 @@ class Reader:
     Several threads of one process may read through one reader.
     """
 
-    def __init__(self, path: str | Path, *, verify: Verify = "first", io: Io = "pread", verdict: Verdict | None = None) -> None:
-        """Open a store for reading. Raises StoreNotFound, FormatError for a newer format."""
+    def __init__(
+        self, path: str | Path, *, verify: Verify = "first", io: Io = "pread", verdict: Verdict | None = None, given: Handover | None = None
+    ) -> None:
+        """Open a store for reading. Raises StoreNotFound, FormatError for a newer format.
+
+        A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made.
+        """
         if verify not in {"first", "always", "never"} or io not in {"pread", "mmap"}:
             message = f'verify is "first", "always" or "never" and io is "pread" or "mmap"; got {verify!r} and {io!r}'
             raise BadInput(message)
         self.layout = open_layout(Layout(Path(path).absolute()))
         self._verify: Verify = verify
         self._io: Io = io
-        self._show(load_snapshot(self.layout, verdict=verdict))
+        self._show(take_over(self.layout, given) if given is not None else load_snapshot(self.layout, verdict=verdict))
 
     def _show(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -76,13 +81,12 @@ class Reader:
         self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Path, options and the verdict on the index: no descriptor, no lock, no bytes."""
-        verdict = self.snapshot.index.verdict if self.snapshot.index is not None else None
-        return {"path": str(self.layout.root), "verify": self._verify, "io": self._io, "verdict": verdict}
+        """Path, options and what was seen: no descriptor, no lock, no bytes of entries."""
+        return {"path": str(self.layout.root), "verify": self._verify, "io": self._io, "given": hand_over(self.snapshot)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the same store in another process."""
-        Reader.__init__(self, state["path"], verify=state["verify"], io=state["io"], verdict=state["verdict"])
+        """Look at the same store in another process, as it was seen in this one: no listing, and no header is read there."""
+        Reader.__init__(self, state["path"], verify=state["verify"], io=state["io"], given=state["given"])
 
     def refresh(self) -> None:
         """See what was published since this reader was opened."""

@@ -456,6 +456,40 @@ class TestPickling:
             assert again.generation == -1
             assert values(again, 1) == [tensors_of(1)]
 
+    def test_a_pickled_reader_sees_what_the_first_one_saw_without_a_listing_or_a_header(self, layout, reader, monkeypatch):
+        put(layout, 1, 2)
+        commit(layout).close()
+        put(layout, 3)
+        raw = pickle.dumps(reader())
+        put(layout, 4)
+        for name in ("names_in", "read_contents", "check"):
+            monkeypatch.setattr(snapshots, name, None)
+        with pickle.loads(raw) as again:
+            assert values(again, 3, 1, 2) == [tensors_of(n) for n in (3, 1, 2)]
+            assert (len(again), key_of(4) in again) == (3, False)
+
+    def test_what_was_published_after_pickling_is_found_when_it_is_asked_for(self, layout, reader):
+        put(layout, 1)
+        commit(layout).close()
+        raw = pickle.dumps(reader())
+        put(layout, 2)
+        with pickle.loads(raw) as again:
+            assert values(again, 2) == [tensors_of(2)]
+
+    def test_a_pickled_reader_reads_on_where_index_and_segments_were_replaced_meanwhile(self, layout, reader):
+        put(layout, 1, 2)
+        commit(layout).close()
+        put(layout, 3)
+        raw = pickle.dumps(reader())
+        damage(layout, 2)
+        repair_store(layout.root)
+        for name in list_indexes(layout)[1:]:
+            layout.index(name).unlink()
+        with pickle.loads(raw) as again:
+            assert values(again, 1, 3) == [tensors_of(1), tensors_of(3)]
+            with pytest.raises(MissingEntry):
+                values(again, 2)
+
     def test_a_pickled_reader_holds_no_bytes_of_the_store(self, layout, reader):
         put(layout, *range(100))
         commit(layout).close()

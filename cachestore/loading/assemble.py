@@ -68,9 +68,8 @@ class _Draft:
 
     def specs(self, keys: Sequence[Key], name: str) -> list[TensorSpec]:
         """The tensor of this name of each entry; all are of one dtype."""
-        found = [next((spec for spec in self.places[key].specs if spec.name == name), None) for key in keys]
-        specs = [spec for spec in found if spec is not None]
-        if len(specs) < len(found) or any(spec.dtype != specs[0].dtype for spec in specs):
+        specs = [spec for key in keys for spec in self.places[key].specs if spec.name == name]
+        if len(specs) < len(keys) or any(spec.dtype != specs[0].dtype for spec in specs):
             raise _Irregular
         return specs
 
@@ -102,16 +101,13 @@ class _Draft:
         chosen: list[Wanted] = []
         for key, targets in self.targets.items():
             place = self.places[key]
-            rest = sum(spec.size_bytes for spec in place.specs if spec.name not in targets)
-            aside = memoryview(bytearray(rest))
-            buffers: list[memoryview] = []
-            for spec in place.specs:
-                target = targets.get(spec.name)
-                if target is None:
-                    target, aside = aside[: spec.size_bytes], aside[spec.size_bytes :]
-                buffers.append(target)
+            buffers = [targets[spec.name] if spec.name in targets else _aside(spec) for spec in place.specs]
             chosen.append(Wanted(key, place, buffers))
         return chosen
+
+
+def _aside(spec: TensorSpec) -> memoryview:
+    return memoryview(bytearray(spec.size_bytes))
 
 
 def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:

@@ -34,6 +34,7 @@ class BatchBuffers:
             raise BadInput(message)
         self._pin = pin
         self._flat: dict[str, Taken] = {}
+        self._made: dict[str, Taken] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -42,6 +43,9 @@ class BatchBuffers:
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> Taken:
         """Room for one tensor of the next batch under this name, holding anything. What was taken under the name before is overwritten."""
+        made = self._made.get(name)
+        if made is not None and made[0].dtype == dtype and made[0].shape == tuple(shape):
+            return made[0].view(made[0].shape), made[1]  # a tensor of its own, as whoever has the one before may change its shape
         size = prod(shape) * dtype.itemsize
         held = self._flat.get(name)
         if held is None or len(held[1]) < size:
@@ -50,7 +54,8 @@ class BatchBuffers:
             flat = torch.empty(room, dtype=torch.uint8, pin_memory=self._pin if pin is None else pin)
             held = self._flat[name] = flat, flat.numpy().data
         flat, view = held
-        return flat[:size].view(dtype).view(tuple(shape)), view[:size]
+        made = self._made[name] = flat[:size].view(dtype).view(tuple(shape)), view[:size]
+        return made[0].view(made[0].shape), made[1]
 
     def keep(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch that was made elsewhere, its tensors copied into these buffers."""

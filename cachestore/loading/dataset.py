@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from cachestore.errors import BadInput, MissingEntry
 from cachestore.files.paths import Layout
+from cachestore.files.table import take
 from cachestore.keys import Key, Recipe, digest_text, input_key
 from cachestore.loading.assemble import LatentsPart, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
@@ -193,27 +194,39 @@ class CachedDataset(Dataset[SampleDict]):
         self._reader.ask_ahead([key for column in columns for key in _first_keys(column, rows)])
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> NDArray[np.int64]:
-        return np.asarray(self._rows[[_place(index, len(self._rows)) for index in places]], dtype=np.int64)
+        indices = np.asarray([operator.index(index) for index in places], dtype=np.int64)
+        count = len(self._rows)
+        outside = (indices < -count) | (indices >= count)
+        if outside.any():
+            message = f"the data set has {count} samples, and none at {indices[outside][0]}"
+            raise IndexError(message)
+        return self._rows[indices]
 
     def _read_straight(self, rows: NDArray[np.int64], memory: BatchBuffers) -> dict[str, Any] | None:
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
         numbers: list[int] = rows.tolist()
-        ids = [self._catalog.ids[row] for row in numbers]
+        ids = take(self._catalog.ids, numbers)
         parts = self._parts(rows, ids)
         tensors = assemble(self._reader, parts, memory) if all(len(part.keys) == len(rows) for part in parts) else None
         if tensors is None:
             return None
-        batch: dict[str, Any] = {**tensors, CAPTION: [next(iter(self._catalog.row_captions(row)), "") for row in numbers]}
-        batch["sample_id"] = ids
+        batch: dict[str, Any] = {**tensors, CAPTION: self._first_captions(numbers), "sample_id": ids}
         if self._latents is not None and "latents" in tensors:
             sizes = _batch_sizes(self._latents.column, rows)
             if sizes is None:
                 return None
             batch |= memory.keep(sizes)
         taken = {*batch, *_SIZES, *(name for text in self._texts for name in text.block.names())}
-        extras = [self._extras(row, taken=taken) for row in numbers]
+        texts = take(self._catalog.extras, numbers)
+        extras = [self._extras(row, taken=taken) if text != "{}" else {} for row, text in zip(numbers, texts, strict=True)]
         batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
         return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
+
+    def _first_captions(self, rows: Sequence[int]) -> list[str]:
+        at, captions = self._catalog.captions_at, self._catalog.captions
+        if all(at[row] < at[row + 1] for row in rows):
+            return take(captions, [at[row] for row in rows])
+        return [next(iter(self._catalog.row_captions(row)), "") for row in rows]
 
     def _parts(self, rows: NDArray[np.int64], ids: Sequence[str]) -> list[TextPart | LatentsPart]:
         """What each column gives to a batch of these rows; columns that none of them has a cell in give nothing."""
@@ -446,7 +459,7 @@ def _first_keys(column: KeyColumn, rows: NDArray[np.int64]) -> list[Key]:
     at = np.asarray(column.at, dtype=np.int64)
     cells = at[rows]
     first: list[int] = cells[at[rows + 1] > cells].tolist()
-    return [Key(column.keys[cell]) for cell in first]
+    return [Key(raw) for raw in take(column.keys, first)]
 
 
 def _batch_sizes(column: KeyColumn, rows: NDArray[np.int64]) -> dict[str, torch.Tensor] | None:
@@ -457,10 +470,9 @@ def _batch_sizes(column: KeyColumn, rows: NDArray[np.int64]) -> dict[str, torch.
         if fact not in column.facts:
             continue
         found = np.asarray(column.facts[fact], dtype=np.int64).reshape(-1, FACTS[fact])[cells]
-        is_known = (found[:, :2] >= 0).all(axis=1)
-        if is_known.any() != is_known.all() or (found[~is_known] >= 0).any():
+        if found[:, :2].min() < 0 <= found.max():
             return None
-        if is_known.any():
+        if found.max() >= 0:
             sizes[name] = torch.from_numpy(found[:, 1::-1].copy())  # pyright: ignore[reportUnknownMemberType]
     return sizes
 

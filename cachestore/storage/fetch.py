@@ -121,8 +121,9 @@ class Fetcher:
                     self._ask_for_runs(runs[number:])
                     has_asked = True
                 self._read_run(run, segment)
-            for key, place, targets in run:
-                self._check(key, place, targets)
+            if self._verify != "never":
+                for key, place, targets in run:
+                    self._check(key, place, targets)
 
     def ask_ahead(self, places: Iterable[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
@@ -131,26 +132,24 @@ class Fetcher:
     def _ask_for_runs(self, runs: Iterable[Sequence[Wanted]]) -> None:
         for run in runs:
             segment = self._segment(run[0].place)
-            first, last = run[0].place, run[-1].place
-            span = first.offset, last.offset + last.size_bytes - first.offset
             if segment.mapping is None:
-                ask_for(segment.descriptor, *span)
+                ask_for(segment.descriptor, *_span(run))
             else:
-                ask_for_mapped(segment.mapping, *span)
+                ask_for_mapped(segment.mapping, *_span(run))
 
     def _read_present(self, run: Sequence[Wanted], segment: _Segment) -> bool:
         """Read what can be had without waiting; whether that was all."""
         if not self._can_tell:
             return False
-        buffers = _buffers(run)
-        count = read_present(segment.descriptor, buffers, run[0].place.offset)
+        start, size = _span(run)
+        count = read_present(segment.descriptor, _buffers(run), start)
         self._can_tell = count is not None
-        return count == sum(map(len, buffers))
+        return count == size
 
     def _read_run(self, run: Sequence[Wanted], segment: _Segment) -> None:
-        last = run[-1].place
-        if read_scattered(segment.descriptor, _buffers(run), run[0].place.offset) < last.offset + last.size_bytes - run[0].place.offset:
-            raise self._cut_short(last)
+        start, size = _span(run)
+        if read_scattered(segment.descriptor, _buffers(run), start) < size:
+            raise self._cut_short(run[-1].place)
 
     def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
         """Compare an entry with its checksum, where that is due. Raises CorruptEntry."""
@@ -236,6 +235,12 @@ def _runs(ordered: Sequence[Wanted]) -> list[list[Wanted]]:
             digest, start = place.segment.digest, place.offset
         end = place.offset + size
     return runs
+
+
+def _span(run: Sequence[Wanted]) -> tuple[int, int]:
+    """(offset, size) of a run in its segment."""
+    start, last = run[0].place.offset, run[-1].place
+    return start, last.offset + last.size_bytes - start
 
 
 def _buffers(run: Sequence[Wanted]) -> Sequence[memoryview]:

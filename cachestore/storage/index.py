@@ -154,13 +154,14 @@ class Index:
             return transaction.stat(tables[b"entries"])["entries"]
 
     def _places(self, value: bytes, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> list[Place]:
+        layouts, segments = self._layouts, self.segments
         places: list[Place] = []
         for segment, ordinal, offset, layout, checksum in unpack_places(value):
-            specs = self._layouts.get(layout)
+            specs = layouts.get(layout)
             if specs is None:
                 raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
-                specs = self._layouts[layout] = _parse_layout(bytes(raw or b"[]"))
-            places.append(Place(self.segments[segment], ordinal, offset, specs, checksum))
+                specs = layouts[layout] = _parse_layout(bytes(raw or b"[]"))
+            places.append(Place(segments[segment], ordinal, offset, specs, checksum))
         return places
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ So any good index is correct, and ties between index writers are harmless. A sna
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachestore.errors import FormatError, StoreNotFound
@@ -171,6 +171,35 @@ def load_snapshot(
         except (FormatError, OSError) as error:
             unreadable[digest] = str(error)
     return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A snapshot on its way to another process: enough to look through the same index without listing or reading a header there."""
+
+    verdict: Verdict | None
+    vanished: frozenset[int]
+    uncovered: Mapping[str, SegmentContents]
+    """Without the entries' JSON values."""
+
+
+def hand_over(snapshot: Snapshot) -> Handover:
+    """What travels with a pickled handle."""
+    bare = {
+        digest: replace(contents, entries=tuple(replace(entry, meta={}) for entry in contents.entries))
+        for digest, contents in snapshot.uncovered.items()
+    }
+    return Handover(snapshot.index.verdict if snapshot.index is not None else None, snapshot.vanished, bare)
+
+
+def take_over(layout: Layout, given: Handover) -> Snapshot:
+    """The same snapshot in another process; what is there now, where its index is gone or is not the file that was checked."""
+    try:
+        index = Index(layout, given.verdict) if given.verdict is not None else None
+    except (FormatError, OSError):
+        return load_snapshot(layout)
+    covered = {ref.digest for number, ref in index.segments.items() if number not in given.vanished} if index is not None else set[str]()
+    return Snapshot(layout, index, _tail(given.uncovered), given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
 
 
 def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:

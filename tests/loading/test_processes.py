@@ -1,0 +1,246 @@
+"""A data set in a DataLoader's workers: however they are started, whatever the parent did before, and whatever happens beside them."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cachestore as cs
+from cachestore.storage.append import publish_segment
+from cachestore.storage.catalog_writer import publish_catalog
+from cachestore.storage.commit import commit
+from cachestore.storage.entry import make_entry
+from cachestore.storage.repair import repair_store
+from cachestore.storage.segment import read_contents
+from cachestore.tensors import to_raw
+from tests.loading.stores import PLAIN, Row, catalog_of, make_store, picture_key, recipes, stored_latents
+from tests.storage.stores import flip
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.processes,
+    # Python 3.12 and later warn of any fork beside torch's own threads; that it works is what is tested here.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+ROWS = [Row(f"{n}.png", (f"caption {n % 5}" + "." * (n % 3),), bucket=(64, 48) if n % 2 else (48, 64)) for n in range(14)]
+SPARE = cs.key("an entry that no batch needs")
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store"
+
+
+def loader(data, sampler, **options):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, **options)
+
+
+def equal(one, other):
+    import torch
+
+    same = {
+        name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
+    }
+    return list(one) == list(other) and all(same.values())
+
+
+def children():
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def write_another(path, n):
+    """Another data set's entries, in a segment of their own, and a newer index."""
+    make_store(path, [Row(f"other {n}", (f"of another data set {n}",))], recipes(PLAIN), name=f"other{n}")
+
+
+def copy_everything(path):
+    """A second copy of each entry, in a segment of its own."""
+    with cs.open(path) as store:
+        layout = store.layout
+        entries = [make_entry(key, raw, {}) for key, raw in zip(store.keys(), store.get_raw(list(store.keys())), strict=True)]
+    publish_segment(layout, [*entries, make_entry(SPARE, {"spare": ("U8", (8,), bytes(8))}, {})], origin="")
+
+
+def damage_and_repair(path):
+    """Damage an entry that no batch needs; repair moves its segment away, and those that batches need with it."""
+    with cs.open(path) as store:
+        layout = store.layout
+        segment = layout.root / store.describe(SPARE).segment
+    flip(segment, next(entry.offset for entry in read_contents(segment).entries if entry.key == SPARE))
+    repair_store(path)
+    assert not segment.exists()
+
+
+def beside(path, what, epoch):
+    match what:
+        case "append and commit":
+            write_another(path, epoch)
+        case "repair" if epoch == 0:
+            damage_and_repair(path)
+        case _:
+            pass
+
+
+def two_epochs(path, method, before, workers, what, *, persistent=False):
+    make_store(path, ROWS, recipes(PLAIN))
+    copy_everything(path)
+    twin, data = cs.CachedDataset(path), cs.CachedDataset(path)
+    sampler = cs.BucketBatchSampler(twin, batch_size=3, tail="pad")
+    expected = [[twin.read_batch(places) for places in sampler] for _epoch in range(2)]
+    if before == "read":
+        assert data[3]["sample_id"] == "3.png"
+    if before == "precomputed":
+        write_another(path, 2)
+    started = children()
+    options = {"num_workers": workers, "persistent_workers": persistent}
+    if workers:
+        options["multiprocessing_context"] = method
+    batches = loader(data, cs.BucketBatchSampler(data, batch_size=3, tail="pad"), **options)
+    for epoch in range(2):
+        found = list(batches)
+        assert len(found) == len(expected[epoch]) == 6
+        assert all(map(equal, found, expected[epoch]))
+        beside(path, what, epoch)
+    del batches
+    gc.collect()
+    assert not {pid for pid in children() - started if not is_pythons_own(command(pid))}
+
+
+def is_pythons_own(line):
+    """Servers that multiprocessing starts once and keeps."""
+    return b"resource_tracker" in line or b"forkserver" in line or not line
+
+
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""  # it has ended meanwhile
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are counted by the proc file system")
+class TestMatrix:
+    @pytest.mark.parametrize(
+        ("method", "before", "workers", "what"),
+        [
+            ("fork", "read", 2, "append and commit"),
+            ("fork", "precomputed", 2, "repair"),
+            ("spawn", "untouched", 2, "append and commit"),
+            ("here", "read", 0, "append and commit"),
+            ("here", "untouched", 0, "repair"),
+        ],
+    )
+    def test_workers_read_the_same_batches(self, path, method, before, workers, what):
+        two_epochs(path, method, before, workers, what)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("what", ["alone", "append and commit", "repair"])
+    @pytest.mark.parametrize("before", ["untouched", "read", "precomputed"])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_workers_read_the_same_batches_in_every_combination(self, path, method, before, what, persistent):
+        two_epochs(path, method, before, 2, what, persistent=persistent)
+
+
+KILLED = """
+import os, signal, sys
+import cachestore as cs
+from tests.loading.test_processes import equal, loader
+
+data = cs.CachedDataset(sys.argv[1])
+batches = [[n, n + 2] for n in range(12)]
+expected = [data.read_batch(places) for places in batches]
+reading = loader(data, batches, num_workers=2, multiprocessing_context="fork")
+iterator = iter(reading)
+assert equal(next(iterator), expected[0])
+try:  # torch raises from its signal handler, wherever the interpreter is at that moment
+    for worker in iterator._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    list(iterator)
+    list(iterator)
+except RuntimeError as error:
+    print("DataLoader worker" in str(error))
+del iterator
+print(all(map(equal, reading, expected)))
+"""
+
+
+def run(program, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
+
+
+def test_after_its_workers_were_killed_the_next_iterator_gives_the_same_batches(path):
+    make_store(path, ROWS, recipes(PLAIN))
+    assert run(KILLED, path) == ["True", "True"]
+
+
+def test_a_segment_cut_short_under_a_reading_worker_is_a_clear_error_in_the_trainer(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)))
+    assert data[0]["sample_id"] == "0.png"
+    reading = loader(data, [[0]] * 40, num_workers=1, multiprocessing_context="fork", prefetch_factor=1)
+    iterator = iter(reading)
+    next(iterator)
+    for segment in (path / "segments").rglob("*.safetensors"):
+        segment.chmod(0o644)
+        os.truncate(segment, 100)
+    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+        list(iterator)
+
+
+def test_two_data_sets_on_one_store_read_in_one_process_and_in_its_forked_workers(path):
+    made = recipes(PLAIN)
+    make_store(path, ROWS, made)
+    make_store(path, ROWS[4:], made, name="part")
+    whole, part = cs.CachedDataset(path), cs.CachedDataset(path, "part")
+    assert equal(whole.read_batch([4, 6]), part.read_batch([0, 2]))
+    for data in (whole, part):
+        place = data.index("6.png")
+        here = data.read_batch([place])
+        assert all(equal(found, here) for found in loader(data, [[place]] * 4, num_workers=2, multiprocessing_context="fork"))
+    part._reader.close()
+    assert whole.read_batch([4])["sample_id"] == ["4.png"]
+
+
+LIMITED = """
+import resource, sys
+import cachestore as cs
+from cachestore.loading.buffers import BatchBuffers
+from torch.utils.data import DataLoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+data = cs.CachedDataset(sys.argv[1])
+places = [list(range(start, len(data), len(data) // 16)) for start in range(len(data) // 16)]
+buffers = BatchBuffers()
+for _epoch in range(2):
+    assert sum(len(data.read_batch(batch, into=buffers)["sample_id"]) for batch in places) == len(data)
+found = DataLoader(data, batch_sampler=places, collate_fn=data.collate, num_workers=2, multiprocessing_context="fork")
+print(sum(len(batch["sample_id"]) for batch in found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("segments", "limit"), [(160, 64), pytest.param(2000, 256, marks=[pytest.mark.slow, pytest.mark.timeout(300)])], ids=str
+)
+def test_more_segments_than_descriptors_are_read_by_the_trainer_and_its_workers(path, segments, limit):
+    rows, made = [Row(f"{n}.png") for n in range(segments)], recipes(None)
+    make_store(path, [], made)
+    with cs.open(path) as store:
+        layout = store.layout
+    for row in rows:
+        tensors = to_raw(stored_latents(made.latents, row.id, (64, 48)))
+        publish_segment(layout, [make_entry(picture_key(made.latents, row.id), tensors, {})], origin="")
+    commit(layout).close()
+    publish_catalog(layout, catalog_of(rows, made, "train"))
+    assert run(LIMITED, path, limit) == [str(segments)]
