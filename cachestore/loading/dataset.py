@@ -190,8 +190,12 @@ class CachedDataset(Dataset[SampleDict]):
         A hint that changes no answer: `read_batch` waits for what is not there yet.
         """
         rows = self._rows_at(places)
-        columns = [text.column for text in self._texts] + ([self._latents.column] if self._latents is not None else [])
-        self._reader.ask_ahead([key for column in columns for key in _first_keys(column, rows)])
+        self._reader.ask_ahead([key for row in rows.tolist() for key in self._row_keys(row) if key is not None])
+
+    @staticmethod
+    def make_buffers(*, pin: bool = False) -> BatchBuffers:
+        """Memory to read batches into, one after the other; `pin` as for BatchBuffers."""
+        return BatchBuffers(pin=pin)
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> NDArray[np.int64]:
         indices = np.asarray([operator.index(index) for index in places], dtype=np.int64)
@@ -207,7 +211,8 @@ class CachedDataset(Dataset[SampleDict]):
         numbers: list[int] = rows.tolist()
         ids = take(self._catalog.ids, numbers)
         parts = self._parts(rows, ids)
-        tensors = assemble(self._reader, parts, memory) if all(len(part.keys) == len(rows) for part in parts) else None
+        is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
+        tensors = assemble(self._reader, parts, memory) if is_alike else None
         if tensors is None:
             return None
         batch: dict[str, Any] = {**tensors, CAPTION: self._first_captions(numbers), "sample_id": ids}
@@ -236,6 +241,9 @@ class CachedDataset(Dataset[SampleDict]):
             noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
             keys = _first_keys(self._latents.column, rows)
             parts.append(LatentsPart("latents", self._latents.block, self._options.latents, keys, noise))
+        if self._controls is not None:
+            form = self._control_form(self._controls)
+            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, _first_keys(self._controls.column, rows), []))
         parts += [TextPart(text.block, _first_keys(text.column, rows)) for text in self._texts]
         return [part for part in parts if part.keys]
 
@@ -362,12 +370,15 @@ class CachedDataset(Dataset[SampleDict]):
             sample |= _sizes(self._latents.column, self._latents.column.at[row])
         return sample | self._extras(row, taken={*sample, *_SIZES, *(name for text in self._texts for name in text.block.names())})
 
+    def _control_form(self, controls: _Latents) -> LatentsAs:
+        """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
+        is_drawn = self._options.latents == "sample" and controls.block.stored == "moments"
+        return "mean" if is_drawn else self._options.latents
+
     def _control_latents(
         self, controls: _Latents, stored: Sequence[Mapping[str, torch.Tensor] | None]
     ) -> torch.Tensor | list[torch.Tensor]:
-        """In the form of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
-        is_drawn = self._options.latents == "sample" and controls.block.stored == "moments"
-        form: LatentsAs = "mean" if is_drawn else self._options.latents
+        form = self._control_form(controls)
         made = [read_latents(controls.block, form, found, torch.Generator()) for found in stored if found is not None]
         return made[0] if self._has_one_control else made
 

@@ -154,6 +154,23 @@ def test_samples_without_picture_sizes_text_or_anything_at_all_make_their_batch(
     assert_read_straight(cs.CachedDataset(make_store(path, rows, recipes(), name="p"), "p"), [1, 0], monkeypatch)
 
 
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+def test_control_latents_are_read_straight_too_where_there_is_one_for_each_sample(path, monkeypatch, latents):
+    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48)])]
+    data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents)
+    data.ask_ahead([1, 0])
+    assert_read_straight(data, [1, 0, 1], monkeypatch, into=data.make_buffers())
+
+
+def test_control_latents_that_come_as_lists_are_those_of_collate(path):
+    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (48, 64)])]
+    data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents="mean")
+    found, expected = data.read_batch([1, 0]), data.collate(data.__getitems__([1, 0]))
+    lists = [[[one.tolist() for one in of_sample] for of_sample in batch.pop("control_latents")] for batch in (found, expected)]
+    assert lists[0] == lists[1]
+    assert_same(found, expected)
+
+
 def test_an_extra_column_under_a_name_of_the_batch_is_an_error(path):
     data = cs.CachedDataset(make_store(path, [Row("a", extras='{"prompt_embeds": 1}')], recipes()))
     with pytest.raises(cs.BadInput, match="'a' has a column 'prompt_embeds'"):
