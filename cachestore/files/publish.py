@@ -157,7 +157,7 @@ def _blocks(chunks: Sequence[Buffer]) -> Iterator[Buffer]:
     """The bytes of these chunks in large, aligned pieces; each is good until the next.
 
     Linux keeps a file in memory in pieces that fit what was written at once: chunks of 512 KiB written one after the other behind a
-    header are read at 0.79 of the speed of a mapped file, blocks at 0.9 to 0.95.
+    header are read at 0.79 of the speed of copies out of a mapped file, the same bytes in large blocks at 0.89 to 0.96.
     """
     if len(chunks) < 2:
         yield from chunks
