@@ -6,8 +6,10 @@ they are looked at, and go to disk again as they are. Numbers are little-endian.
 """
 
 import json
+import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +19,14 @@ from cachestore.errors import FormatError
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
-from cachestore.files.opening import let_go, map_whole, opened, read_whole
+from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.keys import Json, canonical
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
+_NUMBER_BYTES: Final = 8
 
 T = TypeVar("T")
 
@@ -36,16 +39,17 @@ class Table:
     """A table that was read and checked."""
 
     header: Mapping[str, Any]
-    columns: Mapping[str, memoryview]
+    columns: "Mapping[str, memoryview | Span]"
     widths: Mapping[str, int]
     digest: str
     """xxh3_128 over the header's text and the columns' dtypes, shapes and checksums: equal tables have equal digests."""
     checksums: Mapping[str, Any]
     """[dtype, shape, xxh3_128] of each column: equal columns have equal checksums, whichever table they are in."""
 
-    def numbers(self, name: str) -> "memoryview[int]":
+    def numbers(self, name: str) -> "memoryview[int] | Numbers":
         """A column of int64; empty if the table has no such column. A matrix comes flat."""
-        return self.columns.get(name, memoryview(b"")).cast("q")
+        found = self.columns.get(name, memoryview(b""))
+        return Numbers(found) if isinstance(found, Span) else found.cast("q")
 
     def strings(self, name: str) -> "Strings":
         """A column of strings; empty if the table has no such column."""
@@ -56,12 +60,89 @@ class Table:
         return Digests(self.columns.get(name, memoryview(b"")), self.widths.get(name, 1))
 
 
+class Span:
+    """A part of a file that is kept open, read where it is looked at; stands where a view of memory would. Closed when it is forgotten.
+
+    Slices of one step only, within the part. A forked copy reads on: positions are no state of the descriptor.
+    """
+
+    __slots__ = ("_end", "_file", "_start")
+
+    def __init__(self, file: "_OpenFile", start: int, end: int) -> None:
+        """From byte `start` to before byte `end` of the file."""
+        self._file, self._start, self._end = file, start, end
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        return self._end - self._start
+
+    def __getitem__(self, part: slice) -> memoryview:
+        """Read some of them. Raises FormatError where the file was cut short."""
+        first, last, _step = part.indices(len(self))
+        return self._file.read(self._start + first, max(0, last - first))
+
+    def __bytes__(self) -> bytes:
+        """Read all of them."""
+        return bytes(self[:])
+
+
+class _OpenFile:
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor, _status = open_regular(path)
+        self.path = path
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was never opened
+            os.close(self.descriptor)
+
+    def read(self, start: int, size: int) -> memoryview:
+        found = memoryview(read_at(self.descriptor, size, start))
+        if len(found) < size:
+            message = f"{self.path} ends before its last column; run `cachestore repair`"
+            raise FormatError(message)
+        return found
+
+
+class Numbers(Sequence[int]):
+    """A read-only sequence of int64 in a file."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        """Eight bytes a number."""
+        self._span = span
+
+    def __len__(self) -> int:
+        """How many numbers there are."""
+        return len(self._span) // _NUMBER_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> "int | list[int]":
+        """The number at a place, or a list of them."""
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            if step != 1:
+                return [self[place] for place in range(first, last, step)]
+            return self._span[first * _NUMBER_BYTES : last * _NUMBER_BYTES].cast("q").tolist()
+        place = range(len(self))[index]
+        return self._span[place * _NUMBER_BYTES : (place + 1) * _NUMBER_BYTES].cast("q")[0]
+
+    def tolist(self) -> list[int]:
+        """All numbers."""
+        return self[:]
+
+
 class Strings(Sequence[str]):
     """A read-only sequence of strings over their bytes; each is decoded when it is looked at."""
 
     __slots__ = ("_offsets", "_text")
 
-    def __init__(self, text: memoryview, offsets: "memoryview[int]") -> None:
+    def __init__(self, text: "memoryview | Span", offsets: "memoryview[int] | Numbers") -> None:
         """`offsets` has one number more than there are strings, or none at all for no strings."""
         self._text = text
         self._offsets = offsets
@@ -72,7 +153,8 @@ class Strings(Sequence[str]):
 
     def as_columns(self) -> tuple[memoryview, "memoryview[int]"]:
         """(text, offsets) as they stand on disk."""
-        return self._text, self._offsets
+        offsets = self._offsets[:]
+        return self._text[:], offsets if isinstance(offsets, memoryview) else memoryview(array("q", offsets))
 
     def __iter__(self) -> Iterator[str]:
         """The strings in order; faster than looking up one after the other."""
@@ -101,7 +183,7 @@ class Digests(Sequence[bytes]):
 
     __slots__ = ("_raw", "_width")
 
-    def __init__(self, raw: memoryview, width: int) -> None:
+    def __init__(self, raw: "memoryview | Span", width: int) -> None:
         """`width` is the number of bytes of each."""
         self._raw = raw
         self._width = width
@@ -113,7 +195,7 @@ class Digests(Sequence[bytes]):
     @property
     def raw(self) -> memoryview:
         """All rows, one after the other."""
-        return self._raw
+        return self._raw[:]
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -237,6 +319,21 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
         raise FormatError(message)
     widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
     return Table(header, columns, widths, container.metadata["digest"], found)
+
+
+def open_table(path: Path, kind: str, version: int) -> Table:
+    """A table whose columns are read where they are looked at, and not checked: for who knows that somebody else has just checked them.
+
+    Costs no memory, and a read for each look. Raises as `read_table`, but for damage to columns.
+    """
+    with opened(path) as (descriptor, status):
+        container = read_container_header(descriptor, status.st_size, where=path)
+    header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
+    file = _OpenFile(path)
+    start = container.data_start
+    columns = {name: Span(file, start + place.start, start + place.end) for name, place in container.tensors.items()}
+    widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
+    return Table(header, columns, widths, container.metadata["digest"], checksums)
 
 
 def _digest_piecewise(column: memoryview) -> str:

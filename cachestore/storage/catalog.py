@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog
-from cachestore.files.table import Digests, Table, offsets_of, read_table
+from cachestore.files.table import Digests, Table, offsets_of, open_table, read_table
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
 FORMAT: Final = "cachestore-catalog"
@@ -155,7 +155,26 @@ class Catalog:
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
     """Read and check a catalog; `io` as in `read_table`. Raises FormatError, or FileNotFoundError."""
-    table = read_table(path, FORMAT, VERSION, io=io)
+    catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path, generation)
+    _check_shape(catalog, path)
+    return catalog
+
+
+def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
+    """A catalog that another process read and checked, and whose digest it handed over: rows are read where they are looked at.
+
+    Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError where it is another catalog; later
+    looks raise FormatError where the file was cut short meanwhile.
+    """
+    catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
+    if catalog.digest != digest:
+        message = f"{path} is another catalog than the one that was opened before; run `cachestore verify`"
+        raise FormatError(message)
+    return catalog
+
+
+def _parse(table: Table, path: Path, generation: int) -> Catalog:
+    """A table's columns by what they mean. Raises FormatError where one is missing, or where it is another data set's."""
     header = table.header
     try:
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
@@ -180,7 +199,6 @@ def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = 
     if not is_at_home:
         message = f"{path} is a catalog of {catalog.name!r}, not of the data set whose folder it is in; run `cachestore repair`"
         raise FormatError(message)
-    _check_shape(catalog, path)
     return catalog
 
 

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import TensorPlace, build_header
-from cachestore.files.table import Texts, digest_column, encode_table, number_column, offsets_of, read_header, read_table, string_columns
+from cachestore.files.table import (
+    Texts,
+    digest_column,
+    encode_table,
+    number_column,
+    offsets_of,
+    open_table,
+    read_header,
+    read_table,
+    string_columns,
+    take,
+)
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -276,3 +287,70 @@ def test_a_mapped_table_that_is_damaged_is_refused(path):
     path.write_bytes(raw)
     with pytest.raises(FormatError, match="checksums"):
         read_table(path, "thing", 1, io="mmap")
+
+
+# A table that is read where it is looked at
+
+
+def test_a_table_without_columns_can_be_looked_at(path):
+    table = open_table(write(path, {}), "thing", 1)
+    assert (table.header, dict(table.columns)) == ({}, {})
+    assert list(table.strings("s")) == list(table.numbers("n")) == list(table.digests("d")) == []
+
+
+@given(
+    words=st.lists(texts, max_size=5), values=st.lists(numbers, max_size=5), rows=st.lists(st.binary(min_size=3, max_size=3), max_size=5)
+)
+def test_what_is_looked_at_is_what_reading_the_whole_table_gives(path, words, values, rows):
+    columns = {**string_columns("s", words), "n": number_column(values), "d": digest_column(rows, width=3)}
+    whole, table = (function(write(path, columns, {"words": words}), "thing", 1) for function in (read_table, open_table))
+    assert (table.header, table.digest, table.widths) == (whole.header, whole.digest, whole.widths)
+    for one, other in zip(columns_of(table), columns_of(whole), strict=True):
+        assert list(one) == list(other)
+        assert list(one[1:]) == list(other[1:])
+        assert list(one[::-1]) == list(other[::-1])
+        assert [one[place] for place in range(-len(one), len(one))] == [other[place] for place in range(-len(other), len(other))]
+        assert take(one, range(len(one))) == take(other, range(len(other)))
+
+
+def columns_of(table):
+    return table.strings("s"), table.numbers("n"), table.digests("d")
+
+
+def test_what_was_looked_at_goes_to_disk_again_as_it_is(tmp_path):
+    table = open_table(small(tmp_path / "f"), "thing", 1)
+    again = {
+        **string_columns("words", table.strings("words")),
+        "numbers": number_column(table.numbers("numbers")),
+        "keys": digest_column(table.digests("keys"), width=4),
+    }
+    assert write(tmp_path / "g", again, {"name": "x"}).read_bytes() == (tmp_path / "f").read_bytes()
+
+
+def test_no_more_is_read_than_is_looked_at(tmp_path, monkeypatch):
+    import cachestore.files.table
+
+    table, sizes = open_table(small(tmp_path / "f"), "thing", 1), []
+    read_at = cachestore.files.table.read_at
+    monkeypatch.setattr(cachestore.files.table, "read_at", lambda fd, size, start: sizes.append(size) or read_at(fd, size, start))
+    assert table.digests("keys")[1] == b"abcd"
+    assert table.strings("words")[0] == "a"
+    assert sizes == [4, 8, 8, 1]
+
+
+def test_a_file_that_was_cut_short_meanwhile_is_a_format_error(tmp_path):
+    path = small(tmp_path / "f")
+    table = open_table(path, "thing", 1)
+    os.truncate(path, path.stat().st_size - 12)
+    with pytest.raises(FormatError, match="ends before its last column"):
+        list(table.digests("keys"))
+
+
+def test_its_file_is_closed_when_nobody_looks_at_it_any_more(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    table = open_table(small(tmp_path / "f"), "thing", 1)
+    words = table.strings("words")
+    del table
+    assert words[0] == "a"
+    del words
+    assert len(os.listdir("/proc/self/fd")) == before

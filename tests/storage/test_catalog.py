@@ -26,6 +26,7 @@ from cachestore.storage.catalog import (
     list_names,
     make_column,
     newest_catalog,
+    open_catalog,
     read_catalog,
 )
 from cachestore.storage.catalog_writer import encode_catalog, publish_catalog
@@ -156,6 +157,21 @@ def test_a_catalog_comes_back(path, catalog):
             [cell.key for cell in column.row_cells(row)] for row in range(len(found))
         ]
         assert [column.count(row) for row in range(len(found))] == [len(column.row_cells(row)) for row in range(len(found))]
+
+
+@given(catalog=catalogs())
+def test_a_catalog_that_is_read_where_it_is_looked_at_holds_the_same(path, catalog):
+    digest = write(path, catalog)
+    found = open_catalog(path, generation=7, digest=digest)
+    assert seen(found) == seen(catalog)
+    assert (found.generation, found.digest) == (7, digest)
+
+
+def test_another_catalog_than_the_one_that_was_handed_over_is_refused(path):
+    digest = write(path, small())
+    write(path, small(n=4))
+    with pytest.raises(FormatError, match="another catalog"):
+        open_catalog(path, generation=1, digest=digest)
 
 
 @given(catalog=catalogs())
