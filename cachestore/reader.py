@@ -162,9 +162,10 @@ class Reader:
 
     def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
         found = self._find(keys)
-        if not all(found):
-            self.refresh()
-            found = self._find(keys)
+        if all(found):
+            return found
+        self.refresh()
+        found = self._find(keys)
         missing = [key for key, places in zip(keys, found, strict=True) if not places]
         if missing:
             named = ", ".join(map(str, missing[:3]))

@@ -46,4 +46,4 @@ def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: b
 
 def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """All places in an index value: (segment number, ordinal, offset, layout number, checksum)."""
-    return list(_PACKED.iter_unpack(value))
+    return [_PACKED.unpack(value)] if len(value) == PLACE_BYTES else list(_PACKED.iter_unpack(value))
