@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cachestore.captions import CaptionPolicy as CaptionPolicy
     from cachestore.digests import fingerprint as fingerprint
     from cachestore.errors import BadInput as BadInput
     from cachestore.errors import CacheStoreError as CacheStoreError
@@ -38,6 +39,7 @@ _HOMES = {
     "BucketBatchSampler": "loading.batches",
     "CacheStoreError": "errors",
     "CachedDataset": "loading.dataset",
+    "CaptionPolicy": "captions",
     "CorruptEntry": "errors",
     "EncodeFailed": "errors",
     "FormatError": "errors",

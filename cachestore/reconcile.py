@@ -307,6 +307,7 @@ class Reconciler:
             images=self.plan.images,
             extras=self.plan.extras,
             columns=tuple(sorted(everything, key=lambda column: (column.encoder, column.role))),
+            texts=self.plan.texts,
         )
         return publish_catalog(self.layout, catalog)
 

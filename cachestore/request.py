@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
 from cachestore.encode.family import encoder_of
 from cachestore.encode.unit import Encoder
@@ -38,7 +39,7 @@ class PrecomputeRequest:
     encode: tuple[str, ...] = ("text", "latents")
     resolution: int = 1024
     name: str = "train"
-    captions: Literal["first", "all"] = "first"
+    captions: Literal["first", "all"] | CaptionPolicy = "first"
     caption_lines: CaptionLines = "whole"
     caption: str | None = None
     vae: str | None = None
@@ -60,6 +61,11 @@ class PrecomputeRequest:
     """A count, or a share of the units such as `2%`."""
     replace: bool = False
 
+    @property
+    def policy(self) -> CaptionPolicy:
+        """Which captions are encoded. Raises BadInput for what is no policy."""
+        return CaptionPolicy.parse(self.captions)
+
     def arguments(self) -> list[str]:
         """The request as arguments of `cachestore precompute`; what has its default is left out."""
         arguments = ["precompute", self.data]
@@ -74,6 +80,8 @@ class PrecomputeRequest:
                     arguments += _option(option, f"{argument}={canonical(given).decode()}")
             elif isinstance(value, bool):
                 arguments.append(option)
+            elif isinstance(value, CaptionPolicy):
+                arguments += _option(option, canonical(value.as_json()).decode())
             else:
                 arguments += _option(option, ",".join(self.encode) if one.name == "encode" else str(value))
         return arguments
@@ -89,6 +97,8 @@ class PrecomputeRequest:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
         body["encode"] = list(self.encode)
+        if isinstance(self.captions, CaptionPolicy):
+            body["captions"] = self.captions.as_json()
         return {name: value for name, value in body.items() if name not in _NOT_HINTS}
 
     @classmethod
@@ -103,6 +113,8 @@ class PrecomputeRequest:
             message = f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again"
             raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
+        if not isinstance(body.get("captions", "first"), str):
+            body["captions"] = CaptionPolicy.parse(body["captions"])
         return cls(**body)
 
 
@@ -149,11 +161,12 @@ def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | 
     out the plan. Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
     """
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
+    captions = _named(request.policy)
     listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     asked = _digest_request(request, columns, encoders)
-    content = digest_parts(listing.content, request.captions).hex()
+    content = digest_parts(listing.content, captions).hex()
     name = plan_name(asked, content)
     intent = Intent(_digest_arguments(request, columns), _fingerprints(encoders), content, name)
     if beat is not None:
@@ -186,8 +199,9 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_chosen_captions(samples, request.captions),
+        samples=_with_texts(samples, request.policy),
         columns=columns,
+        texts=request.policy.encoding(),
         extra=[(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text"],
     )
 
@@ -235,10 +249,19 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     return encoders_for(model, lambda path: digest_file(path, known))
 
 
-def _with_chosen_captions(samples: Iterable[Sample], captions: Literal["first", "all"]) -> Iterable[Sample]:
-    if captions == "all":
-        return samples
-    return (replace(sample, captions=sample.captions[:1]) if len(sample.captions) > 1 else sample for sample in samples)
+def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
+    """The samples with the texts that are encoded of their captions, in place of these."""
+    for sample in samples:
+        texts = policy.texts(sample.captions)
+        yield sample if texts == sample.captions else replace(sample, captions=texts)
+
+
+def _named(policy: CaptionPolicy) -> str:
+    """What a policy has encoded, for digests."""
+    encoding = policy.encoding()
+    if policy.each > 1 or policy.prefix:
+        return canonical(encoding).decode()
+    return "all" if encoding else "first"
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
@@ -260,7 +283,7 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
 def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:
     """What was asked for, whatever the models turn out to be."""
     described = [[one.column.encoder, one.column.role, dict(one.column.options)] for one in columns]
-    return digest_parts("cachestore-arguments", request.name, request.captions, canonical(described)).hex()
+    return digest_parts("cachestore-arguments", request.name, _named(request.policy), canonical(described)).hex()
 
 
 def _fingerprints(encoders: Sequence[Encoder]) -> dict[str, str]:

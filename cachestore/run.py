@@ -85,7 +85,8 @@ def precompute(
             `procs` says, else one for each GPU), so that no thread, no GPU memory and no tokenizer of ours stays in the caller. Where
             nothing is to be encoded no process is started, and this one does the rest, without torch. The workers stop when this
             process dies.
-        **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions, caption_lines, caption,
+        **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions ("first", "all" or a
+            CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, workers, rank,
             world_size, strict, replace.
 

@@ -271,6 +271,19 @@ def test_all_captions_of_a_sample_or_the_first(tmp_path, root, makers):
     assert cells(root, "text") == {"x": [fakes.digest_text("one")]}
 
 
+def test_another_policy_encodes_what_is_new_and_the_catalog_says_which_it_was(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text(json.dumps({"id": "x", "caption": ["a, b, c", "d"]}) + "\n")
+    run(manifest, root, encode=("text",))
+    assert (sorted(makers.encoded()), catalog(root).texts) == (["", "a, b, c"], {})
+    policy = cs.CaptionPolicy(choose="all", dropout=0.1, shuffle_tags=True, variants=2)
+    report = run(manifest, root, encode=("text",), captions=policy)
+    assert sorted(makers.encoded()) == sorted({*policy.texts(["a, b, c", "d"])} - {"a, b, c"})
+    assert (report.generation, catalog(root).texts) == (2, policy.encoding())
+    assert run(manifest, root, encode=("text",), captions=cs.CaptionPolicy(choose="random", shuffle_tags=True, variants=2)).generation == 2
+    assert makers.encoded() == []
+
+
 def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers):
     manifest = tmp_path / "m.jsonl"
     picture(tmp_path / "a.png", b"a")

@@ -31,6 +31,7 @@ def calls(root, data, trained):
     return messages | {
         "BucketBatchSampler": sampler,
         "CachedDataset": lambda: len(cs.CachedDataset(trained)),
+        "CaptionPolicy": lambda: cs.CaptionPolicy(choose="all").texts(["a", "b"]),
         "Key": lambda: cs.Key(bytes(16)),
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "fill": fill,

@@ -1,5 +1,6 @@
 """Repair with refill: what was lost is made again, with the source and the model that it was made with."""
 
+import json
 import os
 
 import pytest
@@ -89,6 +90,21 @@ def test_each_encoder_is_refilled_by_the_request_that_made_it(store, makers, enc
     found = catalog(store)
     assert {column.encoder for column in found.columns} == {"text", "latents"}
     assert all(key is not None for column in found.columns for row in range(4) for key in column.row_keys(row))
+
+
+def test_captions_that_a_policy_made_are_refilled_as_they_were(tmp_path, makers):
+    policy = cs.CaptionPolicy(choose="random", dropout=0.1, shuffle_tags=True, variants=3, prefix="sks, ")
+    (tmp_path / "m.jsonl").write_text(json.dumps({"id": "x", "caption": ["a, b, c", "d"]}) + "\n")
+    root = tmp_path / "of captions"
+    cs.precompute(tmp_path / "m.jsonl", model="m", store=root, encode=("text",), captions=policy, inline=True)
+    assert sorted(set(makers.encoded())) == sorted({"", *policy.texts(["a, b, c", "d"])})
+    before = catalog(root)
+    layout = Layout(root)
+    for digest in list_segments(layout):
+        layout.segment(digest).unlink()
+    assert cs.repair(root, refill=True).refilled == 5
+    assert (catalog(root).digest, catalog(root).texts) == (before.digest, policy.encoding())
+    assert cs.verify(root).ok
 
 
 def test_a_deleted_segment_is_refilled(store, makers):

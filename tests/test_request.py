@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachestore.captions import CaptionPolicy
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput, RecipeMismatch
@@ -19,6 +20,7 @@ from cachestore.storage.commit import create_store
 from cachestore.work import agreement
 from cachestore.work.workers import Beat
 from tests import fakes
+from tests.test_captions import policies
 
 
 def asked(data="data", store="store", **options):
@@ -56,7 +58,7 @@ requests = st.builds(
     encode=st.sampled_from([("text", "latents"), ("text",), ("latents",), ()]),
     resolution=st.integers(1, 4096),
     name=words,
-    captions=st.sampled_from(["first", "all"]),
+    captions=st.sampled_from(["first", "all", "random"]) | policies,
     caption_lines=st.sampled_from(["whole", "each", "first"]),
     caption=st.none() | words | st.sampled_from(["", "-1", "--name", "-x y"]),
     vae=st.none() | places,
@@ -146,6 +148,37 @@ def test_the_empty_caption_is_planned_wherever_text_is_and_there_is_a_sample(tmp
     plan = plan_for(tmp_path, data)
     assert {plan.unit(place).request["caption"] for place in range(plan.unit_count)} == {"", "a cat"}
     assert plan_for(tmp_path, data, encode=("latents",)).unit_count == 0
+
+
+def texts_of(plan):
+    return {plan.unit(place).request["caption"] for place in range(plan.unit_count)}
+
+
+def test_a_policy_plans_every_text_that_it_may_ask_for_and_the_empty_caption(tmp_path, makers):
+    policy = CaptionPolicy(choose="random", dropout=0.1, shuffle_tags=True, variants=3, prefix="sks, ")
+    plan = plan_for(tmp_path, manifest(tmp_path / "m.jsonl", a=["x, y, z", "one"], b=""), captions=policy)
+    assert texts_of(plan) == {"", *policy.texts(["x, y, z", "one", ""])}
+    assert list(plan.captions) == [*policy.texts(["x, y, z", "one"]), *policy.texts([""])]
+    assert plan.texts == policy.encoding()
+
+
+def test_policies_that_have_the_same_texts_encoded_make_the_same_plan(tmp_path, makers):
+    data = manifest(tmp_path / "m.jsonl", a=["x", "y"])
+    first = {plan_for(tmp_path, data, captions=one).name for one in ("first", CaptionPolicy(), CaptionPolicy(dropout=0.5))}
+    every = {plan_for(tmp_path, data, captions=one).name for one in ("all", CaptionPolicy(choose="random"), CaptionPolicy(choose="all"))}
+    other = {plan_for(tmp_path, data, captions=CaptionPolicy(prefix="sks ")).name}
+    assert (len(first), len(every), len(first | every | other)) == (1, 1, 3)
+
+
+def test_captions_that_are_no_policy_are_refused_before_anything_is_listed(tmp_path, makers):
+    with pytest.raises(BadInput, match="'last'"):
+        plan_for(tmp_path, tmp_path / "not there either", captions="last")
+
+
+@pytest.mark.parametrize("text", ["last", "{", '{"droput": 0.1}', "[]"])
+def test_captions_on_a_command_line_are_a_word_or_json(text):
+    with pytest.raises(BadInput, match="--captions is first, all"):
+        request_from(PARSER.parse_args(["precompute", "d", "--model", "m", "--store", "s", "--captions", text]))
 
 
 def test_the_same_request_over_the_same_content_is_the_same_plan(tmp_path, makers):

@@ -18,6 +18,7 @@ from cachestore.cli import FAILURES, OK, USAGE, human_bytes, print_error, print_
 from cachestore.errors import BadInput, Incomplete
 
 if TYPE_CHECKING:
+    from cachestore.captions import CaptionPolicy
     from cachestore.forecast import Forecast
     from cachestore.loop import Report
     from cachestore.request import PrecomputeRequest
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--resolution", type=int, default=1024, metavar="R", help="area R*R in aspect buckets (default: 1024)")
     what.add_argument("--name", default="train", help="the data set's name (default: train)")
-    what.add_argument("--captions", choices=("first", "all"), default="first", help="of a sample with several captions (default: first)")
+    what.add_argument(
+        "--captions", default="first", metavar="first|all", help="of a sample with several; or a CaptionPolicy as JSON (default: first)"
+    )
     what.add_argument(
         "--caption-lines", choices=("whole", "each", "first"), default="whole", help="how a caption file is read (default: whole)"
     )
@@ -151,6 +154,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
 
     values: dict[str, Any] = {one.name: getattr(arguments, one.name) for one in fields(PrecomputeRequest)}
     values["encode"] = tuple(name.strip() for name in arguments.encode.split(",") if name.strip())
+    values["captions"] = _captions(arguments.captions)
     values["encode_arg"] = dict(_pair(text) for text in arguments.encode_arg)
     if arguments.batch_size != "auto":
         if not arguments.batch_size.isdecimal() or int(arguments.batch_size) < 1:
@@ -161,6 +165,19 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         message = f"--resolution is a number of pixels from 1 on, not {arguments.resolution}"
         raise BadInput(message)
     return PrecomputeRequest(**values)
+
+
+def _captions(text: str) -> "str | CaptionPolicy":
+    """first, all or random as they are, or the policy that a JSON object says. Raises BadInput for anything else."""
+    from cachestore.captions import CHOICES, CaptionPolicy
+
+    if text in CHOICES:
+        return text
+    try:
+        return CaptionPolicy.parse(json.loads(text))
+    except ValueError as error:
+        message = f"--captions is first, all, or a CaptionPolicy as a JSON object, not {text!r} ({error})"
+        raise BadInput(message) from error
 
 
 def _pair(text: str) -> tuple[str, Any]:

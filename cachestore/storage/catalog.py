@@ -130,6 +130,8 @@ class Catalog:
     """By role: where each row's references start, and the references."""
     extras: Sequence[str]
     columns: tuple[KeyColumn, ...]
+    texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How the captions of a row were made of those that its source has (`CaptionPolicy.encoding`); empty for the first one as it is."""
     generation: int = 0
     digest: str = ""
     """Covers rows and recipes, not request, time or (size, mtime_ns)."""
@@ -188,6 +190,7 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
             images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in header["roles"]},
             extras=table.strings("extras"),
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
+            texts=header.get("texts", {}),
             generation=generation,
             digest=header["digest"],
             checksums=table.checksums,

@@ -40,6 +40,8 @@ def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
             for column in catalog.columns
         ],
     }
+    if catalog.texts:
+        header["texts"] = dict(catalog.texts)
     header["digest"] = _digest(header, columns)
     return header["digest"], encode_table(FORMAT, VERSION, header, columns)
 
@@ -55,7 +57,7 @@ def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
 
 
 def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
-    described = {name: header[name] for name in ("name", "recipes", "roles", "columns")}
+    described = {name: header[name] for name in ("name", "recipes", "roles", "columns", "texts") if name in header}
     rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
     return digest_of([canonical(described), canonical(rows)])
 

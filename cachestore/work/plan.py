@@ -100,6 +100,8 @@ class Plan:
     """Whether a unit's id is its key (`fill`)."""
     remarks: tuple[str, ...] = ()
     """What was noticed when the source was listed, in words; whoever adopts the plan does not list it again."""
+    texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How the captions of a row were made of those that its source has; empty for the first one as it is."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the columns, as they were read; none in a plan that was just built."""
 
@@ -215,9 +217,12 @@ def build_plan(
     recipes: Sequence[Recipe],
     samples: Iterable[Sample],
     columns: Sequence[ColumnRequest],
+    texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
 ) -> Plan:
     """Lay out a plan; `samples` is gone through once. `extra` are (recipe, request) of units that no sample refers to.
+
+    The captions of `samples` are what is encoded; `texts` says how they were made of their source's.
 
     Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
     A recipe's further columns, such as that of control images, are there if a sample has a cell in them.
@@ -264,6 +269,7 @@ def build_plan(
         units_at=starts,
         unit_ids=Digests(memoryview(b"".join(uid for uids, _places in ordered for uid in uids)), KEY_BYTES),
         unit_requests=requests.strings(),
+        texts=texts or {},
     )
 
 
@@ -332,6 +338,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "roles": list(plan.images),
         "ids_are_keys": plan.ids_are_keys,
         "remarks": list(plan.remarks),
+        "texts": dict(plan.texts),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
         "columns": [{"recipe": one.recipe, "encoder": one.encoder, "role": one.role, "options": dict(one.options)} for one in plan.columns],
@@ -366,6 +373,7 @@ def read_plan(layout: Layout, name: str) -> Plan:
         unit_requests=table.strings("units/request"),
         ids_are_keys=header["ids_are_keys"],
         remarks=tuple(header["remarks"]),
+        texts=header.get("texts", {}),
         checksums=table.checksums,
     )
 
