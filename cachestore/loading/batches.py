@@ -102,9 +102,7 @@ class BucketBatchSampler:
                 were given.
         """
         if not hasattr(data, "buckets"):
-            message = (
-                f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part of one is precomputed under a --name of its own)"
-            )
+            message = f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
             raise BadInput(message)
         if batch_size < 1 or tail not in {"drop", "pad", "wrap"} or split not in {None, "outside", "found"}:
             options = 'batch_size is at least 1, tail "drop", "pad" or "wrap", split None, "outside" or "found"'

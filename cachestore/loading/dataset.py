@@ -8,8 +8,8 @@ import json
 import operator
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, SupportsIndex
@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cachestore.errors import BadInput, MissingEntry
+from cachestore.captions import CaptionPolicy
+from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.keys import Key, Recipe, digest_text, input_key
+from cachestore.keys import Key, Recipe, digest_parts, digest_text, input_key
 from cachestore.loading.assemble import LatentsPart, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate, constants_of
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_seed, read_latents
@@ -41,11 +43,16 @@ CONTROL_LATENTS: Final = "control_latents"
 CAPTION: Final = "caption"
 """The role of the key columns that captions made."""
 
+LATENTS: Final = "latents"
+"""What pictures give to a batch."""
+
 Bucket = tuple[int, ...]
 """(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
 
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
 """Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
+
+_NAMED_FILES: Final = 5
 
 _BUCKET_BITS: Final = 21
 _BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
@@ -59,6 +66,10 @@ class _Options:
     latents: LatentsAs
     seed: int
     is_pinned: bool
+    captions: CaptionPolicy | None
+    fields: frozenset[str] | None
+    selection: NDArray[np.int64] | None = None
+    """Which of the complete samples; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ class CachedDataset(Dataset[SampleDict]):
         loader = DataLoader(data, batch_sampler=BucketBatchSampler(data, batch_size=8), collate_fn=data.collate, num_workers=4)
 
     The catalog is the one that was newest when the data set was opened, or `generation`, for this object's life. A sample has
-    `latents`, the text encoders' outputs by diffusers' names, `caption` (the first, where there are several, as are its embeddings),
+    `latents`, the text encoders' outputs by diffusers' names, `caption` (the one that its embeddings are of, by the policy `captions`),
     `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
     source. Where that has control images there is `control_latents`: [C, h, w] where each sample of the data set has exactly one and
     `buckets` keep them of one size, else a list of such. Its tensors are writable and its own, without a batch axis, text at its own
@@ -96,6 +107,8 @@ class CachedDataset(Dataset[SampleDict]):
         name: str = "train",
         *,
         latents: LatentsAs = "sample",
+        captions: CaptionPolicy | None = None,
+        fields: Collection[str] | None = None,
         generation: int | None = None,
         seed: int = 0,
         verify: Verify = "first",
@@ -109,31 +122,72 @@ class CachedDataset(Dataset[SampleDict]):
             latents: "sample" draws from the stored moments by (seed, epoch, sample id); "mean" takes their mean; both are normalised as
                 diffusers' training scripts do before the noise scheduler. Where only a mean, or one sample, is stored, "sample" is
                 that one, normalised. "raw" is the mean as it left the VAE, not normalised; "moments" is mean and log-variance, as stored.
+            captions: which caption a sample has in which epoch, and how often the empty one: a pure function of (seed, epoch, sample id).
+                Give the policy that was given to `precompute`, or one that asks for no more. By default the first text of each sample.
+            fields: what is handed out of `latents`, `control_latents` and the text encoders' outputs; by default all of it. A component
+                of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and comes as it was stored. Entries of which
+                nothing is wanted are not read; of the others all bytes are, as their checksum covers all. Captions, ids and extra
+                columns always come, sizes with the latents.
             generation: of the catalog; the newest by default. Several ranks pass the same.
-            seed: of the latents' noise.
+            seed: of the latents' noise and the choice of captions.
             verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
             io: "pread", or "mmap", with which a truncated file kills the process (SIGBUS).
 
         Raises:
             StoreNotFound: no store is at that path.
-            BadInput: no such name or generation, or latents that the store does not hold.
+            BadInput: no such name, generation or field, latents that the store does not hold, or a policy whose captions were not encoded.
+            MissingEntry: captions are to be dropped, and the empty one is not there.
             FormatError: the catalog is damaged, or was made by a newer version.
         """
         reader = Reader(path, verify=verify, io=io)
         found = _find_generation(reader.layout, name, generation)
-        self._open(reader, _Options(name, found, latents, seed, generation is not None), Epoch())
+        policy = None if captions is None else CaptionPolicy.parse(captions)
+        self._open(reader, _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields)), Epoch())
+        self._check_captions()
 
     def _open(self, reader: Reader, options: _Options, epoch: Epoch) -> None:
+        catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
+        self._show(reader, options, epoch, catalog, _complete_rows(catalog))
+
+    def _show(self, reader: Reader, options: _Options, epoch: Epoch, catalog: Catalog, complete: NDArray[np.int64]) -> None:
         self._reader = reader
         self._options = options
         self._epoch = epoch
-        self._catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
-        self._texts = _text_columns(self._catalog)
-        self._latents = _images_column(self._catalog, IMAGE)
-        self._controls = _images_column(self._catalog, CONTROL)
+        self._catalog = catalog
+        self._complete = complete
+        self._rows = complete if options.selection is None else complete[options.selection]
+        self._pictures = _images_column(catalog, IMAGE)
+        """What buckets come from, wanted or not."""
+        texts, pictures, controls = _text_columns(catalog), self._pictures, _images_column(catalog, CONTROL)
+        made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls)) if column is not None}
+        self._fields = _chosen_fields(texts, made, options)
+        self._texts = [replace(text, block=text.block.only(self._fields)) for text in texts if set(text.block.fields()) & self._fields]
+        self._latents = pictures if LATENTS in self._fields else None
+        self._controls = controls if CONTROL_LATENTS in self._fields else None
         check_form(None if self._latents is None else self._latents.block, options.latents)
-        self._rows = _complete_rows(self._catalog)
-        self._has_one_control = self._controls is not None and _is_one_a_bucket(self._controls, self._latents, self._rows)
+        self._has_one_control = self._controls is not None and _is_one_a_bucket(self._controls, pictures, self._rows)
+        self._kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+
+    def _check_captions(self) -> None:
+        """Refuse a policy that asks for captions which were not encoded. Raises BadInput, MissingEntry, FormatError."""
+        policy = self._options.captions
+        if policy is None or not len(self._rows):
+            return
+        if difference := policy.differs_from(self._kept):
+            message = (
+                f"the data set {self.name!r} was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
+                " `cs.precompute`) again with captions= this policy, which encodes only what is new"
+            )
+            raise BadInput(message)
+        if any(list(text.column.at) != list(self._catalog.captions_at) for text in self._texts):
+            message = f"the data set {self.name!r} does not have one entry for each caption; run `cachestore precompute` again"
+            raise FormatError(message)
+        if policy.dropout and not all(_caption_key(text, "") in self._reader for text in self._texts):
+            message = (
+                f"the caption policy drops captions, and the empty one is not encoded in {self._reader.layout.root}; run"
+                " `cachestore precompute` again"
+            )
+            raise MissingEntry(message)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, and the shared epoch: no rows, no descriptors."""
@@ -154,16 +208,17 @@ class CachedDataset(Dataset[SampleDict]):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
         rows = [int(self._rows[_place(index, len(self._rows))]) for index in indices]
-        keys = [self._row_keys(row) for row in rows]
+        chosen = [self._chosen_text(row) for row in rows]
+        keys = [self._row_keys(row, text) for row, text in zip(rows, chosen, strict=True)]
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
         wanted = list(uses)
         entries = dict(zip(wanted, self._reader.get_raw(wanted), strict=True))
         uses_left = Counter(uses)
         samples: list[SampleDict] = []
-        for row, row_keys in zip(rows, keys, strict=True):
+        for row, text, row_keys in zip(rows, chosen, keys, strict=True):
             uses_left.subtract(key for key in row_keys if key is not None)
             stored = [None if key is None else _tensors(entries[key], copy=uses_left[key] > 0) for key in row_keys]
-            samples.append(self._sample(row, stored))
+            samples.append(self._sample(row, text, stored))
         return samples
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
@@ -190,7 +245,7 @@ class CachedDataset(Dataset[SampleDict]):
         A hint that changes no answer: `read_batch` waits for what is not there yet.
         """
         rows = self._rows_at(places)
-        self._reader.ask_ahead([key for row in rows.tolist() for key in self._row_keys(row) if key is not None])
+        self._reader.ask_ahead([key for row in rows.tolist() for key in self._row_keys(row, self._chosen_text(row)) if key is not None])
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
@@ -210,13 +265,14 @@ class CachedDataset(Dataset[SampleDict]):
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
         numbers: list[int] = rows.tolist()
         ids = take(self._catalog.ids, numbers)
-        parts = self._parts(rows, ids)
+        chosen = [self._chosen_text(row) for row in numbers]
+        parts = self._parts(rows, ids, chosen)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
         tensors = assemble(self._reader, parts, memory) if is_alike else None
         if tensors is None:
             return None
-        batch: dict[str, Any] = {**tensors, CAPTION: self._first_captions(numbers), "sample_id": ids}
-        if self._latents is not None and "latents" in tensors:
+        batch: dict[str, Any] = {**tensors, CAPTION: self._captions(numbers, chosen), "sample_id": ids}
+        if self._latents is not None and LATENTS in tensors:
             sizes = _batch_sizes(self._latents.column, rows)
             if sizes is None:
                 return None
@@ -227,24 +283,24 @@ class CachedDataset(Dataset[SampleDict]):
         batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
         return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
 
-    def _first_captions(self, rows: Sequence[int]) -> list[str]:
+    def _captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
         at, captions = self._catalog.captions_at, self._catalog.captions
-        if all(at[row] < at[row + 1] for row in rows):
+        if self._options.captions is None and all(at[row] < at[row + 1] for row in rows):
             return take(captions, [at[row] for row in rows])
-        return [next(iter(self._catalog.row_captions(row)), "") for row in rows]
+        return [self._caption(row, text) for row, text in zip(rows, chosen, strict=True)]
 
-    def _parts(self, rows: NDArray[np.int64], ids: Sequence[str]) -> list[TextPart | LatentsPart]:
-        """What each column gives to a batch of these rows; columns that none of them has a cell in give nothing."""
+    def _parts(self, rows: NDArray[np.int64], ids: Sequence[str], chosen: Sequence[int | None]) -> list[TextPart | LatentsPart]:
+        """What each column gives to a batch of these rows and chosen texts; columns that none of them has a cell in give nothing."""
         parts: list[TextPart | LatentsPart] = []
         if self._latents is not None:
             seed, epoch = self._options.seed, self._epoch.get()
             noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
             keys = _first_keys(self._latents.column, rows)
-            parts.append(LatentsPart("latents", self._latents.block, self._options.latents, keys, noise))
+            parts.append(LatentsPart(LATENTS, self._latents.block, self._options.latents, keys, noise))
         if self._controls is not None:
             form = self._control_form(self._controls)
             parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, _first_keys(self._controls.column, rows), []))
-        parts += [TextPart(text.block, _first_keys(text.column, rows)) for text in self._texts]
+        parts += [TextPart(text.block, self._text_keys(text, rows, chosen)) for text in self._texts]
         return [part for part in parts if part.keys]
 
     def set_epoch(self, epoch: int) -> None:
@@ -257,9 +313,12 @@ class CachedDataset(Dataset[SampleDict]):
         Raises MissingEntry for one that was never encoded, BadInput for a data set without text.
         """
         if not self._texts:
-            message = f"the data set {self.name!r} has no text embeddings; run `cachestore precompute` with --encode text,latents"
+            help_text = (
+                "`fields` leaves them out" if _text_columns(self._catalog) else "run `cachestore precompute` with --encode text,latents"
+            )
+            message = f"the data set {self.name!r} has no text embeddings; {help_text}"
             raise BadInput(message)
-        keys = [input_key(text.column.fingerprint, {"caption": digest_text(caption)}, {}) for text in self._texts]
+        keys = [_caption_key(text, caption) for text in self._texts]
         try:
             entries = self._reader.get_raw(keys)
         except MissingEntry as error:
@@ -270,6 +329,46 @@ class CachedDataset(Dataset[SampleDict]):
             raise MissingEntry(message) from error
         outputs = [read_outputs(text.block, _tensors(raw, copy=False)) for text, raw in zip(self._texts, entries, strict=True)]
         return self.collate([{name: tensor for found in outputs for name, tensor in found.items()}])
+
+    def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
+        """The data set of some samples, by place or id, in this order: with buckets, for a BucketBatchSampler; open files are shared.
+
+        One that is named twice comes twice in an epoch; none at all is an empty data set. It has an epoch of its own. A part that torch
+        has cut has the places: `data.select(part.indices)`. Raises IndexError, and for ids as `index` does.
+        """
+        if isinstance(samples, str):
+            message = f"select takes several samples; for one alone: data.select([{samples!r}])"
+            raise BadInput(message)
+        places = [self.index(one) if isinstance(one, str) else _place(one, len(self._rows)) for one in samples]
+        chosen = np.asarray(places, dtype=np.int64)
+        selection = chosen if self._options.selection is None else self._options.selection[chosen]
+        part = CachedDataset.__new__(CachedDataset)
+        part._show(self._reader, replace(self._options, selection=selection), Epoch(self.epoch), self._catalog, self._complete)  # noqa: SLF001 - its own class
+        return part
+
+    def check(self, model: str | Path | None = None, *, vae: str | Path | None = None, text_encoder: str | Path | None = None) -> None:
+        """Compare a model's files with those that made what this data set hands out. Loads nothing; reads each of these files once.
+
+        Args:
+            model: the model's folder. Of a hub model the folder that `snapshot_download` returns.
+            vae: folder or file that `precompute` was given as `vae`, if it was.
+            text_encoder: folder or file that it was given as `text_encoder`, if it was.
+
+        Raises:
+            RecipeMismatch: files differ or are missing; the message names them.
+            BadInput: no such folder; or what made the data set had no files.
+        """
+        used = {
+            column.column.encoder: self._catalog.recipes[column.column.fingerprint] for column in (*self._texts, self._latents) if column
+        }
+        found = differing_files(used, model=model, vae=vae, text_encoder=text_encoder)
+        if found:
+            named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
+            message = (
+                f"this is not the model that the data set {self.name!r} was made with: {named}. Train with that model, or run"
+                " `cachestore precompute --replace` with this one"
+            )
+            raise RecipeMismatch(message)
 
     @property
     def name(self) -> str:
@@ -288,8 +387,10 @@ class CachedDataset(Dataset[SampleDict]):
 
     @property
     def digest(self) -> str:
-        """Digest of the catalog: of its rows and recipes."""
-        return self._catalog.digest
+        """Digest of the catalog: of its rows and recipes; and of which samples were selected, where some were."""
+        if self._options.selection is None:
+            return self._catalog.digest
+        return digest_parts("cachestore-selection", self._catalog.digest, self._options.selection.astype("<i8").tobytes()).hex()
 
     @property
     def epoch(self) -> int:
@@ -304,20 +405,21 @@ class CachedDataset(Dataset[SampleDict]):
 
     @cached_property
     def _places(self) -> Mapping[str, int]:
-        return {sample_id: place for place, sample_id in enumerate(self.ids)}
+        return {sample_id: len(self.ids) - place for place, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
 
     def index(self, sample_id: str) -> int:
         """The place of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed for."""
         normal = unicodedata.normalize("NFC", sample_id)
         if normal in self._places:
             return self._places[normal]
-        if normal in self._catalog.ids:
+        row = next((row for row, found in enumerate(self._catalog.ids) if found == normal), None)
+        if row is not None and not self._catalog.is_complete(row):
             command = f"`cachestore why {self._reader.layout.root} {normal}`"
             message = f"sample {sample_id!r} of the data set {self.name!r} could not be encoded whole; {command} says why"
             raise MissingEntry(message)
-        message = (
-            f"the data set {self.name!r} has no sample {sample_id!r}; `data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
-        )
+        whose = "this part of " if self._options.selection is not None else ""
+        listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
+        message = f"{whose}the data set {self.name!r} has no sample {sample_id!r}; {listed}"
         raise BadInput(message)
 
     @property
@@ -329,9 +431,9 @@ class CachedDataset(Dataset[SampleDict]):
     def _groups(self) -> Mapping[Bucket, Sequence[int]]:
         if len(self._rows) == 0:
             return {}
-        if self._latents is None:
+        if self._pictures is None:
             return {(): list(range(len(self._rows)))}
-        packed = _packed_buckets(self._latents.column)[self._rows]
+        packed = _packed_buckets(self._pictures.column)[self._rows]
         order = np.argsort(packed, kind="stable")
         found, starts = np.unique(packed[order], return_index=True)
         groups = np.split(order, starts[1:])
@@ -343,32 +445,68 @@ class CachedDataset(Dataset[SampleDict]):
         return {column.encoder: self._catalog.recipes[column.fingerprint] for column in reversed(self._catalog.columns)}
 
     @property
+    def fields(self) -> frozenset[str]:
+        """What is handed out of the latents and the text encoders' outputs: what `fields` asked for, else all outputs."""
+        return self._fields
+
+    @property
+    def latents_form(self) -> LatentsAs:
+        """The form in which latents are handed out."""
+        return self._options.latents
+
+    @property
     def mask_name(self) -> str | None:
         """The name of the mask that goes with `prompt_embeds`, as its pipeline calls it; None for models without one."""
         return next((text.block.mask_name for text in self._texts if text.block.mask_name is not None), None)
 
-    def _row_keys(self, row: int) -> list[Key | None]:
-        """The key of each column handed out, None where this row has no cell."""
-        columns = [text.column for text in self._texts] + ([self._latents.column] if self._latents is not None else [])
-        keys = [Key(column.keys[column.at[row]]) if column.count(row) else None for column in columns]
+    def _chosen_text(self, row: int) -> int | None:
+        """Which of a row's captions its sample has in this epoch; None for the empty one."""
+        if self._options.captions is None:
+            return 0
+        count = self._catalog.captions_at[row + 1] - self._catalog.captions_at[row]
+        options, sample_id = self._options, self._catalog.ids[row]
+        return self._options.captions.place(count, self._kept, seed=options.seed, epoch=self._epoch.get(), sample_id=sample_id)
+
+    def _row_keys(self, row: int, text: int | None = 0) -> list[Key | None]:
+        """The key of each column handed out, of a text that was chosen; None where this row has no cell."""
+        keys = [self._text_key(one, row, text) for one in self._texts]
+        if self._latents is not None:
+            column = self._latents.column
+            keys.append(Key(column.keys[column.at[row]]) if column.count(row) else None)
         controls = self._controls.column if self._controls is not None else None
         return keys + ([Key(controls.keys[place]) for place in range(controls.at[row], controls.at[row + 1])] if controls else [])
 
-    def _sample(self, row: int, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
+    def _text_keys(self, texts: _Texts, rows: NDArray[np.int64], chosen: Sequence[int | None]) -> list[Key]:
+        """As `_text_key` of each row, but for rows without one."""
+        if self._options.captions is None:
+            return _first_keys(texts.column, rows)
+        keys = (self._text_key(texts, row, text) for row, text in zip(rows.tolist(), chosen, strict=True))
+        return [key for key in keys if key is not None]
+
+    def _text_key(self, texts: _Texts, row: int, text: int | None) -> Key | None:
+        if not texts.column.count(row):
+            return None
+        return _caption_key(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
+
+    def _caption(self, row: int, text: int | None) -> str:
+        captions = self._catalog.row_captions(row)
+        return captions[text] if text is not None and captions else ""
+
+    def _sample(self, row: int, text: int | None, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
         sample_id = self._catalog.ids[row]
         sample: SampleDict = {}
         tensors = stored[len(self._texts)] if self._latents is not None else None
         if self._latents is not None and tensors is not None:
             noise = noise_for(self._options.seed, self._epoch.get(), sample_id)
-            sample["latents"] = read_latents(self._latents.block, self._options.latents, tensors, noise)
+            sample[LATENTS] = read_latents(self._latents.block, self._options.latents, tensors, noise)
         if self._controls is not None:
             sample[CONTROL_LATENTS] = self._control_latents(self._controls, stored[len(self._texts) + (self._latents is not None) :])
-        for text, found in zip(self._texts, stored, strict=False):
-            sample |= read_outputs(text.block, found) if found is not None else {}
-        sample |= {CAPTION: next(iter(self._catalog.row_captions(row)), ""), "sample_id": sample_id}
+        for one, found in zip(self._texts, stored, strict=False):
+            sample |= read_outputs(one.block, found) if found is not None else {}
+        sample |= {CAPTION: self._caption(row, text), "sample_id": sample_id}
         if self._latents is not None and tensors is not None:
             sample |= _sizes(self._latents.column, self._latents.column.at[row])
-        return sample | self._extras(row, taken={*sample, *_SIZES, *(name for text in self._texts for name in text.block.names())})
+        return sample | self._extras(row, taken={*sample, *_SIZES, *(name for one in self._texts for name in one.block.names())})
 
     def _control_form(self, controls: _Latents) -> LatentsAs:
         """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
@@ -414,6 +552,36 @@ def _text_columns(catalog: Catalog) -> list[_Texts]:
     return [
         _Texts(column, parse_text(catalog.recipes[column.fingerprint])) for column in catalog.columns if first.get(column.encoder) is column
     ]
+
+
+def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
+    if isinstance(fields, str):
+        message = f"fields is a set of names: fields={{{fields!r}}}"
+        raise BadInput(message)
+    return None if fields is None else frozenset(fields)
+
+
+def _chosen_fields(texts: Sequence[_Texts], images: Collection[str], options: _Options) -> frozenset[str]:
+    """What is handed out: everything that is made, or what was asked for. Raises BadInput for what there is not."""
+    whole = {*images, *(name for text in texts for name in text.block.outputs)}
+    if options.fields is None:
+        return frozenset(whole)
+    known = whole.union(*(text.block.fields() for text in texts))
+    if unknown := sorted(options.fields - known):
+        message = f"the data set {options.name!r} has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+        raise BadInput(message)
+    return options.fields
+
+
+def _caption_key(texts: _Texts, caption: str) -> Key:
+    """The key of a caption that an encoder has encoded, or would."""
+    return input_key(texts.column.fingerprint, {"caption": digest_text(caption)}, {})
+
+
+def _encoded_for(catalog: Catalog) -> CaptionPolicy:
+    """The policy by which a catalog's texts were made; where it does not say so and has several of a sample, they are its captions."""
+    has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
+    return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
 
 def _images_column(catalog: Catalog, role: str) -> _Latents | None:

@@ -4,7 +4,7 @@ What the blocks hold is written down beside the families that make them, in `enc
 a reader that passed over one would hand out tensors that are wrong without looking so.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
@@ -81,6 +81,19 @@ class TextBlock:
         masks = {padding.mask for padding in self.padding.values() if padding.mask is not None}
         return {*self.outputs, *self.constants, *masks}
 
+    def fields(self) -> dict[str, Form]:
+        """What can be asked for by name: each output, and each component of one that is joined and not padded, as it is stored."""
+        joined = [form for name, form in self.outputs.items() if form.dim is not None and name not in self.padding]
+        return {**{part: Form((part,), None) for form in joined for part in _stored_parts(form)}, **self.outputs}
+
+    def only(self, names: Collection[str]) -> "TextBlock":
+        """The same block with these fields alone, and with the masks and constants that go with them."""
+        outputs = {name: form for name, form in self.fields().items() if name in names}
+        padding = {name: padding for name, padding in self.padding.items() if name in outputs}
+        constants = {name: constant for name, constant in self.constants.items() if constant.like in outputs}
+        masks = {padding.mask for padding in padding.values()}
+        return TextBlock(outputs, padding, constants, self.mask_name if self.mask_name in masks else None)
+
 
 @dataclass(frozen=True, slots=True)
 class LatentsBlock:
@@ -92,6 +105,11 @@ class LatentsBlock:
     shift_factor: float | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+
+
+def _stored_parts(form: Form) -> Iterator[str]:
+    for part in form.parts:
+        yield from _stored_parts(part) if isinstance(part, Form) else (part,)
 
 
 def parse_text(recipe: Recipe) -> TextBlock:

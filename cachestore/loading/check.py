@@ -1,0 +1,59 @@
+"""Recipes against the files of a model: are they what made the entries? Knows no store, and loads nothing."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cachestore.digests import digest_file
+from cachestore.errors import BadInput
+from cachestore.keys import Recipe
+
+_VAE: Final = "vae"
+
+_remembered: dict[str, str] = {}
+"""Digests of files that this process has looked at, for as long as they do not change."""
+
+
+def differing_files(
+    recipes: Mapping[str, Recipe],
+    *,
+    model: str | Path | None = None,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+) -> list[str]:
+    """What is not as recipes have it, in words, one for each file; nothing where all is. No recipes differ in nothing.
+
+    A file that `vae` or `text_encoder` has counts before the model's. Raises BadInput for places that do not exist, and for recipes of a
+    model without files.
+    """
+    places = {name: Path(place) for name, place in (("model", model), ("vae", vae), ("text_encoder", text_encoder)) if place is not None}
+    if not places:
+        message = "pass the model's folder: data.check(model=...)"
+        raise BadInput(message)
+    for name, place in places.items():
+        if not place.exists():
+            message = f"{name} {place} does not exist; of a hub model pass the folder that huggingface_hub.snapshot_download returns"
+            raise BadInput(message)
+    return [words for encoder, recipe in sorted(recipes.items()) for words in _differences(encoder, recipe, places)]
+
+
+def _differences(encoder: str, recipe: Recipe, places: Mapping[str, Path]) -> Iterator[str]:
+    files: dict[str, str] | None = recipe.make.get("files")
+    if files is None:
+        message = f"{encoder} was not made by files of a model, so none can be compared"
+        raise BadInput(message)
+    for name, digest in files.items():
+        found = [path for path in _candidates(name, places) if path.is_file()]
+        if not found:
+            yield f"{name} ({encoder}) is missing"
+        elif not any(digest_file(path, _remembered) == digest for path in found):
+            yield f"{found[0]} ({encoder}) has other bytes"
+
+
+def _candidates(name: str, places: Mapping[str, Path]) -> Iterator[Path]:
+    """Where a file of a recipe may lie: in the folder of its component, or in a folder that is that component alone."""
+    component, rest = name.split("/", 1) if "/" in name else ("", name)
+    override = places.get("vae") if component == _VAE else places.get("text_encoder")
+    for place in (override, places.get("model")):
+        if place is not None:
+            yield from (place / name, place / rest) if place.is_dir() else (place,)
