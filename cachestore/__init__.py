@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
     from cachestore.loading.loader import make_loader as make_loader
+    from cachestore.loading.mixed import MixedDataset as MixedDataset
     from cachestore.recompute import repair as repair
     from cachestore.recompute import verify as verify
     from cachestore.run import fill as fill
@@ -47,6 +48,7 @@ _HOMES = {
     "Key": "keys",
     "LockTimeout": "errors",
     "MissingEntry": "errors",
+    "MixedDataset": "loading.mixed",
     "Recipe": "keys",
     "RecipeMismatch": "errors",
     "StoreNotFound": "errors",

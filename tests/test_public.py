@@ -33,6 +33,7 @@ def calls(root, data, trained):
         "CachedDataset": lambda: len(cs.CachedDataset(trained)),
         "CaptionPolicy": lambda: cs.CaptionPolicy(choose="all").texts(["a", "b"]),
         "Key": lambda: cs.Key(bytes(16)),
+        "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "fill": fill,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),

@@ -358,10 +358,7 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: no such folder; or what made the data set had no files.
         """
-        used = {
-            column.column.encoder: self._catalog.recipes[column.column.fingerprint] for column in (*self._texts, self._latents) if column
-        }
-        found = differing_files(used, model=model, vae=vae, text_encoder=text_encoder)
+        found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
         if found:
             named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
             message = (
@@ -443,6 +440,12 @@ class CachedDataset(Dataset[SampleDict]):
     def recipes(self) -> Mapping[str, Recipe]:
         """The recipe of each encoder, by the encoder's name: `text`, `latents`."""
         return {column.encoder: self._catalog.recipes[column.fingerprint] for column in reversed(self._catalog.columns)}
+
+    @property
+    def recipes_in_use(self) -> Mapping[str, Recipe]:
+        """As `recipes`, of the encoders whose tensors are handed out."""
+        columns = [part.column for part in (*self._texts, self._latents, self._controls) if part is not None]
+        return {column.encoder: self._catalog.recipes[column.fingerprint] for column in columns}
 
     @property
     def fields(self) -> frozenset[str]:

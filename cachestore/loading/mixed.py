@@ -1,0 +1,235 @@
+"""Several data sets as one, each as often as its weight says. Knows how their samples are dealt to epochs, and nothing of a store.
+
+A place in the mix always has the same bucket, so a sampler's batches are as many in every epoch; which sample stands there may change
+from epoch to epoch, as a pure function of (seed, epoch).
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from cachestore.errors import BadInput
+from cachestore.keys import canonical, digest_parts
+from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.dataset import Bucket, CachedDataset
+from cachestore.loading.epoch import Epoch
+from cachestore.loading.order import Places, permutation
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Places of the mix at which the samples of one bucket of one data set take turns."""
+
+    start: int
+    count: int
+    samples: Places
+
+    def of_epoch(self, epoch: int) -> Places:
+        return self.samples[(epoch * self.count + np.arange(self.count)) % len(self.samples)]
+
+
+class MixedDataset(Dataset[SampleDict]):
+    """Several data sets of one model as one, of any resolutions: for a DataLoader, a BucketBatchSampler, `make_loader`.
+
+        mixed = MixedDataset([photos, drawings.select(range(100))], weights=[1, 2.5])
+        loader = make_loader(mixed, batch_size=8)
+
+    A weight says how often each sample of a data set comes in an epoch: 1 once, 2 twice, 0.25 in every fourth epoch, 0 never. What is
+    left over a whole number is dealt out in turn, in each bucket its share, in an order that depends on `seed`; so every epoch is of
+    equal size and every sample comes equally often. Batches mix samples of several data sets where their buckets are equal. Each data
+    set is read in one go a batch. Belongs to one thread of one process, as its data sets do.
+    """
+
+    def __init__(self, datasets: Sequence[CachedDataset], weights: Sequence[float] | None = None, *, seed: int = 0) -> None:
+        """Mix data sets. None at all, like empty ones, have no samples.
+
+        Args:
+            datasets: CachedDatasets that hand out the same fields, made by the same recipes. Parts (`select`) are fine.
+            weights: one for each, from 0 on; 1 by default.
+            seed: of the order in which the samples of a fractional weight take their turns.
+
+        Raises:
+            BadInput: weights that do not fit, or data sets whose samples do not fit into one batch.
+        """
+        self.datasets: tuple[CachedDataset, ...] = tuple(datasets)
+        self._weights = [1.0] * len(self.datasets) if weights is None else [float(weight) for weight in weights]
+        if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
+            message = f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}"
+            raise BadInput(message)
+        for data in self.datasets[1:]:
+            _check_alike(self.datasets[0], data)
+        self._seed = seed
+        self._epoch = Epoch(self.datasets[0].epoch if self.datasets else 0)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self._owners: Places = np.empty(0, dtype=np.int64)
+        self._samples: Places = np.empty(0, dtype=np.int64)
+        self._turns: list[_Turns] = []
+        self._buckets: dict[Bucket, list[int]] = {}
+        for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
+            for _time in range(int(weight)):
+                self._lay_out_whole(number, data)
+            self._lay_out_share(number, data, weight - int(weight))
+
+    def _lay_out_whole(self, number: int, data: CachedDataset) -> None:
+        start = len(self)
+        self._append(number, np.arange(len(data), dtype=np.int64))
+        for bucket, places in data.buckets.items():
+            self._buckets.setdefault(bucket, []).extend(start + place for place in places)
+
+    def _lay_out_share(self, number: int, data: CachedDataset, share: float) -> None:
+        """A share below 1 of each bucket of a data set, whose samples take turns."""
+        buckets = sorted(data.buckets.items())
+        counts = _shared_out([len(places) for _bucket, places in buckets], share)
+        for (bucket, places), count in zip(buckets, counts, strict=True):
+            if not count:
+                continue
+            order = permutation(len(places), "mixed", str(self._seed), str(number), *map(str, bucket))
+            turns = _Turns(len(self), count, np.asarray(places, dtype=np.int64)[order])
+            self._turns.append(turns)
+            self._buckets.setdefault(bucket, []).extend(range(turns.start, turns.start + count))
+            self._append(number, turns.of_epoch(0))
+
+    def _append(self, number: int, samples: Places) -> None:
+        self._owners = np.concatenate([self._owners, np.full(len(samples), number, dtype=np.int64)])
+        self._samples = np.concatenate([self._samples, samples])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The data sets and what was asked for; places are laid out again elsewhere."""
+        return {"datasets": self.datasets, "weights": self._weights, "seed": self._seed, "epoch": self._epoch}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Mix the same data sets in another process."""
+        self.datasets, self._weights, self._seed = state["datasets"], state["weights"], state["seed"]
+        self._epoch = state["epoch"]
+        self._lay_out()
+
+    def __len__(self) -> int:
+        """How many samples an epoch has."""
+        return len(self._samples)
+
+    def __getitem__(self, index: SupportsIndex) -> SampleDict:
+        """One sample of this epoch. Raises IndexError, MissingEntry, CorruptEntry."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
+        """Many samples of this epoch, with one read for each data set. No indices give no samples."""
+        found: dict[int, SampleDict] = {}
+        for number, wanted, places in self._by_owner(indices):
+            found |= zip(wanted, self.datasets[number].__getitems__(places), strict=True)
+        return [found[place] for place in range(len(indices))]
+
+    def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
+        """Samples to a batch, as the data sets do it. Raises BadInput for none, or for mixed buckets."""
+        return self.datasets[0].collate(samples) if self.datasets else collate(samples, [])
+
+    def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
+        """As `CachedDataset.read_batch`: straight into the buffers where all samples are of one data set, else as `collate` puts them."""
+        owners = list(self._by_owner(places))
+        if len(owners) == 1:
+            number, _wanted, inner = owners[0]
+            return self.datasets[number].read_batch(inner, into=into)
+        batch = self.collate(self.__getitems__(places))
+        return batch if into is None else into.keep(batch)
+
+    def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
+        """Have the entries of these samples brought into memory without waiting for the disk."""
+        for number, _wanted, inner in self._by_owner(places):
+            self.datasets[number].ask_ahead(inner)
+
+    @staticmethod
+    def make_buffers(*, pin: bool = False) -> BatchBuffers:
+        """Memory to read batches into, one after the other; `pin` as for BatchBuffers."""
+        return BatchBuffers(pin=pin)
+
+    def where(self, index: SupportsIndex) -> tuple[int, int]:
+        """(number of the data set, place in it) of a sample in this epoch. Raises IndexError."""
+        place = range(len(self))[operator.index(index)]
+        return int(self._owners[place]), int(self._at([place])[0])
+
+    def _by_owner(self, indices: Sequence[SupportsIndex]) -> Iterator[tuple[int, list[int], list[int]]]:
+        """For each data set that is needed: its number, which of the indices it answers, and with which of its samples."""
+        places = [range(len(self))[operator.index(index)] for index in indices]
+        owners, inner = self._owners[places], self._at(places)
+        for number in np.unique(owners).tolist():
+            wanted = np.flatnonzero(owners == number)
+            yield number, wanted.tolist(), inner[wanted].tolist()
+
+    def _at(self, places: Sequence[int]) -> Places:
+        """Which sample of its data set stands at each of these places in this epoch."""
+        found = self._samples[places]
+        epoch, wanted = self._epoch.get(), np.asarray(places, dtype=np.int64)
+        for turns in self._turns:
+            inside = np.flatnonzero((wanted >= turns.start) & (wanted < turns.start + turns.count))
+            if len(inside):
+                found[inside] = turns.of_epoch(epoch)[wanted[inside] - turns.start]
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is read from now on, here and in all DataLoader workers, also to the data sets."""
+        self._epoch.set(epoch)
+        for data in self.datasets:
+            data.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read."""
+        return self._epoch.get()
+
+    @property
+    def buckets(self) -> Mapping[Bucket, Sequence[int]]:
+        """The places of the samples of each bucket, the same in every epoch."""
+        return self._buckets
+
+    @property
+    def digest(self) -> str:
+        """Of the data sets, in order, the weights and the seed."""
+        settings = canonical([self._weights, self._seed])
+        return digest_parts("cachestore-mixed", settings, *(data.digest for data in self.datasets)).hex()
+
+    @property
+    def generation(self) -> tuple[int, ...]:
+        """The generation of each data set."""
+        return tuple(data.generation for data in self.datasets)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether each data set's generation was asked for, as all ranks of one training must."""
+        return all(data.is_pinned for data in self.datasets)
+
+    @property
+    def mask_name(self) -> str | None:
+        """As the data sets have it; None without one."""
+        return self.datasets[0].mask_name if self.datasets else None
+
+
+def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
+    """A share of each size as whole numbers, whose sum is that share of all; the largest remainders are rounded up, the first of equals."""
+    exact = [size * share for size in sizes]
+    counts = [int(number) for number in exact]
+    left = int(sum(sizes) * share + 0.5) - sum(counts)
+    by_remainder = sorted(range(len(sizes)), key=lambda number: (counts[number] - exact[number], number))
+    for number in by_remainder[: max(0, left)]:
+        counts[number] += 1
+    return counts
+
+
+def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
+    """Raise BadInput for data sets whose samples do not fit into one batch."""
+    names = f"the data sets {one.name!r} and {other.name!r}"
+    if one.fields != other.fields or one.latents_form != other.latents_form:
+        what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
+        message = f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}"
+        raise BadInput(message)
+    ours, theirs = one.recipes_in_use, other.recipes_in_use
+    differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])
+    if differing:
+        message = f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings"
+        raise BadInput(message)

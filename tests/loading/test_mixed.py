@@ -1,0 +1,206 @@
+"""Several data sets as one: each sample as often as its weight says, one bucket a batch, and the same again for the same (seed, epoch)."""
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cachestore as cs
+from cachestore.loading.mixed import _shared_out
+from tests.loading.stores import PLAIN, Row, make_store, recipes
+from tests.loading.test_dataset import batch_of, equal, loader
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rows = [Row(f"p{n}", (f"photo {n}",), bucket=(64, 48) if n % 3 else (48, 64)) for n in range(9)]
+    return cs.CachedDataset(make_store(tmp_path / "photos", rows, recipes()))
+
+
+@pytest.fixture
+def drawings(tmp_path):
+    """Of another resolution, but for some."""
+    rows = [Row(f"d{n}", (f"drawing {n}",), bucket=(64, 48) if n < 2 else (128, 96)) for n in range(5)]
+    return cs.CachedDataset(make_store(tmp_path / "drawings", rows, recipes()))
+
+
+def ids_of(mixed, epoch=0):
+    mixed.set_epoch(epoch)
+    return [sample["sample_id"] for sample in mixed.__getitems__(range(len(mixed)))]
+
+
+def test_no_data_sets_have_no_samples_and_no_batches():
+    mixed = cs.MixedDataset([])
+    assert (len(mixed), mixed.buckets, mixed.__getitems__([]), mixed.generation, mixed.mask_name) == (0, {}, [], (), None)
+    assert list(loader(mixed, batch_sampler=cs.BucketBatchSampler(mixed, batch_size=1))) == []
+    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+        mixed.collate([])
+
+
+def test_an_empty_data_set_and_one_of_weight_nought_give_nothing(photos, drawings):
+    mixed = cs.MixedDataset([photos.select([]), drawings, photos], [5, 1, 0])
+    assert sorted(ids_of(mixed)) == sorted(drawings.ids)
+
+
+def test_by_default_every_sample_comes_once_and_equal_buckets_are_one(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings])
+    assert sorted(ids_of(mixed)) == sorted([*photos.ids, *drawings.ids])
+    assert {bucket: len(places) for bucket, places in mixed.buckets.items()} == {(48, 64): 3, (64, 48): 8, (128, 96): 3}
+    found = ids_of(mixed)
+    for bucket, places in mixed.buckets.items():
+        for data in (photos, drawings):
+            ours = {data.ids[place] for place in data.buckets.get(bucket, [])}
+            assert {found[place] for place in places} & set(data.ids) == ours
+
+
+def test_a_weight_says_how_often_each_sample_comes(photos, drawings):
+    assert Counter(ids_of(cs.MixedDataset([photos, drawings], [1, 3]))) == {
+        **dict.fromkeys(photos.ids, 1),
+        **dict.fromkeys(drawings.ids, 3),
+    }
+
+
+@pytest.mark.parametrize("weight", [1 / 3, 0.5, 1.25, 2.9])
+def test_what_is_left_over_whole_times_is_dealt_out_in_turn(photos, weight):
+    mixed = cs.MixedDataset([photos], [weight])
+    whole, counts = int(weight), Counter()
+    for epoch in range(18):
+        found = Counter(ids_of(mixed, epoch))
+        assert sum(found.values()) == len(mixed) == int(9 * weight + 0.5)
+        assert all(found[sample] in {whole, whole + 1} for sample in photos.ids)
+        counts += found
+    for places in photos.buckets.values():
+        often = [counts[photos.ids[place]] for place in places]
+        assert max(often) - min(often) <= 1
+
+
+def test_which_samples_come_depends_on_seed_and_epoch_alone(photos, drawings):
+    def dealt(seed):
+        return [ids_of(cs.MixedDataset([photos, drawings], [0.5, 1.5], seed=seed), epoch) for epoch in (0, 1, 5)]
+
+    assert dealt(0) == dealt(0)
+    assert dealt(0) != dealt(1)
+    assert dealt(0)[0] != dealt(0)[1]
+
+
+def test_buckets_and_numbers_of_batches_are_the_same_in_every_epoch(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings], [0.5, 1.5])
+    buckets = {bucket: list(places) for bucket, places in mixed.buckets.items()}
+    for epoch in range(4):
+        mixed.set_epoch(epoch)
+        assert mixed.buckets == buckets
+        for bucket, places in mixed.buckets.items():
+            sizes = {tuple(sample["target_size"].tolist()[::-1]) for sample in mixed.__getitems__(places)}
+            assert sizes == ({bucket} if places else set())
+
+
+def test_a_batch_is_one_read_of_each_data_set_in_the_order_asked_for(photos, drawings, monkeypatch):
+    mixed = cs.MixedDataset([photos, drawings])
+    calls = []
+    for data in mixed.datasets:
+        read = data._reader.get_raw
+        monkeypatch.setattr(data._reader, "get_raw", lambda keys, read=read: calls.append(len(keys)) or read(keys))
+    batch = batch_of(mixed, 9, 1, 10, 2)
+    assert batch["sample_id"] == ["d0", "p1", "d1", "p2"]
+    assert calls == [4, 4]
+
+
+def test_a_batch_that_is_read_straight_is_the_same(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings], [1.5, 1])
+    buffers = mixed.make_buffers()
+    for epoch in range(3):
+        mixed.set_epoch(epoch)
+        for places in mixed.buckets.values():
+            mixed.ask_ahead(places)
+            assert equal(mixed.read_batch(places), batch_of(mixed, *places))
+            assert equal(mixed.read_batch(places, into=buffers), batch_of(mixed, *places))
+
+
+def test_where_a_sample_is_from_can_be_asked(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings], [0.5, 1])
+    for place, sample_id in enumerate(ids_of(mixed, 3)):
+        number, inner = mixed.where(place)
+        assert mixed.datasets[number].ids[inner] == sample_id
+    with pytest.raises(IndexError):
+        mixed.where(len(mixed))
+    with pytest.raises(IndexError):
+        mixed[len(mixed)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_the_epoch_that_the_sampler_is_in(photos, drawings, method):
+    mixed = cs.MixedDataset([photos, drawings], [0.5, 2])
+    sampler = cs.BucketBatchSampler(mixed, batch_size=2, tail="pad")
+    here = [list(loader(mixed, batch_sampler=sampler)) for _epoch in range(2)]
+    sampler.set_epoch(0)
+    there = loader(mixed, batch_sampler=sampler, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    assert not all(map(equal, *here))
+    for expected in here:
+        assert all(map(equal, list(there), expected))
+
+
+def test_make_loader_takes_a_mix_and_goes_on_where_it_stopped(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings], [0.5, 2])
+    whole = [batch["sample_id"] for batch in cs.make_loader(mixed, batch_size=2)]
+    first, steps = cs.make_loader(mixed, batch_size=2), []
+    for batch in first:
+        steps.append(batch["sample_id"])
+        if len(steps) == 2:
+            break
+    rest = cs.make_loader(cs.MixedDataset([photos, drawings], [0.5, 2]), batch_size=2)
+    rest.load_state_dict(first.state_dict())
+    assert steps + [batch["sample_id"] for batch in rest] == whole
+    other = cs.make_loader(cs.MixedDataset([photos, drawings], [0.5, 1]), batch_size=2)
+    with pytest.raises(cs.BadInput, match="digest"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_a_mix_is_pinned_where_all_its_data_sets_are(photos, tmp_path):
+    pinned = cs.CachedDataset(tmp_path / "photos", generation=1)
+    assert (cs.MixedDataset([pinned, photos]).is_pinned, cs.MixedDataset([pinned, pinned]).is_pinned) == (False, True)
+    assert cs.MixedDataset([pinned, photos]).generation == (1, 1)
+
+
+def test_a_pickled_mix_is_the_same_mix(photos, drawings):
+    mixed = cs.MixedDataset([photos, drawings], [0.5, 2], seed=7)
+    mixed.set_epoch(3)
+    twin = pickle.loads(pickle.dumps(mixed))
+    assert (twin.epoch, twin.digest, twin.buckets) == (3, mixed.digest, mixed.buckets)
+    assert ids_of(twin, 3) == ids_of(mixed, 3)
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, -1], [1, float("nan")], [1, float("inf")]])
+def test_weights_that_do_not_fit_are_refused(photos, drawings, weights):
+    with pytest.raises(cs.BadInput, match="2 data sets have one weight each"):
+        cs.MixedDataset([photos, drawings], weights)
+
+
+def test_data_sets_whose_samples_do_not_fit_into_one_batch_are_refused(photos, tmp_path):
+    drawings = tmp_path / "other"
+    make_store(drawings, [Row("d", bucket=(64, 48))], recipes())
+    with pytest.raises(cs.BadInput, match="one hands out latents, pooled_prompt_embeds, prompt_embeds"):
+        cs.MixedDataset([photos, cs.CachedDataset(drawings, fields={"latents"})])
+    with pytest.raises(cs.BadInput, match="latents='mean'"):
+        cs.MixedDataset([photos, cs.CachedDataset(drawings, latents="mean")])
+    make_store(drawings, [Row("d")], recipes(stored="mean"), name="another")
+    with pytest.raises(cs.BadInput, match="latents was made by another model"):
+        cs.MixedDataset([photos, cs.CachedDataset(drawings, "another")])
+    make_store(drawings, [Row("d")], recipes(PLAIN), name="third")
+    latents = [cs.CachedDataset(tmp_path / "photos", fields={"latents"}), cs.CachedDataset(drawings, "third", fields={"latents"})]
+    assert len(cs.MixedDataset(latents)) == 10, "what is not handed out does not matter"
+
+
+@given(st.lists(st.integers(0, 50), max_size=6), st.floats(0, 1, exclude_max=True))
+def test_a_share_is_dealt_out_whole_and_nobody_gives_more_than_he_has(sizes, share):
+    counts = _shared_out(sizes, share)
+    assert sum(counts) == int(sum(sizes) * share + 0.5)
+    assert all(0 <= count <= size for count, size in zip(counts, sizes, strict=True))
+    assert np.allclose(counts, [size * share for size in sizes], atol=1)
