@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cachestore.loading.dataset import CachedDataset as CachedDataset
     from cachestore.loading.loader import make_loader as make_loader
     from cachestore.loading.mixed import MixedDataset as MixedDataset
+    from cachestore.readthrough import ReadThrough as ReadThrough
     from cachestore.recompute import repair as repair
     from cachestore.recompute import verify as verify
     from cachestore.run import fill as fill
@@ -49,6 +50,7 @@ _HOMES = {
     "LockTimeout": "errors",
     "MissingEntry": "errors",
     "MixedDataset": "loading.mixed",
+    "ReadThrough": "readthrough",
     "Recipe": "keys",
     "RecipeMismatch": "errors",
     "StoreNotFound": "errors",

@@ -121,6 +121,15 @@ class Reader:
         entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
+    def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
+        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry."""
+        asked = list(dict.fromkeys(map(Key.parse, keys)))
+        absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
+        if not absent or not look_again:
+            return absent
+        self.refresh()
+        return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+
     def find_first(self, keys: Sequence[Key]) -> list[Place]:
         """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
         return [places[0] for places in self._find_all(keys)]

@@ -24,6 +24,10 @@ def calls(root, data, trained):
         with cs.open(root, mode="a") as store:
             return cs.fill(store, [(cs.key("a"), 1)], encode).complete
 
+    def read_through():
+        with cs.open(root, mode="a") as store, cs.ReadThrough(store, encode, on_miss="encode") as read:
+            return read([(cs.key("b"), 1)], as_numpy=True)[0]["value"].tolist()
+
     def sampler():
         return len(list(cs.BucketBatchSampler(cs.CachedDataset(trained), batch_size=1, rank=0, num_replicas=1)))
 
@@ -34,6 +38,7 @@ def calls(root, data, trained):
         "CaptionPolicy": lambda: cs.CaptionPolicy(choose="all").texts(["a", "b"]),
         "Key": lambda: cs.Key(bytes(16)),
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
+        "ReadThrough": read_through,
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "fill": fill,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),

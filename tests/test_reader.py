@@ -641,3 +641,14 @@ def test_closing_gives_every_descriptor_back(layout):
 def test_the_public_names_are_there():
     assert cs.MissingEntry is MissingEntry
     assert issubclass(cs.MissingEntry, cs.CacheStoreError)
+
+
+def test_missing_keys_are_told_in_order_and_looked_for_in_a_newer_snapshot(tmp_path):
+    one, two, three = cs.key("1"), cs.key("2"), cs.key("3")
+    with cs.open(tmp_path / "store", mode="a") as store, cs.open(tmp_path / "store") as reader:
+        assert reader.missing([]) == []
+        with store.writer() as writer:
+            writer.put(two, {"a": np.zeros(1)})
+        assert reader.missing([str(three), two, one, three], look_again=False) == [three, two, one]
+        assert reader.missing([three, two, one]) == [three, one]
+        assert reader.missing([two]) == []

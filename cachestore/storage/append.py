@@ -69,7 +69,7 @@ class Appender:
         Raises BadInput for an entry that cannot be stored, WriteFailed if a segment could not be published. Nothing gathered is
         lost by that: put the same entry again, and call `close_segment` again.
         """
-        self._check_process()
+        self.check_process()
         if key in self._entries:
             return []
         entry = make_entry(key, tensors, meta)
@@ -102,7 +102,7 @@ class Appender:
 
     def close_segment(self) -> list[Acknowledged]:
         """Publish what is gathered; empty if there is nothing. Raises WriteFailed, keeping the entries."""
-        self._check_process()
+        self.check_process()
         if not self._entries:
             return []
         acknowledged = publish_segment(self.layout, list(self._entries.values()), origin=self.origin)
@@ -113,7 +113,8 @@ class Appender:
         """Forget what is gathered and not acknowledged."""
         self._entries, self._size_bytes, self._header_bytes = {}, 0, 0
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise CacheStoreError in another process than the one that made it."""
         if self._pid != os.getpid():
             message = "a writer belongs to the process that made it; open the store again in this one"
             raise CacheStoreError(message)

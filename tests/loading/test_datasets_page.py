@@ -1,0 +1,72 @@
+"""The lines of `docs/datasets.md`, run where a store of a few samples stands."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.files.paths import Layout
+from cachestore.storage.catalog_writer import publish_catalog
+from tests.fakes import ROOT
+from tests.loading.stores import Recipes, Row, catalog_of, make_store, recipes
+
+pytestmark = pytest.mark.torch
+
+BLOCKS = re.compile(r"^## ([^\n]*)$\n+```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROWS = [Row("cat.png", ("a, b, c",)), Row("dog.png", ("d",)), *(Row(f"{n}.png", (f"caption {n}",)) for n in range(110))]
+
+
+def lines():
+    return dict(BLOCKS.findall((ROOT / "docs/datasets.md").read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What the lines suppose: a store in this folder, and the model that it was made with."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path/of/the/model/vae").mkdir(parents=True)
+    (tmp_path / "path/of/the/model/vae/config.json").write_bytes(b"{}")
+    files = {"files": {"vae/config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}
+    plain = recipes()
+    made = Recipes(*(replace(recipe, make={**recipe.make, **files}) for recipe in (plain.text, plain.latents)))
+    make_store(tmp_path / "cache", ROWS, made)
+    photos = cs.CachedDataset("cache/")
+    encode = lambda batch: {key: {"embeds": np.zeros(2, np.float32)} for key, _item in batch}  # noqa: E731 - a name of the page
+    return {"cs": cs, "made": made, "photos": photos, "drawings": photos.select([0, 1]), "encode": encode, "batches": [["a", "b"], ["b"]]}
+
+
+def test_the_page_has_lines_for_each_of_these():
+    assert list(lines()) == ["Captions", "A part of what is stored", "Several data sets", "Making what is missing"]
+
+
+def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):
+    def precompute(_data, *, model, store, captions):
+        rows = [replace(row, captions=captions.texts(row.captions)) for row in ROWS]
+        make_store(Path(store), rows, names["made"])
+        catalog = replace(catalog_of(rows, names["made"], "train"), texts=captions.encoding())
+        return SimpleNamespace(generation=publish_catalog(Layout(Path(store).absolute()), catalog)[0])
+
+    monkeypatch.setattr(cs, "precompute", precompute)
+    exec(lines()["Captions"], names)
+    assert names["data"][0]["caption"] in {"", *names["captions"].texts(["a, b, c"])}
+
+
+def test_the_lines_on_parts_hand_out_parts(names):
+    exec(lines()["A part of what is stored"], names)
+    assert (len(names["train"]), list(names["held_out"].ids)) == (12, ["cat.png", "dog.png"])
+
+
+def test_the_lines_on_several_data_sets_make_batches_of_all(names):
+    exec(lines()["Several data sets"], names)
+    assert len(names["mixed"]) == 117
+    assert sum(len(batch["sample_id"]) for batch in names["loader"]) == 112
+
+
+def test_the_lines_on_what_is_missing_make_it(names):
+    exec(lines()["Making what is missing"], names)
+    assert len(names["entries"]) == 1
+    assert cs.key("clip", "b") in cs.open("cache/")
