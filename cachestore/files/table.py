@@ -136,6 +136,13 @@ class Numbers(Sequence[int]):
         """All numbers."""
         return self[:]
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """All numbers, as numpy wants them: an array of its own."""
+        import numpy as np
+
+        del copy
+        return np.frombuffer(bytes(self._span), np.int64).astype(dtype or np.int64)
+
 
 class Strings(Sequence[str]):
     """A read-only sequence of strings over their bytes; each is decoded when it is looked at."""

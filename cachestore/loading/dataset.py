@@ -28,13 +28,24 @@ from cachestore.loading.assemble import LatentsPart, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate, constants_of
+from cachestore.loading.columns import (
+    SIZES,
+    Bucket,
+    batch_sizes,
+    complete_rows,
+    first_keys,
+    is_one_a_bucket,
+    packed_buckets,
+    sizes_of,
+    unpacked,
+)
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_seed, read_latents
 from cachestore.loading.read_block import LatentsBlock, TextBlock, parse_latents, parse_text
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
 from cachestore.samples import CONTROL, IMAGE
-from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
 
@@ -46,17 +57,7 @@ CAPTION: Final = "caption"
 LATENTS: Final = "latents"
 """What pictures give to a batch."""
 
-Bucket = tuple[int, ...]
-"""(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
-
-_SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
-"""Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
-
 _NAMED_FILES: Final = 5
-
-_BUCKET_BITS: Final = 21
-_BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
-"""Width, height and frames in one number that sorts as they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,18 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _open(self, reader: Reader, options: _Options, epoch: Epoch) -> None:
         catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
-        self._show(reader, options, epoch, catalog, _complete_rows(catalog))
+        self._show(reader, options, epoch, catalog, complete_rows(catalog))
 
-    def _show(self, reader: Reader, options: _Options, epoch: Epoch, catalog: Catalog, complete: NDArray[np.int64]) -> None:
+    def _show(
+        self,
+        reader: Reader,
+        options: _Options,
+        epoch: Epoch,
+        catalog: Catalog,
+        complete: NDArray[np.int64],
+        *,
+        has_one_control: bool | None = None,
+    ) -> None:
         self._reader = reader
         self._options = options
         self._epoch = epoch
@@ -165,7 +175,9 @@ class CachedDataset(Dataset[SampleDict]):
         self._latents = pictures if LATENTS in self._fields else None
         self._controls = controls if CONTROL_LATENTS in self._fields else None
         check_form(None if self._latents is None else self._latents.block, options.latents)
-        self._has_one_control = self._controls is not None and _is_one_a_bucket(self._controls, pictures, self._rows)
+        if has_one_control is None and self._controls is not None:
+            has_one_control = is_one_a_bucket(self._controls.column, pictures.column if pictures is not None else None, self._rows)
+        self._has_one_control = bool(has_one_control)
         self._kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
 
     def _check_captions(self) -> None:
@@ -190,12 +202,18 @@ class CachedDataset(Dataset[SampleDict]):
             raise MissingEntry(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Where to read, what was asked for, and the shared epoch: no rows, no descriptors."""
-        return {"reader": self._reader, "options": self._options, "epoch": self._epoch}
+        """Where to read, what was asked for, the shared epoch, and what was found out of all rows: no rows, no descriptors."""
+        found = {"digest": self._catalog.digest, "has_one_control": self._has_one_control}
+        complete = None if len(self._complete) == len(self._catalog) else self._complete
+        return {"reader": self._reader, "options": self._options, "epoch": self._epoch, "complete": complete, **found}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the same catalog in another process."""
-        self._open(state["reader"], state["options"], state["epoch"])
+        """Look at the same catalog in another process, at the rows alone that are asked for: it was read and checked in this one."""
+        reader, options = state["reader"], state["options"]
+        path = reader.layout.catalog(options.name, options.generation)
+        catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
+        complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
+        self._show(reader, options, state["epoch"], catalog, complete, has_one_control=state["has_one_control"])
 
     def __len__(self) -> int:
         """How many samples every encoder succeeded for."""
@@ -245,41 +263,39 @@ class CachedDataset(Dataset[SampleDict]):
         A hint that changes no answer: `read_batch` waits for what is not there yet.
         """
         rows = self._rows_at(places)
-        self._reader.ask_ahead([key for row in rows.tolist() for key in self._row_keys(row, self._chosen_text(row)) if key is not None])
+        self._reader.ask_ahead([key for row in rows for key in self._row_keys(row, self._chosen_text(row)) if key is not None])
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
         """Memory to read batches into, one after the other; `pin` as for BatchBuffers."""
         return BatchBuffers(pin=pin)
 
-    def _rows_at(self, places: Sequence[SupportsIndex]) -> NDArray[np.int64]:
-        indices = np.asarray([operator.index(index) for index in places], dtype=np.int64)
-        count = len(self._rows)
-        outside = (indices < -count) | (indices >= count)
-        if outside.any():
-            message = f"the data set has {count} samples, and none at {indices[outside][0]}"
+    def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
+        indices, count = [operator.index(index) for index in places], len(self._rows)
+        if outside := next((index for index in indices if not -count <= index < count), None):
+            message = f"the data set has {count} samples, and none at {outside}"
             raise IndexError(message)
-        return self._rows[indices]
+        rows: list[int] = self._rows[indices].tolist() if indices else []
+        return rows
 
-    def _read_straight(self, rows: NDArray[np.int64], memory: BatchBuffers) -> dict[str, Any] | None:
+    def _read_straight(self, rows: Sequence[int], memory: BatchBuffers) -> dict[str, Any] | None:
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
-        numbers: list[int] = rows.tolist()
-        ids = take(self._catalog.ids, numbers)
-        chosen = [self._chosen_text(row) for row in numbers]
+        ids = take(self._catalog.ids, rows)
+        chosen = [self._chosen_text(row) for row in rows]
         parts = self._parts(rows, ids, chosen)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
         tensors = assemble(self._reader, parts, memory) if is_alike else None
         if tensors is None:
             return None
-        batch: dict[str, Any] = {**tensors, CAPTION: self._captions(numbers, chosen), "sample_id": ids}
+        batch: dict[str, Any] = {**tensors, CAPTION: self._captions(rows, chosen), "sample_id": ids}
         if self._latents is not None and LATENTS in tensors:
-            sizes = _batch_sizes(self._latents.column, rows)
+            sizes = batch_sizes(self._latents.column, rows)
             if sizes is None:
                 return None
             batch |= memory.keep(sizes)
-        taken = {*batch, *_SIZES, *(name for text in self._texts for name in text.block.names())}
-        texts = take(self._catalog.extras, numbers)
-        extras = [self._extras(row, taken=taken) if text != "{}" else {} for row, text in zip(numbers, texts, strict=True)]
+        taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
+        texts = take(self._catalog.extras, rows)
+        extras = [self._extras(row, taken=taken) if text != "{}" else {} for row, text in zip(rows, texts, strict=True)]
         batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
         return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
 
@@ -289,17 +305,17 @@ class CachedDataset(Dataset[SampleDict]):
             return take(captions, [at[row] for row in rows])
         return [self._caption(row, text) for row, text in zip(rows, chosen, strict=True)]
 
-    def _parts(self, rows: NDArray[np.int64], ids: Sequence[str], chosen: Sequence[int | None]) -> list[TextPart | LatentsPart]:
+    def _parts(self, rows: Sequence[int], ids: Sequence[str], chosen: Sequence[int | None]) -> list[TextPart | LatentsPart]:
         """What each column gives to a batch of these rows and chosen texts; columns that none of them has a cell in give nothing."""
         parts: list[TextPart | LatentsPart] = []
         if self._latents is not None:
             seed, epoch = self._options.seed, self._epoch.get()
             noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
-            keys = _first_keys(self._latents.column, rows)
+            keys = first_keys(self._latents.column, rows)
             parts.append(LatentsPart(LATENTS, self._latents.block, self._options.latents, keys, noise))
         if self._controls is not None:
             form = self._control_form(self._controls)
-            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, _first_keys(self._controls.column, rows), []))
+            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, first_keys(self._controls.column, rows), []))
         parts += [TextPart(text.block, self._text_keys(text, rows, chosen)) for text in self._texts]
         return [part for part in parts if part.keys]
 
@@ -430,11 +446,11 @@ class CachedDataset(Dataset[SampleDict]):
             return {}
         if self._pictures is None:
             return {(): list(range(len(self._rows)))}
-        packed = _packed_buckets(self._pictures.column)[self._rows]
+        packed = packed_buckets(self._pictures.column)[self._rows]
         order = np.argsort(packed, kind="stable")
         found, starts = np.unique(packed[order], return_index=True)
         groups = np.split(order, starts[1:])
-        return {_unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
+        return {unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -479,11 +495,11 @@ class CachedDataset(Dataset[SampleDict]):
         controls = self._controls.column if self._controls is not None else None
         return keys + ([Key(controls.keys[place]) for place in range(controls.at[row], controls.at[row + 1])] if controls else [])
 
-    def _text_keys(self, texts: _Texts, rows: NDArray[np.int64], chosen: Sequence[int | None]) -> list[Key]:
+    def _text_keys(self, texts: _Texts, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """As `_text_key` of each row, but for rows without one."""
         if self._options.captions is None:
-            return _first_keys(texts.column, rows)
-        keys = (self._text_key(texts, row, text) for row, text in zip(rows.tolist(), chosen, strict=True))
+            return first_keys(texts.column, rows)
+        keys = (self._text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
         return [key for key in keys if key is not None]
 
     def _text_key(self, texts: _Texts, row: int, text: int | None) -> Key | None:
@@ -508,8 +524,8 @@ class CachedDataset(Dataset[SampleDict]):
             sample |= read_outputs(one.block, found) if found is not None else {}
         sample |= {CAPTION: self._caption(row, text), "sample_id": sample_id}
         if self._latents is not None and tensors is not None:
-            sample |= _sizes(self._latents.column, self._latents.column.at[row])
-        return sample | self._extras(row, taken={*sample, *_SIZES, *(name for one in self._texts for name in one.block.names())})
+            sample |= sizes_of(self._latents.column, self._latents.column.at[row])
+        return sample | self._extras(row, taken={*sample, *SIZES, *(name for one in self._texts for name in one.block.names())})
 
     def _control_form(self, controls: _Latents) -> LatentsAs:
         """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
@@ -591,72 +607,6 @@ def _images_column(catalog: Catalog, role: str) -> _Latents | None:
     """The first column that images of a role made."""
     column = next((column for column in catalog.columns if column.role == role), None)
     return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
-
-
-def _complete_rows(catalog: Catalog) -> NDArray[np.int64]:
-    """The rows in which no cell of any column is empty."""
-    complete = np.ones(len(catalog), dtype=np.bool_)
-    for column in catalog.columns:
-        empty = np.fromiter((key == NO_KEY for key in column.keys), dtype=np.int64, count=len(column.keys))
-        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(empty)])
-        at = np.asarray(column.at, dtype=np.int64)
-        complete &= before[at[1:]] == before[at[:-1]]
-    return np.flatnonzero(complete)
-
-
-def _is_one_a_bucket(controls: _Latents, latents: _Latents | None, rows: NDArray[np.int64]) -> bool:
-    """Whether each of these rows has exactly one control image, of a bucket that follows from the row's own: such ones can be stacked."""
-    if latents is None or not len(rows) or (np.diff(np.asarray(controls.column.at, dtype=np.int64))[rows] != 1).any():
-        return False
-    theirs, own = _packed_buckets(controls.column)[rows], _packed_buckets(latents.column)[rows]
-    pairs = np.unique(np.stack([own, theirs]), axis=1)
-    return bool(theirs.all()) and pairs.shape[1] == len(np.unique(own))
-
-
-def _packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
-    """The bucket of each row's first cell as one number; 0 where it is unknown or the row has no cell."""
-    at = np.asarray(column.at, dtype=np.int64)
-    packed = np.zeros(len(at) - 1, dtype=np.int64)
-    known = np.asarray(column.facts.get("bucket", ()), dtype=np.int64).reshape(-1, 3)
-    if len(known):
-        has_cell = at[1:] > at[:-1]
-        # One more than each number, as -1 stands for unknown.
-        packed[has_cell] = ((known + 1) << _BUCKET_SHIFTS).sum(axis=1)[at[:-1][has_cell]]
-    return packed
-
-
-def _unpacked(packed: int) -> Bucket:
-    numbers = ((packed >> shift) % (1 << _BUCKET_BITS) - 1 for shift in _BUCKET_SHIFTS.tolist())
-    return tuple(number for number in numbers if number >= 0)
-
-
-def _sizes(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
-    """(height, width) and (top, left) of a cell, as far as the catalog knows them."""
-    facts = column.cell(place).facts
-    return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in _SIZES.items() if fact in facts}
-
-
-def _first_keys(column: KeyColumn, rows: NDArray[np.int64]) -> list[Key]:
-    """The key of the first cell of each of these rows, but for rows without one."""
-    at = np.asarray(column.at, dtype=np.int64)
-    cells = at[rows]
-    first: list[int] = cells[at[rows + 1] > cells].tolist()
-    return [Key(raw) for raw in take(column.keys, first)]
-
-
-def _batch_sizes(column: KeyColumn, rows: NDArray[np.int64]) -> dict[str, torch.Tensor] | None:
-    """As `_sizes` of the first cell of each row, one under the other; None where only some are known."""
-    cells = np.asarray(column.at, dtype=np.int64)[rows]
-    sizes: dict[str, torch.Tensor] = {}
-    for name, fact in _SIZES.items():
-        if fact not in column.facts:
-            continue
-        found = np.asarray(column.facts[fact], dtype=np.int64).reshape(-1, FACTS[fact])[cells]
-        if found[:, :2].min() < 0 <= found.max():
-            return None
-        if found.max() >= 0:
-            sizes[name] = torch.from_numpy(found[:, 1::-1].copy())  # pyright: ignore[reportUnknownMemberType]
-    return sizes
 
 
 def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

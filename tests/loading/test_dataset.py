@@ -548,3 +548,24 @@ def test_control_images_survive_workers_and_pickling(path):
     assert equal(batch_of(data, 0, 1), batch_of(again, 0, 1))
     [batch] = loader(data, batch_sampler=[[0, 1]], num_workers=1)
     assert equal(batch, batch_of(data, 0, 1))
+
+
+def test_a_pickled_copy_reads_of_the_catalog_only_the_rows_that_it_is_asked_for(path, monkeypatch):
+    import cachestore.files.table
+    from cachestore.files.opening import read_at
+
+    rows = [Row(f"{n:04}.png", (f"caption {n}",)) for n in range(300)]
+    data, sizes = cs.CachedDataset(make_store(path, rows, recipes()), latents="mean"), []
+    handed = pickle.dumps(data)
+
+    def refuse(*_arguments, **_options):
+        pytest.fail("the whole catalog was read")
+
+    monkeypatch.setattr(cachestore.files.table, "read_whole", refuse)
+    monkeypatch.setattr(cachestore.files.table, "read_at", lambda fd, size, start: sizes.append(size) or read_at(fd, size, start))
+    twin = pickle.loads(handed)
+    assert sizes == []
+    assert equal(batch_of(twin, 3, 299), batch_of(data, 3, 299))
+    assert equal(twin.read_batch([5, 6]), batch_of(data, 5, 6))
+    assert max(sizes) < 100
+    assert twin.buckets == data.buckets

@@ -1,0 +1,98 @@
+"""What a data set takes out of a catalog's columns: which rows are complete, their buckets, keys and sizes. Knows no tensors' values.
+
+What is asked of all rows is computed on whole columns; what is asked of a batch looks at its own rows alone, as a column may lie in a
+file (`open_catalog`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cachestore.files.table import Digests, take
+from cachestore.keys import KEY_BYTES, Key
+from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
+
+Bucket = tuple[int, ...]
+"""(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
+
+SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
+"""Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
+
+_BUCKET_BITS: Final = 21
+_BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
+"""Width, height and frames in one number that sorts as they do."""
+
+
+def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
+    """The rows in which no cell of any column is empty."""
+    complete = np.ones(len(catalog), dtype=np.bool_)
+    for column in catalog.columns:
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(_empty_cells(column))])
+        at = np.asarray(column.at, dtype=np.int64)
+        complete &= before[at[1:]] == before[at[:-1]]
+    return np.flatnonzero(complete)
+
+
+def _empty_cells(column: KeyColumn) -> NDArray[np.bool_]:
+    if isinstance(column.keys, Digests):
+        return np.equal(np.frombuffer(column.keys.raw, np.uint8).reshape(-1, KEY_BYTES).max(axis=1, initial=0), 0)
+    return np.fromiter((key == NO_KEY for key in column.keys), dtype=np.bool_, count=len(column.keys))
+
+
+def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
+    """Whether each of these rows has exactly one control image, of a bucket that follows from the row's own: such ones can be stacked."""
+    if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != 1).any():
+        return False
+    theirs, own = packed_buckets(controls)[rows], packed_buckets(pictures)[rows]
+    pairs = np.unique(np.stack([own, theirs]), axis=1)
+    return bool(theirs.all()) and pairs.shape[1] == len(np.unique(own))
+
+
+def packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
+    """The bucket of each row's first cell as one number; 0 where it is unknown or the row has no cell."""
+    at = np.asarray(column.at, dtype=np.int64)
+    packed = np.zeros(len(at) - 1, dtype=np.int64)
+    known = np.asarray(column.facts.get("bucket", ()), dtype=np.int64).reshape(-1, 3)
+    if len(known):
+        has_cell = at[1:] > at[:-1]
+        # One more than each number, as -1 stands for unknown.
+        packed[has_cell] = ((known + 1) << _BUCKET_SHIFTS).sum(axis=1)[at[:-1][has_cell]]
+    return packed
+
+
+def unpacked(packed: int) -> Bucket:
+    """The bucket behind a number of `packed_buckets`."""
+    numbers = ((packed >> shift) % (1 << _BUCKET_BITS) - 1 for shift in _BUCKET_SHIFTS.tolist())
+    return tuple(number for number in numbers if number >= 0)
+
+
+def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
+    """(height, width) and (top, left) of a cell, as far as the catalog knows them."""
+    facts = column.cell(place).facts
+    return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
+
+
+def first_keys(column: KeyColumn, rows: Sequence[int]) -> list[Key]:
+    """The key of the first cell of each of these rows, but for rows without one."""
+    at = column.at
+    cells = [at[row] for row in rows if at[row] < at[row + 1]]
+    return [Key(raw) for raw in take(column.keys, cells)]
+
+
+def batch_sizes(column: KeyColumn, rows: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """As `sizes_of` the first cell of each row, one under the other; None where only some are known."""
+    sizes: dict[str, torch.Tensor] = {}
+    for name, fact in SIZES.items():
+        values, width = column.facts.get(fact), FACTS[fact]
+        if values is None:
+            continue
+        found = [tuple(values[column.at[row] * width : column.at[row] * width + 2]) for row in rows]
+        known = [first >= 0 and second >= 0 for first, second in found]
+        if any(known) and not all(known):
+            return None
+        if all(known):
+            sizes[name] = torch.tensor([(second, first) for first, second in found], dtype=torch.int64)
+    return sizes
