@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed
 from cachestore.files.paths import Layout
+from cachestore.inputs import references_of
 from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
@@ -72,7 +73,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     is_trained_on = _units_of(plan, IMAGE)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
-    tokens = _count(by_encoder.get("text"), [str(plan.unit(place).request["caption"]) for place in captions[:limit]])
+    tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
     size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
@@ -150,9 +151,14 @@ def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on
     return Counter({(width, height): count for (width, height), count in found if width > 0})
 
 
-def _count(encoder: Encoder | None, captions: Sequence[str]) -> list[int]:
+def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> list[int]:
+    """The tokens of each caption, and about those of the images that are shown beside it."""
     count = getattr(encoder, "count_tokens", None)
-    return count(captions) if count is not None and captions else []
+    if count is None or not requests:
+        return []
+    image_tokens: int = getattr(encoder, "image_tokens", 0)
+    counted: list[int] = count([str(request["caption"]) for request in requests])
+    return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
 
 
 def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: int, tokens: Sequence[int], captions: int) -> int:

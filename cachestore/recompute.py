@@ -16,6 +16,7 @@ from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import Layout
+from cachestore.inputs import combined_digest, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
 from cachestore.reader import Reader
 from cachestore.request import PrecomputeRequest, encoders_of, look_at_request
@@ -137,11 +138,10 @@ class _Cell:
     @property
     def request(self) -> Mapping[str, Json]:
         """What the encoder was asked to make, as the plan asked it."""
-        number = self.place - self.column.at[self.row]
-        if self.column.role == CAPTION:
-            return {"caption": self.catalog.row_captions(self.row)[number]}
-        at, references = self.catalog.images[self.column.role]
-        return {"image": references[at[self.row] + number], "role": self.column.role, **self.column.options}
+        number, role = self.place - self.column.at[self.row], self.column.role
+        images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
+        value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
+        return request_for(role, self.column.options, value, images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,8 +438,7 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
 def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _Tally) -> bool:
     """Whether what the sample has now is what the catalog's cell and the entry itself say that they were made of."""
     digest = cell.column.inputs[cell.place]
-    inputs = list(resolved.inputs.values())
-    if len(inputs) == 1 and digest not in (NO_INPUT, bytes.fromhex(inputs[0])):
+    if digest not in (NO_INPUT, bytes.fromhex(combined_digest(resolved.inputs))):
         tally.changed.append(cell.sample)
         return False
     if resolved.key != cell.key:

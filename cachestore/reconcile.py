@@ -17,13 +17,14 @@ from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.table import Digests
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe, digest_bytes
+from cachestore.inputs import NO_STAT, SHOWN, Stat, combined_digest, combined_stat, digests_of, is_of_files, references_of, request_for
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.samples import CAPTION
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import Snapshot
-from cachestore.work.ledgers import NO_STAT, read_ledgers
+from cachestore.work.ledgers import read_ledgers
 from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Numbers, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Plan, PlanColumn, Unit
@@ -168,8 +169,13 @@ class Reconciler:
             known.put(_numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
 
     def _earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
-        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now."""
-        if _has_same_rows(self.plan, catalog, earlier.role) and np.array_equal(_numbers(at), _numbers(earlier.at)):
+        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
+
+        A caption is another where the references to the images that are shown beside it are others.
+        """
+        shown: str | None = earlier.options.get(SHOWN)
+        has_same_rows = all(_has_same_rows(self.plan, catalog, role) for role in (earlier.role, shown) if role is not None)
+        if has_same_rows and np.array_equal(_numbers(at), _numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
         at_now, now = _inputs(self.plan, earlier.role)
@@ -177,7 +183,7 @@ class Reconciler:
         found = np.full(int(at[-1]), -1, np.int64)
         for row, sample in enumerate(self.plan.ids):
             other = rows.get(sample)
-            if other is None:
+            if other is None or _images_in(self.plan, row, shown) != _images_in(catalog, other, shown):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
             for n, (cell, place) in enumerate(cells):
@@ -202,19 +208,31 @@ class Reconciler:
         return present
 
     def _of_files(self) -> Mask:
-        """Units that are made from a file; captions are in the plan itself."""
+        """Units that are made from files; captions alone are in the plan itself."""
         of_files = np.zeros(self.plan.unit_count, np.bool_)
         for column in self.plan.columns:
-            if column.role != CAPTION:
+            if is_of_files(column.role, column.options):
                 units = self.plan.units_of(column.recipe)
                 of_files[units.start : units.stop] = True
         return of_files
 
     def _is_unchanged(self, place: int, known: Outcomes) -> bool:
-        """Whether the file of a unit is as it was recorded."""
-        reference = self.plan.unit(place).request.get("image")
+        """Whether the files of a unit are as they were recorded."""
+        references = references_of(self.plan.unit(place).request)
         stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
-        return not isinstance(reference, str) or (stat != NO_STAT and self.source.stat(reference) == stat)
+        return not references or (stat != NO_STAT and self._stat(references) == stat)
+
+    def _stat(self, references: Sequence[str]) -> Stat | None:
+        """What stands for (size, mtime_ns) of these files now; None where one is gone."""
+        stats = [self.source.stat(reference) for reference in references]
+        there = [stat for stat in stats if stat is not None]
+        return combined_stat(there) if len(there) == len(stats) else None
+
+    def _digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
+        """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        read = [self.source.read(reference) for reference in references_of(request)]
+        inputs = digests_of(request, [data for data, _stat in read])
+        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
 
     # What is missing
 
@@ -256,13 +274,12 @@ class Reconciler:
         return missing
 
     def _has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
-        """Whether the file behind a unit holds other bytes now. If only its time changed, the new time is kept."""
-        reference = str(self.plan.unit(place).request["image"])
+        """Whether the files behind a unit hold other bytes now. If only their time changed, the new time is kept."""
         try:
-            data, stat = self.source.read(reference)
+            digest, stat = self._digest(self.plan.unit(place).request)
         except OSError:
             return True
-        if bytes.fromhex(digest_bytes(data)) != outcomes.inputs[place].tobytes():
+        if digest != outcomes.inputs[place].tobytes():
             return True
         outcomes.stats[place] = stat
         return False
@@ -322,26 +339,29 @@ class Reconciler:
 
     def _kept_column(self, previous: Catalog, column: KeyColumn) -> KeyColumn:
         """An earlier encoder's column under the same name: a cell stays only while what it was made from is what the sample has now."""
-        at, references = _inputs(self.plan, column.role)
+        at, values = _inputs(self.plan, column.role)
         places = self._earlier_cells(previous, column, at)
         cells = _cells_of(column).take(places)
-        if column.role != CAPTION:
+        if is_of_files(column.role, column.options):
             for cell in np.flatnonzero(places >= 0).tolist():
                 self.rise()
+                row = int(np.searchsorted(_numbers(at), cell, side="right")) - 1
+                shown: str | None = column.options.get(SHOWN)
+                images = {} if shown is None else {shown: _images_in(self.plan, row, shown)}
+                request = request_for(column.role, column.options, values[cell], images)
                 stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
-                if not self._is_same_file(references[cell], stat, cells.inputs[cell].tobytes()):
+                if not self._is_same_input(request, stat, cells.inputs[cell].tobytes()):
                     places[cell] = -1
             cells = _cells_of(column).take(places)
         return _key_column(column, column.fingerprint, at, cells)
 
-    def _is_same_file(self, reference: str, stat: tuple[int, int], digest: bytes) -> bool:
-        if stat != NO_STAT and self.source.stat(reference) == stat:
+    def _is_same_input(self, request: Mapping[str, Json], stat: Stat, digest: bytes) -> bool:
+        if stat != NO_STAT and self._stat(references_of(request)) == stat:
             return True
         try:
-            data, _stat = self.source.read(reference)
+            return self._digest(request)[0] == digest
         except OSError:
             return False
-        return bytes.fromhex(digest_bytes(data)) == digest
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = self._made(outcomes, failed, snapshot)
@@ -367,15 +387,18 @@ class Reconciler:
         }
 
     def _changed(self, outcomes: Outcomes) -> list[Json]:
-        """References whose file is another now than when it was read: the pass holds what it was. Looks for a few seconds at most."""
-        found: list[Json] = []
+        """References whose file is another now than when it was read: the pass holds what it was. Looks for a few seconds at most.
+
+        Of a unit of several files all are named, as which one it was is not recorded.
+        """
+        found: set[str] = set()
         until = time.monotonic() + _LOOK_SECONDS
         for place in np.flatnonzero(self._of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
-            if time.monotonic() > until or len(found) == _NAMED_CHANGES:
+            if time.monotonic() > until or len(found) >= _NAMED_CHANGES:
                 break
             if not self._is_unchanged(place, outcomes):
-                found.append(str(self.plan.unit(place).request["image"]))
-        return sorted(found)
+                found.update(references_of(self.plan.unit(place).request))
+        return list[Json](sorted(found))
 
     def _made(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:
         """How many keys this pass made, each once, and the bytes of their entries."""
@@ -462,6 +485,14 @@ def _inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[st
     if role == CAPTION:
         return rows.captions_at, rows.captions
     return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
+
+
+def _images_in(rows: Plan | Catalog, row: int, role: str | None) -> list[str]:
+    """The references of a role in a row; none of no role."""
+    if role is None:
+        return []
+    at, references = _inputs(rows, role)
+    return [references[place] for place in range(at[row], at[row + 1])]
 
 
 def _has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:

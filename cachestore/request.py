@@ -16,6 +16,7 @@ from cachestore.encode.family import encoder_of
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
+from cachestore.inputs import SHOWN, request_for
 from cachestore.keys import Json, canonical, digest_parts
 from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, Remarks, list_source
@@ -202,7 +203,8 @@ def _build(
         samples=_with_texts(samples, request.policy),
         columns=columns,
         texts=request.policy.encoding(),
-        extra=[(number, {"caption": ""}) for number, encoder in enumerate(encoders) if encoder.recipe.encoder == "text"],
+        # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
+        extra=[(n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _shown_to(encoder)],
     )
 
 
@@ -267,17 +269,22 @@ def _named(policy: CaptionPolicy) -> str:
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
     """What an encoder is asked to make of each sample: each caption; or each image that is trained on, and each that controls."""
     if encoder.recipe.encoder == "text":
+        shown = _shown_to(encoder)
+        roles, options = (CAPTION,), {} if shown is None else {SHOWN: shown}
+    else:
+        roles, options = (IMAGE, CONTROL), {"resolution": request.resolution, "step": BUCKET_STEP}
 
-        def captions(sample: Sample) -> Sequence[Request]:
-            return [{"caption": caption} for caption in sample.captions]
+    def requests(role: str, sample: Sample) -> Sequence[Request]:
+        values = sample.captions if role == CAPTION else sample.images.get(role, ())
+        return [request_for(role, options, value, sample.images) for value in values]
 
-        return [ColumnRequest(PlanColumn(number, "text", CAPTION, {}), captions)]
-    options: dict[str, Json] = {"resolution": request.resolution, "step": BUCKET_STEP}
+    return [ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, options), partial(requests, role)) for role in roles]
 
-    def images(role: str, sample: Sample) -> Sequence[Request]:
-        return [{"image": reference, "role": role, **options} for reference in sample.images.get(role, ())]
 
-    return [ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, options), partial(images, role)) for role in (IMAGE, CONTROL)]
+def _shown_to(encoder: Encoder) -> str | None:
+    """The role of the images that a text encoder is shown beside a caption; None for one that reads captions alone."""
+    pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
+    return pictures.get("role")
 
 
 def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:

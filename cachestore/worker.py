@@ -18,6 +18,7 @@ from cachestore.encode.unit import Encoder, Prepared, Resolved, Result
 from cachestore.errors import BadInput, CorruptEntry, EncodeFailed, FormatError, Incomplete
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import ClaimName, Layout, LedgerName
+from cachestore.inputs import NO_STAT, combined_digest, combined_stat
 from cachestore.keys import Json, Key
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import UNCOVERED_LIMIT, commit_if_due
@@ -27,7 +28,7 @@ from cachestore.tensors import to_raw
 from cachestore.work.attempts import Attempts
 from cachestore.work.choice import POOL_UNITS, choose, claims_to_take, poll_seconds
 from cachestore.work.claims import Claims, Slot
-from cachestore.work.ledgers import NO_STAT, Ledger, Outcome, list_ledgers, publish_ledger
+from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledger
 from cachestore.work.partition import order_for
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Plan, Unit
@@ -420,7 +421,7 @@ class Worker:
         try:
             with self._stages.busy("read"):
                 resolved = encoder.resolve(unit.request, read)
-                stat = stats[0] if len(stats) == 1 else NO_STAT
+                stat = combined_stat(stats)
                 found = self._found(unit, resolved, stat)
             if found is not None:
                 return _Looked(unit, resolved, None, found, stat)
@@ -650,8 +651,8 @@ def _check_names(encoder: Encoder, tensors: Any) -> None:
 
 
 def _outcome(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:
-    digests = list(resolved.inputs.values())
-    return Outcome(unit.place, "made" if result == "made" else "found", resolved.key, digests[0] if len(digests) == 1 else "", stat, facts)
+    digest = combined_digest(resolved.inputs)
+    return Outcome(unit.place, "made" if result == "made" else "found", resolved.key, digest, stat, facts)
 
 
 def _facts(looked: _Looked) -> dict[str, Json]:

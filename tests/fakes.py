@@ -17,6 +17,7 @@ import numpy as np
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.errors import EncodeFailed
 from cachestore.files.paths import Layout
+from cachestore.inputs import SHOWN, digests_of, references_of, request_for
 from cachestore.keys import Recipe, digest_bytes, digest_text, input_key
 from cachestore.loop import Job, run_pass
 from cachestore.ranks import Placement
@@ -46,10 +47,14 @@ class FakeEncoder:
     batches: list[list[Any]] = field(default_factory=list)
     prepared: int = 0
     max_tokens: int = 8
+    shown: str | None = None
+    """The role of the images that it is shown beside captions."""
+    image_tokens: int = 0
 
     @property
     def recipe(self):
-        return Recipe(self.encoder, {"kind": "fake", "model": self.model})
+        pictures = {} if self.shown is None or self.encoder != "text" else {"pictures": {"role": self.shown}}
+        return Recipe(self.encoder, {"kind": "fake", "model": self.model, **pictures})
 
     @property
     def encoded(self):
@@ -57,6 +62,14 @@ class FakeEncoder:
         return [item for batch in self.batches for item in batch]
 
     def resolve(self, request, read):
+        if "images" in request:
+            contents = [read(reference) for reference in references_of(request)]
+            if not contents:
+                message = "it is shown no image"
+                raise EncodeFailed(message)
+            inputs = digests_of(request, contents)
+            meta = {"input_digest": inputs, "encoder": self.encoder}
+            return Resolved(input_key(self.recipe.fingerprint, inputs, {}), request["caption"], inputs, meta)
         if "caption" in request:
             item, role, digest = request["caption"], "caption", digest_text(request["caption"])
         else:
@@ -158,14 +171,15 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     """The plan that `precompute` would lay out for these encoders; its name depends on samples and recipes."""
     columns = []
     for number, encoder in enumerate(encoders):
+        role, options = "image", {}
         if encoder.encoder == "text":
-            column = ColumnRequest(PlanColumn(number, "text", "caption", {}), lambda sample: [{"caption": one} for one in sample.captions])
-        else:
-            column = ColumnRequest(
-                PlanColumn(number, encoder.encoder, "image", {}),
-                lambda sample: [{"image": one, "role": "image"} for one in sample.images.get("image", ())],
-            )
-        columns.append(column)
+            role, options = "caption", {} if encoder.shown is None else {SHOWN: encoder.shown}
+
+        def requests(sample, role=role, options=options):
+            values = sample.captions if role == "caption" else sample.images.get(role, ())
+            return [request_for(role, options, value, sample.images) for value in values]
+
+        columns.append(ColumnRequest(PlanColumn(number, encoder.encoder, role, options), requests))
     recipes = [encoder.recipe for encoder in encoders]
     request = digest_text(json.dumps([name, [recipe.fingerprint for recipe in recipes]]))
     content = digest_text(repr([(sample.id, sample.captions, sample.images) for sample in samples]))

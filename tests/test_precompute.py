@@ -351,6 +351,33 @@ def test_a_control_image_that_cannot_be_made_is_a_failure_of_its_sample(tmp_path
     assert control_cells(root)["1"] == [None]
 
 
+def test_captions_that_are_shown_images_are_made_anew_when_one_is_replaced(tmp_path, root, makers):
+    makers.options["shown"] = "control"
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["a.png"]])
+    report = run(manifest, root)
+    assert (report.complete, report.wanted) == (True, 2 + 2 + 2)
+    assert makers.encoded("text") == ["make it so"] * 2, "without images there is no empty caption"
+    assert run(manifest, root).encoded == 0
+    picture(tmp_path / "b.png", b"another", at=2)
+    assert run(manifest, root).encoded == 2
+    assert makers.encoded("text") == ["make it so"]
+    assert [column.options for column in catalog(root).columns if column.encoder == "text"] == [{"images": "control"}]
+
+
+def test_a_forecast_of_captions_that_are_shown_images_counts_their_tokens(tmp_path, root, makers):
+    makers.options |= {"shown": "control", "image_tokens": 3}
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["a.png"]])
+    forecast = look_ahead(PrecomputeRequest(str(manifest), "model", str(root), encode=("text",)))
+    # Three words and one picture fit into the eight tokens of the fake; with two pictures they do not.
+    assert (forecast.wanted, forecast.to_encode, forecast.truncated_captions) == (2, 2, 1)
+
+
+def test_a_sample_without_the_image_that_its_caption_needs_is_a_failure(tmp_path, root, makers):
+    makers.options["shown"] = "control"
+    report = run(edits(tmp_path, [["a.png"], []]), root, encode=("text",))
+    assert [(failure["sample"], failure["reason"]) for failure in report.failures] == [("1", "it is shown no image")]
+
+
 def test_a_store_inside_its_own_data_is_no_part_of_it(data, makers):
     root = data / "cache"
     first = run(data, root)

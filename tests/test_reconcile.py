@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.files.paths import LedgerName
+from cachestore.inputs import combined_digest, digests_of
 from cachestore.reconcile import _among
+from cachestore.samples import Sample
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
@@ -205,7 +207,12 @@ def test_of_two_ledgers_the_later_rounds_counts(root):
 
 def half(root, source, names, *, launch="killed"):
     """A pass over pictures in which one worker recorded everything and died before it reconciled."""
-    one = fakes.job(root, pictures(*names), [FakeEncoder("latents")], source=source, launch=launch)
+    return left(root, source, pictures(*names), FakeEncoder("latents"), launch=launch)
+
+
+def left(root, source, samples, encoder, *, launch="killed"):
+    """A pass in which one worker recorded everything and died before it reconciled."""
+    one = fakes.job(root, samples, [encoder], source=source, launch=launch)
     ref = open_pass(one)
     with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat:
         task = Task(one.layout, one.plan, ref, one.encoders, source, 0, 1, launch)
@@ -247,6 +254,100 @@ def test_a_picture_that_disappeared_since_is_a_failure(root):
     report = run_pass(as_launch(one, "later"))
     assert (report.failed, report.encoded) == (1, 1)
     assert "No such file" in report.failures[0]["reason"]
+
+
+# Captions that are shown images
+
+
+def edits(*control, caption="redder"):
+    """One sample for each tuple of control images."""
+    return [Sample(f"{number}", {"control": references}, (caption,)) for number, references in enumerate(control)]
+
+
+def seeing():
+    return FakeEncoder("text", shown="control")
+
+
+def test_a_caption_is_another_unit_beside_other_images(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b", "same as a.png": b"a"})
+    encoder = seeing()
+    report = fakes.run(
+        root, edits(("a.png",), ("b.png",), ("a.png", "b.png"), ("b.png", "a.png"), ("same as a.png",)), encoder, source=source
+    )
+    assert (report.wanted, report.encoded, report.reused) == (5, 4, 1)
+    column = catalog(root).column("text", "caption")
+    assert len({column.row_keys(row)[0] for row in range(5)}) == 4
+    assert column.cell(0).stat == (1, fakes.YEAR_2000)
+    assert column.cell(2).input == bytes.fromhex(
+        combined_digest(digests_of({"caption": "redder", "images": {"control": ["", ""]}}, [b"a", b"b"]))
+    )
+
+
+def test_unchanged_images_are_neither_read_nor_encoded_again(root):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
+    fakes.run(root, samples, seeing(), source=source)
+    source.reads.clear()
+    again = fakes.run(root, samples, seeing(), source=source)
+    assert (again.complete, again.encoded, again.reused, source.reads) == (True, 0, 2, [])
+
+
+def test_a_replaced_image_makes_the_texts_anew_that_see_it_and_no_others(root):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
+    fakes.run(root, samples, seeing(), source=source)
+    source.files["b.png"] = b"B"
+    source.times["b.png"] = 5
+    again = fakes.run(root, samples, seeing(), source=source)
+    assert (again.encoded, again.reused) == (1, 1)
+    source.times["a.png"] = 6  # touched alone
+    once_more = fakes.run(root, samples, seeing(), source=source)
+    assert (once_more.encoded, once_more.reused) == (0, 2)
+
+
+@pytest.mark.parametrize("now", [("b.png",), ("a.png", "b.png"), ()])
+def test_a_sample_that_lists_other_images_has_another_text_whatever_its_caption(root, now):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+    fakes.run(root, edits(("a.png",)), seeing(), source=source)
+    before = catalog(root).column("text", "caption").row_keys(0)
+    report = fakes.run(root, edits(now), seeing(), source=source)
+    assert (report.encoded, report.failed) == ((1, 0) if now else (0, 1))
+    assert catalog(root).column("text", "caption").row_keys(0) != before
+
+
+def test_an_image_replaced_since_an_unfinished_pass_recorded_its_text_makes_it_anew(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+    one = left(root, source, edits(("a.png", "b.png")), seeing())
+    source.files["b.png"], source.times["b.png"] = b"B", 5
+    encoder = seeing()
+    run_pass(as_launch(one, "later", encoders=[encoder]))
+    assert encoder.encoded == ["redder"]
+
+
+@pytest.mark.parametrize(
+    ("change", "stays"),
+    [
+        (lambda source: source.times.update({"b.png": 5}), True),
+        (lambda source: source.files.update({"b.png": b"longer"}), False),
+        (lambda source: source.files.pop("b.png"), False),
+    ],
+    ids=["touched", "replaced", "gone"],
+)
+def test_a_kept_text_stays_while_the_images_that_it_saw_are_the_same(root, change, stays):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"))
+    fakes.run(root, samples, seeing(), source=source)
+    change(source)
+    fakes.run(root, samples, FakeEncoder("latents"), source=source)
+    assert (catalog(root).column("text", "caption").row_keys(0)[0] is not None) == stays
+
+
+def test_an_image_that_changed_after_it_was_read_is_named(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+
+    def replace_it(_items):
+        source.times["b.png"] = 5
+
+    encoder = FakeEncoder("text", shown="control", before_encode=replace_it)
+    report = fakes.run(root, edits(("a.png", "b.png")), encoder, source=source)
+    assert report.changed == ("a.png", "b.png")  # which of them it was is not recorded
 
 
 # Catalogs

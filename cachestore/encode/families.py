@@ -52,7 +52,17 @@ from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
 
-from cachestore.encode.family import DEFAULT_OF_CALL, LIMIT, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily, TextPart, VaeFamily
+from cachestore.encode.family import (
+    DEFAULT_OF_CALL,
+    LIMIT,
+    MAX_LENGTH_ARG,
+    SKIP_ARG,
+    ZERO_ROWS,
+    ShownPictures,
+    TextFamily,
+    TextPart,
+    VaeFamily,
+)
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -96,6 +106,23 @@ _FLUX = TextFamily(
     vae_patch=2,
     text_dtype="bfloat16",
     vae_dtype="bfloat16",
+)
+
+_QWEN_EDIT = TextFamily(
+    name="qwen-image-edit",
+    pipeline="QwenImageEditPipeline",
+    components=("text_encoder", "processor"),
+    tokenizer="processor",
+    max_tokens=131_072,  # the tokenizer's own: the pipeline cuts nothing, whatever max_sequence_length it is given
+    returns=("prompt_embeds", "prompt_embeds_mask"),
+    outputs=_WHOLE,
+    pad={"prompt_embeds": _padded("prompt_embeds_mask")},
+    trims={"prompt_embeds": "prompt_embeds_mask"},
+    mask="prompt_embeds_mask",
+    pictures=ShownPictures(area=1024 * 1024, dropped=64, most=1),
+    vae_patch=2,
+    text_dtype="bfloat16",
+    rewrites_captions=True,
 )
 
 _PIPELINES = (
@@ -264,6 +291,13 @@ _PIPELINES = (
         rewrites_captions=True,
         tokenizer_limit=1024,
     ),
+    _QWEN_EDIT,
+    replace(
+        _QWEN_EDIT,
+        name="qwen-image-edit-plus",
+        pipeline="QwenImageEditPlusPipeline",
+        pictures=ShownPictures(area=384 * 384, dropped=64),
+    ),
     TextFamily(
         name="ltx",
         pipeline="LTXPipeline",
@@ -414,16 +448,6 @@ _PIPELINES = (
     ),
 )
 
-_SEES_IMAGES = "its text encoder sees the control images too, and a unit of text is a caption without images here"
-
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "QwenImageEditPipeline": _SEES_IMAGES,
-        "QwenImageEditPlusPipeline": _SEES_IMAGES,
-    }
-)
-"""Pipelines that introspection would take for simpler than they are, and why."""
-
 _PLAIN_SCALE: Mapping[str, Json] = {"shift_factor": None, "latents_mean": None, "latents_std": None}
 _WAN_MEAN = [
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497,
@@ -535,9 +559,6 @@ VAE_FAMILIES: Mapping[str, VaeFamily] = MappingProxyType({row.class_name: row fo
 
 def text_family(pipeline: str) -> TextFamily:
     """The row of a pipeline class. Raises BadInput that lists the known ones."""
-    if pipeline in REFUSED:
-        message = f"text of {pipeline} cannot be encoded yet: {REFUSED[pipeline]}; --encode latents works"
-        raise BadInput(message)
     if pipeline not in TEXT_FAMILIES:
         message = f"the pipeline class {pipeline!r} is not known; known are {', '.join(sorted(TEXT_FAMILIES))} and transformers encoders"
         raise BadInput(message)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cachestore.keys import Json
+from cachestore.samples import CONTROL
 
 MAX_LENGTH_ARG: Final = "max_sequence_length"
 
@@ -49,6 +50,24 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownPictures:
+    """Pictures that a text encoder is shown beside each caption, prepared as the pipeline's `__call__` does it."""
+
+    area: int
+    """Each is resized to about so many pixels, in its own shape."""
+    dropped: int
+    """Tokens of the template in front of a caption whose rows are not kept."""
+    step: int = 32
+    """The sides are then multiples of so many pixels."""
+    most: int | None = None
+    """How many there can be, at least one; any number where None. A single one is passed as it is, others as a list."""
+    argument: str = "image"
+    """The argument of `encode_prompt`."""
+    role: str = CONTROL
+    """Which of a sample's pictures they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextFamily:
     """How one family of models makes text embeddings."""
 
@@ -58,7 +77,7 @@ class TextFamily:
     components: tuple[str, ...]
     """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
     tokenizer: str
-    """The component whose count of tokens decides whether a caption is cut."""
+    """The component whose count of tokens decides whether a caption is cut; a processor holds a tokenizer."""
     max_tokens: int
     """What fits, special tokens included, where neither `args` nor the tokenizer says less."""
     returns: tuple[str | None, ...]
@@ -98,6 +117,8 @@ class TextFamily:
     tokens it has."""
     tokenizer_limit: int | None = None
     """The most rows that the tokenizer's own cut leaves, where that is not MAX_LENGTH_ARG."""
+    pictures: ShownPictures | None = None
+    """What the text encoder sees besides the caption. A caption is then encoded alone, and no caption is encoded without pictures."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
     vae_patch: int = 1
@@ -106,7 +127,7 @@ class TextFamily:
     @property
     def encoders(self) -> tuple[str, ...]:
         """The text encoders among the components."""
-        return tuple(name for name in self.components if not name.startswith("tokenizer"))
+        return tuple(name for name in self.components if is_text_encoder(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cachestore.errors import BadInput
 T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?", "latents": r"vae"}
+_FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor", "latents": r"vae"}
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors")
 

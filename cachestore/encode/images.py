@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from cachestore.errors import EncodeFailed
 
 TRANSFORM = "pillow-lanczos-cover-center/1"
 """Names everything that turns bytes into pixels. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+
+AREA_TRANSFORM = "pillow-lanczos-area/1"
+"""Likewise, of pictures that keep their shape."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """What is opened. EPS and its like are left out on purpose: Pillow would run Ghostscript on them."""
@@ -76,6 +80,20 @@ def fit(image: Image.Image, bucket: Size) -> "tuple[np.ndarray[Any, np.dtype[np.
     box = (left * across, top * down, min(right * across, size.width), min(bottom * down, size.height))
     pixels = np.asarray(image.resize(bucket, Image.Resampling.LANCZOS, box=box))
     return np.ascontiguousarray(pixels), place
+
+
+def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
+    """Scale to about `area` pixels in the picture's own shape, with sides that are multiples of `step`, by Lanczos.
+
+    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed for a picture so narrow that a side would have no pixel.
+    """
+    ratio = image.width / image.height
+    width = sqrt(area * ratio)
+    sides = (round(width / step) * step, round(width / ratio / step) * step)
+    if min(sides) < step:
+        message = f"a picture of {image.width} x {image.height} is too narrow to be shown to a text encoder at {area:,} pixels"
+        raise EncodeFailed(message)
+    return image.resize(sides, Image.Resampling.LANCZOS)
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class LoadedModel:
             message = f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}"
             raise BadInput(message)
         library, class_name = _class_of(name, part)
+        if not isinstance(part, nn.Module) and not hasattr(part, "model_max_length"):
+            message = (
+                f"{name} of the loaded model is a {class_name}, which cannot be told by its values here; save the model and give its folder"
+            )
+            raise BadInput(message)
         if isinstance(part, nn.Module):
             config = _config(part)
             kept = {field: value for field, value in _differing(part).items() if field not in _NOT_CONFIG and not field.startswith("_")}

@@ -8,7 +8,7 @@ unpickling a file runs whatever code its author put into it.
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 """Every file from which a tokenizer is made; those that are present are digested."""
+PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Where the settings of an image processor are; transformers 5 writes them into the second, which earlier versions have besides."""
 _VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers whose tokens are bytes."""
@@ -116,6 +118,8 @@ def pipeline_component(model: Model, name: str, variant: str | None) -> Componen
     folder = model.folder / name
     if name.startswith("tokenizer"):
         return tokenizer(name, folder, library, class_name)
+    if name.startswith("processor"):
+        return processor(name, folder, library, class_name)
     return module(name, folder, library, class_name, variant)
 
 
@@ -164,6 +168,18 @@ def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Compone
         raise MissingFile(message)
     config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
     return Component(name, library, class_name, folder, files, config=config)
+
+
+def processor(name: str, folder: Path, library: str, class_name: str) -> Component:
+    """A tokenizer together with the settings by which pictures are prepared for a text encoder. Its `config` holds both."""
+    held = tokenizer(name, folder, library, class_name)
+    files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
+    if not files:
+        message = f"{folder} does not say how {name!r} prepares pictures: neither of {', '.join(PICTURE_FILES)} is there"
+        raise MissingFile(message)
+    settings = [read_json(path) for path in files.values()]
+    inner: list[Mapping[str, Json]] = [one.get("image_processor", one) for one in settings]
+    return replace(held, files={**files, **held.files}, config={**inner[0], **held.config})
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ from cachestore import ranks
 from cachestore.encode import loaded
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
+from cachestore.encode.processor import Processor
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -67,6 +68,12 @@ def load_tokenizer(component: Component) -> Foreign:
         return loaded.own_tokenizer(component)
     with _loading(component):
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
+
+
+def load_processor(component: Component) -> Processor:
+    """What reads captions and pictures for a text encoder, with a tokenizer of its own. Raises BadInput for a class that is not known."""
+    with _loading(component):
+        return Processor.of(component)
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:

@@ -17,10 +17,11 @@ from torch import Tensor
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily
-from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_tokenizer
+from cachestore.encode.models import Component
+from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
 from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
-from cachestore.encode.setup import Padded, Payload, TextSetup, padded_length, pooled_width, text_width
+from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 from cachestore.errors import BadInput
@@ -55,10 +56,7 @@ class TextModules:
 
     def __init__(self, setup: TextSetup, device: torch.device) -> None:
         """Load them onto the device, and probe what a pipeline makes of a batch. Raises BadInput where it cannot be used at all."""
-        parts = {
-            name: load_tokenizer(component) if name.startswith("tokenizer") else load_module(component, setup.dtype, device)
-            for name, component in setup.components.items()
-        }
+        parts = {name: _loaded(component, setup.dtype, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
@@ -76,6 +74,9 @@ class TextModules:
             self._call = _parts_call(parts, setup, device)
         else:
             self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
+        if setup.family.pictures is not None:  # a probe would need pictures; such captions are encoded one by one anyway
+            self.is_single = True
+            return
         alone = {caption: self._made([caption])[0] for caption in PROBES}
         if setup.family.is_found:
             self._check_found(list(alone.values()))
@@ -236,6 +237,12 @@ class TextModules:
         return pooled_width(component.config, component.class_name) if is_pooled else text_width(component.config)
 
 
+def _loaded(component: Component, dtype: str, device: torch.device) -> Foreign:
+    if component.name.startswith("tokenizer"):
+        return load_tokenizer(component)
+    return load_processor(component) if component.name.startswith("processor") else load_module(component, dtype, device)
+
+
 def _may_be_flat(family: TextFamily) -> set[str]:
     """What may be zero or one throughout: masks, and second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
     main = ("prompt_embeds", "pooled_prompt_embeds")
@@ -247,16 +254,24 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
     """`encode_prompt` of a pipeline, with its results under the family's names."""
     args = call_arguments(pipeline, setup.args)
 
-    def call(payloads: Sequence[str | Padded]) -> dict[str, Any]:
+    def call(payloads: Sequence[str | Padded | Shown]) -> dict[str, Any]:
         # A new list: Z-Image writes its chat template into the one it is given, and a second call would nest it.
-        captions = [payload.caption if isinstance(payload, Padded) else payload for payload in payloads]
+        captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
+        for payload in payloads:
+            given = {**given, **picture_arguments(setup.family, payload)} if isinstance(payload, Shown) else given
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             return _named(setup.family, pipeline.encode_prompt(captions, **arguments))
 
     return call
+
+
+def picture_arguments(family: TextFamily, payload: Shown) -> dict[str, Any]:
+    """The pictures of a caption as an argument of `encode_prompt`."""
+    assert family.pictures is not None
+    return {family.pictures.argument: payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
 
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:

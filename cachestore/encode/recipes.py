@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
-from cachestore.encode.family import EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
+from cachestore.encode.family import EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -171,10 +171,19 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     settings = {name: model.index[name] for name in family.settings if name in model.index}
     make |= {"settings": settings} if settings else {}
     make |= {"packages": _versions(family)} if family.cleaners else {}
+    make |= {"pictures": _pictures(family.pictures)} if family.pictures else {}
     widths = {name: text_width(component.config) for name, component in components.items()}
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
     setup = TextSetup(family, components, max_tokens=limit, args=args, dtype=dtype, settings=settings, is_bucketed=is_bucketed)
     return TextEncoder(recipe, setup, device=device, batch_size=request.batch_size)
+
+
+def _pictures(shown: ShownPictures) -> dict[str, Json]:
+    """What decides the pictures that a text encoder is shown."""
+    return {
+        "role": shown.role,
+        "transform": {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step, "alpha": "white", "colour": "srgb"},
+    }
 
 
 def _with_override(name: str, read: Callable[[Model], T], encode: str, request: ModelRequest) -> T:
@@ -252,7 +261,7 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
 
 def _pipeline_family(model: Model) -> TextFamily:
     """The row of a pipeline; for a class without one what introspection finds, which imports diffusers."""
-    if model.class_name in families.TEXT_FAMILIES or model.class_name in families.REFUSED:
+    if model.class_name in families.TEXT_FAMILIES:
         return families.text_family(model.class_name)
     from cachestore.encode import introspection
 

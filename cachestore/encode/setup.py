@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cachestore.encode.family import TextFamily
 from cachestore.encode.models import Component
@@ -19,7 +20,15 @@ class Padded:
     length: int
 
 
-Payload = str | Padded | tuple[int, ...]
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A caption for a pipeline, with the pictures that its text encoder is shown: Pillow's, as they are given to `encode_prompt`."""
+
+    caption: str
+    pictures: tuple[Any, ...]
+
+
+Payload = str | Padded | Shown | tuple[int, ...]
 """A caption for a pipeline, which tokenises it again; token ids for a text encoder that stands alone."""
 
 

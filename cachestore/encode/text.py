@@ -9,11 +9,15 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.setup import Padded, TextSetup, padded_length, text_width
+from cachestore.encode.family import ShownPictures
+from cachestore.encode.setup import Padded, Shown, TextSetup, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import Json, Key, Recipe, digest_text, input_key
+from cachestore.inputs import digests_of, references_of
+from cachestore.keys import Json, Key, Recipe, input_key
+from cachestore.samples import CAPTION
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
@@ -30,12 +34,21 @@ LAYERS_ARG = "text_encoder_out_layers"
 WINDOW = 512
 """How many captions wait for their batches at most."""
 
+SHOWN_WINDOW = 16
+"""How many captions wait where each has decoded pictures, of 3 MB at a megapixel."""
+
+PATCH, MERGED = 14, 2
+"""Pixels of a patch's side, and patches of a token's, where a processor's settings do not say them."""
+
 ALONE = "alone"
 """Marks the group of a caption that shares a batch with no other."""
 
 
 class TextEncoder:
-    """Implements `unit.Encoder` for captions. Requests are `{"caption": TEXT}`."""
+    """Implements `unit.Encoder` for captions.
+
+    Requests are `{"caption": TEXT}`, with `"images": {ROLE: [REF, ...]}` where a family shows its text encoder pictures.
+    """
 
     def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
         """Keep the settings; nothing is loaded."""
@@ -53,20 +66,37 @@ class TextEncoder:
         self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption, known without any model. `read` is not called."""
-        del read
-        caption = str(request["caption"])
-        digest = digest_text(caption)
-        meta: dict[str, Json] = {"input_digest": digest, "encoder": self.recipe.encoder}
+        """The key of a caption, known without any model. `read` is called for the pictures that are shown beside it.
+
+        Raises EncodeFailed for another number of pictures than the family shows.
+        """
+        caption, references = str(request["caption"]), references_of(request)
+        self._check_pictures(len(references))
+        contents = tuple(read(reference) for reference in references)
+        inputs = digests_of(request, contents)
+        meta: dict[str, Json] = {"input_digest": inputs if references else inputs[CAPTION], "encoder": self.recipe.encoder}
         if len(caption) <= CAPTION_IN_META:
             meta["caption"] = caption
-        return Resolved(input_key(self._fingerprint, {"caption": digest}, {}), caption, {"caption": digest}, meta)
+        return Resolved(input_key(self._fingerprint, inputs, {}), (caption, contents), inputs, meta)
+
+    def _check_pictures(self, count: int) -> None:
+        shown = self.setup.family.pictures
+        if shown is None or (count >= 1 and (shown.most is None or count <= shown.most)):
+            return
+        wanted = "at least one" if shown.most is None else "exactly one" if shown.most == 1 else f"one to {shown.most}"
+        message = (
+            f"{self.setup.family.pipeline} shows its text encoder {wanted} {shown.role} image beside a caption, and this sample has "
+            f"{count}; they come from the column {shown.role!r} of a manifest"
+        )
+        raise EncodeFailed(message)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Count a caption's tokens, and group it with captions it may share a batch with."""
-        caption: str = resolved.item
+        caption, contents = resolved.item
         if self.setup.family.pipeline is None:
             return self._prepare_ids(caption)
+        if self.setup.family.pictures is not None:
+            return self._prepare_shown(self.setup.family.pictures, caption, contents, resolved.key)
         with self._lock:
             count = self._count(caption)
         group = self._group(caption, count)
@@ -82,6 +112,14 @@ class TextEncoder:
                 ids = self._token_ids(caption, truncation=True, max_length=self.max_tokens)
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
+
+    def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes], key: Key) -> Prepared:
+        """A caption with its pictures, decoded and resized. It shares a batch with no other. Raises EncodeFailed for what is no picture."""
+        pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
+        payload = Shown(caption, pictures)
+        with self._lock:
+            count = self._count(payload)
+        return Prepared(payload, (ALONE, key), self._facts(count), cost=count)
 
     def _facts(self, tokens: int) -> dict[str, Json]:
         return {"tokens": tokens, "truncated": tokens > self.max_tokens}
@@ -100,8 +138,8 @@ class TextEncoder:
 
     @property
     def window(self) -> int:
-        """Captions are small, and share a batch by their lengths."""
-        return WINDOW
+        """Captions are small, and share a batch by their lengths; pictures are large, and share none."""
+        return WINDOW if self.setup.family.pictures is None else SHOWN_WINDOW
 
     def batch_limit(self, group: Hashable) -> int:
         """How many captions go into one batch at most."""
@@ -158,13 +196,22 @@ class TextEncoder:
         with self._lock:
             return [self._count(caption) for caption in captions]
 
+    @property
+    def image_tokens(self) -> int:
+        """About how many tokens a picture takes that is shown beside a caption; 0 where none is."""
+        if self.setup.family.pictures is None:
+            return 0
+        config = self.setup.components[self.setup.family.tokenizer].config
+        return self.setup.family.pictures.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
+
     def entry_bytes(self, tokens: int) -> int:
         """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
         family = self.setup.family
         rows = min(tokens, self.max_tokens) if family.pad else self.max_tokens
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
-        main = family.tokenizer.replace("tokenizer", "text_encoder")
+        counting = family.tokenizer.replace("tokenizer", "text_encoder")
+        main = counting if counting in family.encoders else family.encoders[0]
         layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
         numbers = 0
         for name, form in family.outputs.items():
@@ -183,15 +230,15 @@ class TextEncoder:
 
             modules.free_memory()
 
-    def _count(self, caption: str) -> int:
+    def _count(self, caption: str | Shown) -> int:
         """How many rows a caption makes if it is not cut. Raises EncodeFailed where the tokenizer refuses it."""
-        if not self.setup.family.rewrites_captions:
+        if not isinstance(caption, Shown) and not self.setup.family.rewrites_captions:
             return len(self._token_ids(caption))
         if self._rewriter is None:
             from cachestore.encode import tokens
 
             self._rewriter = tokens.Rewriter(self.setup)
-        with _refusing(caption):
+        with _refusing(caption.caption if isinstance(caption, Shown) else caption):
             return self._rewriter.count(caption)
 
     def _token_ids(self, caption: str, **options: Json) -> list[int]:

@@ -4,14 +4,15 @@ Only the pipeline knows what it makes of a caption. So it is called, with a toke
 modules: what it is about to cut is what counts. Imports torch and diffusers; loads a tokenizer and no weights.
 """
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 import torch
 
 from cachestore.encode.family import MAX_LENGTH_ARG
-from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_tokenizer
-from cachestore.encode.prompts import call_arguments, prompt_arguments
-from cachestore.encode.setup import TextSetup
+from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_processor, load_tokenizer
+from cachestore.encode.prompts import call_arguments, picture_arguments, prompt_arguments
+from cachestore.encode.setup import Shown, TextSetup
 from cachestore.errors import BadInput
 
 _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
@@ -28,28 +29,43 @@ class Rewriter:
             message = "a text encoder that stands alone rewrites no caption"
             raise BadInput(message)
         parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
-        parts[family.tokenizer] = _Listener(load_tokenizer(setup.components[family.tokenizer]))
+        parts[family.tokenizer] = _listener(setup)
         pipeline = build_pipeline(family.pipeline, parts, setup.settings)
         args = call_arguments(pipeline, setup.args)
-        self._class_name = family.pipeline
+        self._family = family
         self._encode_prompt = pipeline.encode_prompt
         self._arguments = prompt_arguments(pipeline.encode_prompt, args, 1, torch.device("cpu"))
         self._limit = family.tokenizer_limit or int(setup.args.get(MAX_LENGTH_ARG) or setup.max_tokens)
         self.dropped = 0
         """Tokens in front of each caption that are encoded and not kept, as far as captions were counted."""
 
-    def count(self, caption: str) -> int:
-        """How many rows a caption makes if it is not cut, those of its template included that are kept.
+    def count(self, caption: str | Shown) -> int:
+        """How many rows a caption makes if it is not cut, those of its template and pictures included that are kept.
 
         Raises what a tokenizer raises for a text that it does not take.
         """
+        arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, Shown) else {})
         try:
-            self._encode_prompt([caption], **self._arguments)
+            self._encode_prompt([caption.caption if isinstance(caption, Shown) else caption], **arguments)
         except _Heard as heard:
             self.dropped = heard.limit - self._limit
             return heard.tokens - self.dropped
-        message = f"encode_prompt of {self._class_name} should cut captions; the installed diffusers does otherwise"
+        message = f"encode_prompt of {self._family.pipeline} should cut captions; the installed diffusers does otherwise"
         raise BadInput(message)
+
+
+def _listener(setup: TextSetup) -> Foreign:
+    """What listens in the place of the tokenizer, or of the processor."""
+    reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
+    if shown is None:
+        return _Listener(load_tokenizer(reader))
+    processor = load_processor(reader)
+
+    def hear(text: Sequence[str], images: Any = None, **_options: Any) -> NoReturn:
+        pictures = () if images is None else images if isinstance(images, list) else (images,)
+        raise _Heard(processor.count(text[0], pictures), setup.max_tokens + shown.dropped)
+
+    return hear
 
 
 class _Heard(Exception):

@@ -23,6 +23,7 @@ from cachestore.captions import CaptionPolicy
 from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
+from cachestore.inputs import SHOWN
 from cachestore.keys import Key, Recipe, digest_parts, digest_text, input_key
 from cachestore.loading.assemble import LatentsPart, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
@@ -194,12 +195,25 @@ class CachedDataset(Dataset[SampleDict]):
         if any(list(text.column.at) != list(self._catalog.captions_at) for text in self._texts):
             message = f"the data set {self.name!r} does not have one entry for each caption; run `cachestore precompute` again"
             raise FormatError(message)
+        if policy.dropout:
+            self._check_alone()
         if policy.dropout and not all(_caption_key(text, "") in self._reader for text in self._texts):
             message = (
                 f"the caption policy drops captions, and the empty one is not encoded in {self._reader.layout.root}; run"
                 " `cachestore precompute` again"
             )
             raise MissingEntry(message)
+
+    def _check_alone(self) -> None:
+        """Refuse what needs the embeddings of a caption alone, where text encoders were shown each sample's own pictures beside it."""
+        if not any(SHOWN in text.column.options for text in self._texts):
+            return
+        message = (
+            f"the text encoder of the data set {self.name!r} was shown each sample's own pictures, so no caption has embeddings without"
+            " them; captions of your own, such as empty ones, are encoded from a manifest that has them in place of the samples' own,"
+            " under another --name"
+        )
+        raise BadInput(message)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, the shared epoch, and what was found out of all rows: no rows, no descriptors."""
@@ -326,7 +340,8 @@ class CachedDataset(Dataset[SampleDict]):
     def prompt(self, caption: str) -> dict[str, Any]:
         """The embeddings of any caption that this data set's encoders have encoded, as a batch of one: `data.prompt("")`.
 
-        Raises MissingEntry for one that was never encoded, BadInput for a data set without text.
+        Raises MissingEntry for one that was never encoded, BadInput for a data set without text, and for one whose text encoder was
+        shown pictures beside each caption: no caption has embeddings of its own there.
         """
         if not self._texts:
             help_text = (
@@ -334,6 +349,7 @@ class CachedDataset(Dataset[SampleDict]):
             )
             message = f"the data set {self.name!r} has no text embeddings; {help_text}"
             raise BadInput(message)
+        self._check_alone()
         keys = [_caption_key(text, caption) for text in self._texts]
         try:
             entries = self._reader.get_raw(keys)

@@ -8,8 +8,9 @@ It is the truth about pairing: which key belongs to which sample. Columns of the
     extras                  JSON objects, one a row
     key/<c>/at              where each row's cells of key column c start
     key/<c>/keys            16 bytes a cell; all zero where nothing was made
-    key/<c>/inputs          SHA-256 of what the cell was made from; all zero where unknown
-    key/<c>/stat            (size, mtime_ns) of the file it was made from; -1 where there is none, or where it cannot be trusted
+    key/<c>/inputs          SHA-256 of what the cell was made from, of several inputs `inputs.combined_digest`; all zero where unknown
+    key/<c>/stat            (size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or
+                            where it cannot be trusted
     key/<c>/<fact>          whole numbers of fixed width; -1 where unknown
 
 A row has one cell for each caption, or for each image of the role and variant, in order. The header says what column c is.
@@ -58,7 +59,7 @@ class KeyColumn:
     role: str
     fingerprint: str
     options: Mapping[str, Json]
-    """What else tells this column from others of the encoder: resolution, bucket step."""
+    """What else tells this column from others of the encoder: resolution, bucket step, the images shown beside captions."""
     at: Sequence[int]
     keys: Sequence[bytes]
     inputs: Sequence[bytes]

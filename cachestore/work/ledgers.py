@@ -12,15 +12,13 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, LedgerName, PassFolder, parse_ledger
 from cachestore.files.publish import note
 from cachestore.files.records import encode_record, read_record
+from cachestore.inputs import NO_STAT
 from cachestore.keys import Json, Key
 
 FORMAT: Final = "cachestore-ledger"
 VERSION: Final = 1
 
 Result = Literal["made", "found", "failed"]
-
-NO_STAT: Final = (-1, -1)
-"""Of a unit without a file, or whose file was modified so lately that its time proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,9 @@ class Outcome:
     key: Key | None = None
     """None only where it failed before its key was known."""
     input: str = ""
-    """SHA-256 (hex) of what it was made from; empty where unknown."""
+    """SHA-256 (hex) of what it was made from, `inputs.combined_digest`; empty where unknown."""
     stat: tuple[int, int] = NO_STAT
-    """(size, mtime_ns) of the file as it was read."""
+    """(size, mtime_ns) of the file as it was read; of several, `inputs.combined_stat`."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     reason: str = ""
     """Why it failed, in words."""

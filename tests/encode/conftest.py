@@ -64,6 +64,25 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def edit_built(tmp_path_factory):
+    """Builds a pipeline of Qwen-Image-Edit by its class, once: its folder, and the pipeline in memory with transformers' own processor."""
+    made = {}
+
+    def build(class_name) -> Built:
+        if class_name not in made:
+            import torch
+
+            torch.manual_seed(0)
+            pipeline, folder = tiny_families.qwen_edit(class_name), tmp_path_factory.mktemp(class_name)
+            pipeline.set_progress_bar_config(disable=True)
+            tiny_families.save_qwen_edit(pipeline, folder)
+            made[class_name] = Built(folder, pipeline, tiny_families.Family(None))
+        return made[class_name]
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def plain_model(tmp_path_factory):
     """A transformers text encoder's folder, with model and tokenizer in memory."""
     folder = tmp_path_factory.mktemp("plain")

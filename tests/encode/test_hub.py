@@ -85,6 +85,12 @@ def test_only_the_wanted_parts_are_fetched():
     assert not [name for name in files_to_fetch(FLUX, ["text"], None) if name.startswith("vae")]
 
 
+def test_a_processor_is_fetched_with_the_text_encoder_that_it_prepares_pictures_for():
+    names = ["model_index.json", "processor/preprocessor_config.json", "processor/vocab.json", "text_encoder/config.json"]
+    assert files_to_fetch([*names, "transformer/config.json"], ["text"], None) == names
+    assert files_to_fetch(names, ["latents"], None) == ["model_index.json"]
+
+
 def test_one_variant_of_the_weights_is_fetched():
     plain, half = (files_to_fetch(FLUX, ["text"], variant) for variant in (None, "fp16"))
     assert "text_encoder/model.safetensors" in plain

@@ -1,12 +1,15 @@
 """A family's entries through a store: precomputed, read as a trainer reads them."""
 
 import json
+import os
 import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from cachestore.errors import BadInput
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -106,3 +109,63 @@ def test_kontexts_control_images_come_as_its_pipeline_shows_them_to_the_denoiser
         run(image=batch["control_latents"][:1], **prompts),
     )
     assert (stored - own).norm() <= min(1e-5, float((other - own).norm()) / 100)
+
+
+@pytest.fixture
+def edits(tmp_path):
+    """A manifest of two edits, with pictures of small sides; the first is shown two pictures."""
+    for seed, name in enumerate("abcd"):
+        save_picture(tmp_path / f"{name}.png", seed)
+    rows = [
+        {"image": "a.png", "control": ["b.png", "d.png"], "caption": "wider"},
+        {"image": "c.png", "control": ["b.png"], "caption": "wider"},
+    ]
+    (tmp_path / "edits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "edits.jsonl"
+
+
+def save_picture(path, seed):
+    """A file that was modified long ago."""
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8)).save(path)
+    os.utime(path, (seed, seed))
+
+
+def test_text_that_saw_pictures_is_paired_with_them_made_anew_with_them_and_verified(edit_built, edits, tmp_path):
+    import cachestore as cs
+
+    store, model = str(tmp_path / "store"), str(edit_built("QwenImageEditPlusPipeline").folder)
+    options: dict[str, Any] = {"model": model, "store": store, "resolution": 64, "inline": True, "text_dtype": "float32"}
+    report = cs.precompute(str(edits), **options)
+    assert (report.complete, report.wanted, report.encoded) == (True, 6, 6)  # two texts, no empty caption; two pictures in each role
+    data = cs.CachedDataset(store, latents="mean")
+    batch = data.collate([data[0], data[1]])
+    assert batch["prompt_embeds"].shape[:2] == batch["prompt_embeds_mask"].shape
+    first, second = batch["prompt_embeds_mask"].sum(dim=1).tolist()
+    assert first > second, "two pictures take more rows than one"
+    assert data.mask_name == "prompt_embeds_mask"
+    with pytest.raises(BadInput, match=r"was shown each sample's own pictures.*under another --name"):
+        data.prompt("")
+    with pytest.raises(BadInput, match=r"was shown each sample's own pictures"):
+        cs.CachedDataset(store, captions=cs.CaptionPolicy(dropout=0.1))
+    assert cs.verify(store, recompute=6).ok
+    assert cs.precompute(str(edits), **options).encoded == 0
+    save_picture(edits.parent / "d.png", 9)
+    again = cs.precompute(str(edits), **options)
+    assert (again.complete, again.encoded) == (True, 2)  # the first sample's text, and the picture's latents
+    newer = cs.CachedDataset(store, latents="mean")
+    assert not newer[0]["prompt_embeds"].equal(data[0]["prompt_embeds"])
+    assert newer[1]["prompt_embeds"].equal(data[1]["prompt_embeds"])
+
+
+def test_empty_captions_beside_the_same_pictures_are_a_data_set_of_their_own(edit_built, edits, tmp_path):
+    import cachestore as cs
+
+    rows = [json.loads(line) | {"caption": ""} for line in edits.read_text().splitlines()]
+    (tmp_path / "empty.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store, model = str(tmp_path / "store"), str(edit_built("QwenImageEditPlusPipeline").folder)
+    for source, name in ((edits, "train"), (tmp_path / "empty.jsonl", "empty")):
+        report = cs.precompute(str(source), model=model, store=store, name=name, encode=("text",), inline=True)
+        assert (report.complete, report.encoded) == (True, 2)
+    data, empty = cs.CachedDataset(store), cs.CachedDataset(store, "empty")
+    assert data.ids == empty.ids
+    assert empty[0]["prompt_embeds"].shape[0] < data[0]["prompt_embeds"].shape[0]

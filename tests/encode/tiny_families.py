@@ -3,6 +3,7 @@
 Byte-level tokenizers give every character tokens, so that empty, short and long captions differ as they do with real ones.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -341,6 +342,38 @@ def qwenimage():
     model = transformer("QwenImageTransformer2DModel", patch_size=2, in_channels=16, out_channels=4, guidance_embeds=False, **heads)
     parts = {"vae": qwen_vae(), "text_encoder": qwen_vl(), "tokenizer": qwen_tokenizer(), "transformer": model}
     return of("diffusers", "QwenImagePipeline", **parts, scheduler=scheduler())
+
+
+def qwen_edit(class_name):
+    """A pipeline whose text encoder sees pictures, with everything but its processor, which torchvision would have to help construct."""
+    pipeline = qwenimage()
+    reader = qwen_tokenizer()
+    marks = {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>", "image_token_id": "<|image_pad|>"}
+    reader.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *marks.values()]})
+    for field, token in marks.items():
+        setattr(pipeline.text_encoder.config, field, reader.convert_tokens_to_ids(token))
+    parts = {name: getattr(pipeline, name) for name in ("vae", "text_encoder", "transformer", "scheduler")}
+    return of("diffusers", class_name, **parts, tokenizer=reader, processor=None)
+
+
+def qwen_processor(tokenizer, image_processor):
+    """A Qwen2VLProcessor without what its constructor looks up: torchvision's video processor."""
+    made = library("transformers").Qwen2VLProcessor.__new__(library("transformers").Qwen2VLProcessor)
+    made.tokenizer, made.image_processor, made.video_processor, made.chat_template = tokenizer, image_processor, None, None
+    made.image_token, made.video_token, made.video_token_id = "<|image_pad|>", "<|video_pad|>", -1
+    made.image_token_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    return made
+
+
+def save_qwen_edit(pipeline, folder):
+    """Save it as the published ones are, with a processor's folder, and give it the processor itself."""
+    save(Family(None), pipeline, folder)
+    pictures = library("transformers").Qwen2VLImageProcessorPil(patch_size=14, merge_size=2)
+    pipeline.tokenizer.save_pretrained(folder / "processor")
+    pictures.save_pretrained(folder / "processor")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "processor": ["transformers", "Qwen2VLProcessor"]}))
+    pipeline.processor = qwen_processor(pipeline.tokenizer, pictures)
 
 
 def ltx():

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.inputs import NO_STAT
 from cachestore.keys import Key
-from cachestore.work.ledgers import NO_STAT, Outcome
+from cachestore.work.ledgers import Outcome
 from cachestore.work.outcomes import Cells, Outcomes
 
 WIDTHS = {"size": 2, "tokens": 1}
