@@ -56,6 +56,7 @@ from cachestore.encode.family import (
     DEFAULT_OF_CALL,
     LIMIT,
     MAX_LENGTH_ARG,
+    PAST_LIMIT,
     SKIP_ARG,
     ZERO_ROWS,
     ShownPictures,
@@ -125,6 +126,33 @@ _QWEN_EDIT = TextFamily(
     rewrites_captions=True,
 )
 
+_SD3_JOINT: Mapping[str, Json] = {"join": ["prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"], "dim": -1}
+_SD3_POOLED: Mapping[str, Json] = {"join": ["pooled_prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder_2"], "dim": -1}
+_SD3_PARTS: Mapping[str, TextPart] = {
+    "text_encoder": TextPart("prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder", -2, (SKIP_ARG,)),
+    "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds.text_encoder_2", -2, (SKIP_ARG,)),
+}
+_SD3_WIDTH = "transformer.joint_attention_dim"
+
+_SD3_WITHOUT_T5 = TextFamily(
+    name="sd3-without-t5",
+    pipeline="StableDiffusion3Pipeline",
+    components=_TWO,
+    tokenizer="tokenizer",
+    max_tokens=77,
+    returns=("prompt_embeds", None, "pooled_prompt_embeds", None),
+    outputs={"prompt_embeds": {**_SD3_JOINT, "widen": _SD3_WIDTH}, "pooled_prompt_embeds": _SD3_POOLED},
+    # CLIP's 77 rows, then as many zeros as T5 would have rows, which the denoiser attends.
+    pad={"prompt_embeds": _padded(None, 77 + 256)},
+    trims={"prompt_embeds": PAST_LIMIT},
+    args={SKIP_ARG: None},
+    parts=_SD3_PARTS,
+    asks=(_SD3_WIDTH,),
+    vae_patch=2,
+    text_dtype="bfloat16",
+    vae_dtype="bfloat16",
+)
+
 _PIPELINES = (
     TextFamily(
         name="sd15",
@@ -164,19 +192,16 @@ _PIPELINES = (
             "prompt_embeds": {
                 "join": [
                     # CLIP's rows are as wide as T5's, filled up with zeros, and stand before them.
-                    {"join": ["prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"], "dim": -1, "widen": "text_encoder_3"},
+                    {**_SD3_JOINT, "widen": "text_encoder_3"},
                     "prompt_embeds.text_encoder_3",
                 ],
                 "dim": -2,
             },
-            "pooled_prompt_embeds": {"join": ["pooled_prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder_2"], "dim": -1},
+            "pooled_prompt_embeds": _SD3_POOLED,
         },
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
-        parts={
-            "text_encoder": TextPart("prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder", -2, (SKIP_ARG,)),
-            "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds.text_encoder_2", -2, (SKIP_ARG,)),
-            "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,)),
-        },
+        parts={**_SD3_PARTS, "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
+        without={"text_encoder_3": _SD3_WITHOUT_T5},
         vae_patch=2,
         text_dtype="bfloat16",
         vae_dtype="bfloat16",
@@ -573,6 +598,15 @@ def vae_family(class_name: str) -> VaeFamily:
     return VAE_FAMILIES[class_name]
 
 
+def as_it_comes(family: TextFamily, index: Mapping[str, Json]) -> TextFamily:
+    """A family's row for a model that may lack text encoders, as its model_index.json says; the row itself where it lacks none."""
+    for name, row in family.without.items():
+        entry = index.get(name)
+        if not isinstance(entry, list) or entry[:1] == [None]:
+            return row
+    return family
+
+
 def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
     """A family's row for some of its text encoders, called without the others; all of them give the row itself.
 
@@ -600,6 +634,9 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         tokenizer=counts,
         returns=(),
         outputs={name: {"from": name} for name in stored},
+        pad={name: pad for name, pad in family.pad.items() if name in stored},
+        trims={name: trim for name, trim in family.trims.items() if name in stored},
+        asks=(),
         constants={name: constant for name, constant in family.constants.items() if constant["like"] in stored},
         args={name: value for name, value in family.args.items() if any(name in part.args for part in parts.values())},
         called=chosen,
@@ -621,7 +658,8 @@ def form_names(form: Json) -> list[str]:
 def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[str, int] | None = None) -> dict[str, Json]:
     """The `read` block of a text recipe.
 
-    `limit` is the most tokens a caption can have, `widths` those of the text encoders by component: what rows leave open.
+    `limit` is the most tokens a caption can have, `widths` those of the text encoders by component and what a row `asks`: what rows leave
+    open.
     """
     pads = {name: {**pad, "length": limit if pad["length"] == LIMIT else pad["length"]} for name, pad in family.pad.items()}
     return {

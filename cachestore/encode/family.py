@@ -21,6 +21,9 @@ LIMIT: Final = "limit"
 ZERO_ROWS: Final = "zero rows"
 """Stands in a row's `trims` where no mask is returned and padding was set to zero."""
 
+PAST_LIMIT: Final = "past the limit"
+"""Stands in a row's `trims` where the pipeline adds zeros to as many rows as the tokenizer always makes, which are kept whole."""
+
 DEFAULT_OF_CALL: Final = "default_of_call"
 """`{DEFAULT_OF_CALL: DIGEST}` as an argument is what `__call__` of the installed diffusers has as its default, if that is the one with
 this digest: instructions of several kilobytes are neither copied here nor written into every recipe."""
@@ -88,8 +91,8 @@ class TextFamily:
     pad: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Outputs whose length differs from entry to entry. A `length` of LIMIT is filled in."""
     trims: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By output, how its padding is found and dropped: the returned mask that names its real rows, or ZERO_ROWS. An output in `pad`
-    and not here is returned without padding."""
+    """By output, how its padding is found and dropped: the returned mask that names its real rows, ZERO_ROWS, or PAST_LIMIT. An output in
+    `pad` and not here is returned without padding."""
     mask: str | None = None
     """The mask of `prompt_embeds` in a batch; None where the model wants none."""
     args: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -107,6 +110,10 @@ class TextFamily:
     """By name the text encoders that can be called alone; none where their outputs depend on each other, or nobody looked."""
     called: tuple[str, ...] = ()
     """Of `parts` those that are called, one by one; none where `encode_prompt` is."""
+    without: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
+    """By name text encoders that a model may come without, each with the row that then takes the place of this one."""
+    asks: tuple[str, ...] = ()
+    """`COMPONENT.FIELD` of config.json of components that are not loaded: the pipeline asks for them, and a form may `widen` to one."""
     is_found: bool = False
     """Whether this row was found by introspection, not written down: what it supposes is probed when the model is loaded."""
     is_masked: bool = False

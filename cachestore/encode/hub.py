@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor", "latents": r"vae"}
+_ASKED = ("transformer/config.json",)
+"""What some pipelines ask their denoiser for when they encode text: SD3 without T5 for a width. Its weights are never fetched."""
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors")
 
@@ -63,7 +65,7 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
         folder, _, base = name.rpartition("/")
         if name != INDEX and wanted.fullmatch(folder) and (base.endswith(_SETTINGS) or _WEIGHTS.fullmatch(base)):
             by_folder.setdefault(folder, []).append(name)
-    chosen = [INDEX] if INDEX in listed else []
+    chosen = [name for name in (INDEX, *(_ASKED if set(encode) - {"latents"} else ())) if name in listed and INDEX in listed]
     for files in by_folder.values():
         chosen += _of_variant(files, variant)
     return chosen

@@ -43,6 +43,8 @@ class LoadedModel:
     parts: Mapping[str, Any]
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Plain values of the pipeline's configuration."""
+    others: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """A pipeline's components that are left alone, by name."""
 
     def model(self, kind: str) -> Model:
         """What takes the place of a recognised folder; `kind` is what of it is used where there is no pipeline."""
@@ -74,6 +76,14 @@ class LoadedModel:
         else:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
         return Component(name, library, class_name, PLACE, {}, config=config, loaded=part, digests=digests)
+
+    def config(self, name: str) -> Mapping[str, Json]:
+        """The configuration of a component that need not be used. Raises BadInput where it is missing."""
+        part = self.parts.get(name, self.others.get(name))
+        if part is None:
+            message = f"the loaded model has no {name!r}, whose configuration its text encoders need; it is not used otherwise"
+            raise BadInput(message)
+        return _config(part)
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
@@ -115,7 +125,8 @@ def read_loaded(model: object) -> LoadedModel:
     pipeline: Any = model
     parts = {name: part for name, part in pipeline.components.items() if part is not None and _is_used(name)}
     settings = {name: value for name, value in pipeline.config.items() if isinstance(value, bool | int | float | str)}
-    return LoadedModel(_class_of("model", pipeline)[1], parts, settings)
+    others = {name: part for name, part in pipeline.components.items() if part is not None and name not in parts}
+    return LoadedModel(_class_of("model", pipeline)[1], parts, settings, others)
 
 
 def common_dtype(components: Mapping[str, Component], option: str, asked: str) -> str:

@@ -101,13 +101,18 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
-def build_pipeline(class_name: str, components: Mapping[str, Foreign], settings: Mapping[str, Json]) -> Foreign:
-    """A pipeline object around these components and plain values, with None for everything else that it must be given."""
+def build_pipeline(
+    class_name: str, components: Mapping[str, Foreign], settings: Mapping[str, Json], asked: Mapping[str, Json] | None = None
+) -> Foreign:
+    """A pipeline object around these components and plain values, with None for everything else that it must be given.
+
+    For each `COMPONENT.FIELD` in `asked`, something stands for that component whose config has this field.
+    """
     with _one_at_a_time:
         diffusers = importlib.import_module("diffusers")
         pipeline: Any = getattr(diffusers, class_name)
         required = [name for name, parameter in _parameters(pipeline) if parameter.default is parameter.empty]
-        given = {**settings, **components}
+        given = {**settings, **components, **_stand_ins(asked or {})}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
         except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing
@@ -146,6 +151,31 @@ class Absent:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+
+
+class _Configured(Absent):
+    """Stands for a component of whose configuration a few fields are known; the others are None."""
+
+    def __init__(self, fields: Mapping[str, Json]) -> None:
+        self._fields = _Fields(fields)
+
+    @property
+    def config(self) -> Absent:
+        """The fields that are known."""
+        return self._fields
+
+
+class _Fields(Absent):
+    def __init__(self, fields: Mapping[str, Json]) -> None:
+        vars(self).update(fields)
+
+
+def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
+    fields: dict[str, dict[str, Json]] = {}
+    for name, value in asked.items():
+        component, _, field = name.partition(".")
+        fields.setdefault(component, {})[field] = value
+    return {component: _Configured(known) for component, known in fields.items()}
 
 
 def free_memory() -> None:

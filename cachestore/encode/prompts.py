@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
-from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, SKIP_ARG, ZERO_ROWS, TextFamily
+from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
 from cachestore.encode.outputs import Entries, make_sound
@@ -73,7 +73,7 @@ class TextModules:
         if setup.family.called:
             self._call = _parts_call(parts, setup, device)
         else:
-            self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings), setup, device)
+            self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked), setup, device)
         if setup.family.pictures is not None:  # a probe would need pictures; such captions are encoded one by one anyway
             self.is_single = True
             return
@@ -212,6 +212,8 @@ class TextModules:
         if trim == ZERO_ROWS:
             real = tensor.ne(0).any(dim=-1).nonzero()
             return tensor[: int(real[-1]) + 1 if len(real) else 0]
+        if trim == PAST_LIMIT:
+            return tensor[: self._setup.max_tokens]
         masks = returned[trim]
         # Qwen-Image returns no mask where every row is real; AuraFlow's is repeated for each number of a row.
         return tensor if masks is None else tensor[masks[row].reshape(tensor.shape[0], -1)[:, 0].bool()]

@@ -172,9 +172,10 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     make |= {"settings": settings} if settings else {}
     make |= {"packages": _versions(family)} if family.cleaners else {}
     make |= {"pictures": _pictures(family.pictures)} if family.pictures else {}
-    widths = {name: text_width(component.config) for name, component in components.items()}
+    asked = _asked(model, family, request)
+    widths = {name: text_width(component.config) for name, component in components.items()} | asked
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
-    setup = TextSetup(family, components, max_tokens=limit, args=args, dtype=dtype, settings=settings, is_bucketed=is_bucketed)
+    setup = TextSetup(family, components, max_tokens=limit, args=args, dtype=dtype, settings=settings, asked=asked, is_bucketed=is_bucketed)
     return TextEncoder(recipe, setup, device=device, batch_size=request.batch_size)
 
 
@@ -232,12 +233,25 @@ def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tu
 
 
 def _family(model: Model, request: ModelRequest) -> TextFamily:
-    """The row of the model's pipeline, for the text encoders that are asked for."""
-    return _chosen(request.family or _pipeline_family(model), request)
+    """The row of the model's pipeline, for the text encoders that it has and that are asked for."""
+    return _chosen(families.as_it_comes(request.family or _pipeline_family(model), model.index), request)
 
 
 def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
     return families.with_encoders(family, [name for name in request.encode if is_text_encoder(name)] or family.encoders)
+
+
+def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str, Json]:
+    """What the family asks of components that are not loaded: their config.json alone is read. Raises BadInput where one does not say."""
+    found: dict[str, Json] = {}
+    for name in family.asks:
+        component, _, field_name = name.partition(".")
+        config = request.loaded.config(component) if request.loaded else models.read_json(model.folder / component / models.CONFIG)
+        if field_name not in config:
+            message = f"{model.folder} does not say {name}, which {family.pipeline} asks for, in {component}/{models.CONFIG}"
+            raise BadInput(message)
+        found[name] = config[field_name]
+    return found
 
 
 def _text_configs(model: Model, family: TextFamily) -> dict[str, dict[str, Json]]:

@@ -43,6 +43,8 @@ class TextSetup:
     dtype: str
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Plain values that the pipeline is built with."""
+    asked: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the family asks of components that are not loaded, by `COMPONENT.FIELD`."""
     is_bucketed: bool = False
     """Whether captions are padded to their own length, rounded up, instead of to the limit."""
 

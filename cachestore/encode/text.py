@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import ShownPictures
+from cachestore.encode.family import PAST_LIMIT, ShownPictures
 from cachestore.encode.setup import Padded, Shown, TextSetup, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed
@@ -41,7 +41,7 @@ PATCH, MERGED = 14, 2
 """Pixels of a patch's side, and patches of a token's, where a processor's settings do not say them."""
 
 ALONE = "alone"
-"""Marks the group of a caption that shares a batch with no other."""
+"""Marks the group of captions that share a batch with no other."""
 
 
 class TextEncoder:
@@ -96,7 +96,7 @@ class TextEncoder:
         if self.setup.family.pipeline is None:
             return self._prepare_ids(caption)
         if self.setup.family.pictures is not None:
-            return self._prepare_shown(self.setup.family.pictures, caption, contents, resolved.key)
+            return self._prepare_shown(self.setup.family.pictures, caption, contents)
         with self._lock:
             count = self._count(caption)
         group = self._group(caption, count)
@@ -113,13 +113,13 @@ class TextEncoder:
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
-    def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes], key: Key) -> Prepared:
+    def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes]) -> Prepared:
         """A caption with its pictures, decoded and resized. It shares a batch with no other. Raises EncodeFailed for what is no picture."""
         pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
         payload = Shown(caption, pictures)
         with self._lock:
             count = self._count(payload)
-        return Prepared(payload, (ALONE, key), self._facts(count), cost=count)
+        return Prepared(payload, (ALONE,), self._facts(count), cost=count)
 
     def _facts(self, tokens: int) -> dict[str, Json]:
         return {"tokens": tokens, "truncated": tokens > self.max_tokens}
@@ -207,7 +207,8 @@ class TextEncoder:
     def entry_bytes(self, tokens: int) -> int:
         """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
         family = self.setup.family
-        rows = min(tokens, self.max_tokens) if family.pad else self.max_tokens
+        is_whole = not family.pad or PAST_LIMIT in family.trims.values()
+        rows = self.max_tokens if is_whole else min(tokens, self.max_tokens)
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
         counting = family.tokenizer.replace("tokenizer", "text_encoder")

@@ -6,11 +6,12 @@ import pytest
 
 from cachestore.encode import families
 from cachestore.encode.families import PLAIN, TEXT_FAMILIES, VAE_FAMILIES, form_names
-from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, ZERO_ROWS
+from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, ZERO_ROWS
 from cachestore.errors import BadInput
 from cachestore.keys import canonical, digest_bytes
 
 ROWS = sorted(TEXT_FAMILIES)
+LACKING = [lacking for row in TEXT_FAMILIES.values() for lacking in row.without.values()]
 BATCH_ARGS = {"device", "num_images_per_prompt", "num_videos_per_prompt", "do_classifier_free_guidance", "batch_size"}
 
 
@@ -27,18 +28,19 @@ def test_an_unknown_class_is_refused_with_the_known_ones():
         families.vae_family("NoVae")
 
 
-@pytest.mark.parametrize("row", [PLAIN, *TEXT_FAMILIES.values()], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [PLAIN, *TEXT_FAMILIES.values(), *LACKING], ids=lambda row: row.name)
 def test_a_row_fits_together(row):
     assert set(row.outputs) <= set(row.returns)
     assert set(row.pad) <= set(row.outputs)
     assert row.tokenizer in row.components
     assert set(row.trims) <= set(row.pad)
-    assert set(row.trims.values()) <= {*row.returns, ZERO_ROWS}
+    assert set(row.trims.values()) <= {*row.returns, ZERO_ROWS, PAST_LIMIT}
     assert not row.is_masked or (MAX_LENGTH_ARG in row.args and "prompt_embeds" in row.pad and row.length_step is None)
     assert row.mask in {None, *row.outputs, *(pad["mask"] for pad in row.pad.values())}
     assert all(constant["like"] in row.outputs for constant in row.constants.values())
     for name, form in row.outputs.items():
-        assert set(form) in ({"from"}, {"join", "dim"})
+        assert set(form) - {"widen"} in ({"from"}, {"join", "dim"})
+        assert form.get("widen") in {None, *row.components, *row.asks}
         if "join" in form:
             assert all(part.removeprefix(f"{name}.") in row.components for part in form_names(form))
 

@@ -7,6 +7,7 @@ import shutil
 from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
 from cachestore.errors import BadInput, EncodeFailed
 from tests.encode import tiny_families
-from tests.encode.asking import batch_of, encoder_of, entries_of
+from tests.encode.asking import Built, batch_of, encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
 
@@ -208,13 +209,74 @@ def test_sd3_is_kept_by_component_and_joined_to_what_its_pipeline_makes(built, d
     torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled)
 
 
-def test_sd3_without_its_t5_is_refused_before_anything_is_loaded(built, digest, tmp_path):
+@pytest.fixture
+def sd3_without_t5(built, tmp_path):
+    """A folder as it is saved of a pipeline without T5; of the denoiser only the configuration can be read."""
+    folder = shutil.copytree(built("sd3").folder, tmp_path / "sd3")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "text_encoder_3": [None, None], "tokenizer_3": [None, None]}))
+    (folder / "transformer/config.json").write_text(json.dumps({"joint_attention_dim": 96}))
+    parts = {**built("sd3").pipeline.components, "text_encoder_3": None, "tokenizer_3": None}
+    pipeline = type(built("sd3").pipeline)(**parts)
+    pipeline.set_progress_bar_config(disable=True)
+    return Built(folder, pipeline, built("sd3").family)
 
-    shutil.copytree(built("sd3").folder, tmp_path / "sd3")
-    index = json.loads((tmp_path / "sd3/model_index.json").read_text())
-    (tmp_path / "sd3/model_index.json").write_text(json.dumps({**index, "text_encoder_3": [None, None]}))
-    with pytest.raises(BadInput, match="has no 'text_encoder_3'"):
-        encoders_for(ModelRequest(str(tmp_path / "sd3"), encode=["text"]), digest)
+
+def test_sd3_without_its_t5_keeps_what_clip_makes_and_the_zeros_come_back(sd3_without_t5, digest):
+    import torch
+
+    encoder = encoder_of(sd3_without_t5, digest, "text")
+    captions = ["a cat", "a caption of another length"]
+    assert {name: tuple(one.shape) for name, one in entries_of(encoder, ["a cat"])["a cat"].items()} == {
+        "prompt_embeds.text_encoder": (77, 32),
+        "prompt_embeds.text_encoder_2": (77, 48),
+        "pooled_prompt_embeds.text_encoder": (32,),
+        "pooled_prompt_embeds.text_encoder_2": (48,),
+    }
+    assert encoder.entry_bytes(3) >= 77 * (32 + 48) * 4
+    batch = batch_of(encoder, captions)
+    embeds, _, pooled, _ = own(sd3_without_t5, captions)
+    assert embeds.shape == (2, 77 + 256, 96)
+    torch.testing.assert_close(batch["prompt_embeds"], embeds)
+    torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled)
+    assert encoder.count_tokens(["a cat" * 40])[0] > encoder.max_tokens == 77
+
+    def run(**given):
+        options: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
+        with torch.inference_mode():
+            return sd3_without_t5.pipeline(**options, **given, generator=torch.Generator().manual_seed(0))[0]
+
+    expected = run(prompt=captions)
+    stored = {name: batch[name] for name in ("prompt_embeds", "pooled_prompt_embeds")}
+    effect = (run(**{name: one.flip(0) for name, one in stored.items()}) - expected).norm()
+    assert effect > 1e-5 * expected.norm(), "the captions make no difference to this tiny denoiser"
+    assert (run(**stored) - expected).norm() <= min(1e-5 * expected.norm(), effect / 100)
+
+
+def test_of_sd3_without_its_t5_one_text_encoder_alone_asks_the_denoiser_for_nothing(sd3_without_t5, digest):
+    (sd3_without_t5.folder / "transformer/config.json").unlink()
+    encoder = encoder_of(sd3_without_t5, digest, "text_encoder")
+    assert batch_of(encoder, ["a cat"])["prompt_embeds.text_encoder"].shape == (1, 77, 32)
+    with pytest.raises(BadInput, match=r"transformer/config.json is missing"):
+        encoder_of(sd3_without_t5, digest, "text")
+    (sd3_without_t5.folder / "transformer/config.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"does not say transformer\.joint_attention_dim, which StableDiffusion3Pipeline asks for"):
+        encoder_of(sd3_without_t5, digest, "text")
+
+
+def test_sd3_without_its_t5_in_memory_makes_what_its_folder_does(sd3_without_t5, digest):
+    import torch
+
+    from cachestore.encode.loaded import read_loaded
+
+    folder = encoder_of(sd3_without_t5, digest, "text")
+    loaded = encoders_for(ModelRequest("", encode=["text"], loaded=read_loaded(sd3_without_t5.pipeline)), digest)[0]
+    assert loaded.recipe.read == folder.recipe.read
+    torch.testing.assert_close(batch_of(loaded, ["a cat"])["prompt_embeds"], batch_of(folder, ["a cat"])["prompt_embeds"])
+    parts = {name: one for name, one in sd3_without_t5.pipeline.components.items() if name != "transformer"}
+    given = read_loaded({"_class_name": "StableDiffusion3Pipeline", **parts})
+    with pytest.raises(BadInput, match="has no 'transformer', whose configuration its text encoders need"):
+        encoders_for(ModelRequest("", encode=["text"], loaded=given), digest)
 
 
 def test_the_layers_that_flux2_puts_side_by_side_are_counted_in_its_size(built, digest):

@@ -17,9 +17,12 @@ def latents(**changes):
     return Recipe("latents", {}, {**recipes().latents.read, **changes})
 
 
-@pytest.mark.parametrize("family", [*families.TEXT_FAMILIES.values(), PLAIN], ids=lambda family: family.name)
+LACKING = [lacking for family in families.TEXT_FAMILIES.values() for lacking in family.without.values()]
+
+
+@pytest.mark.parametrize("family", [*families.TEXT_FAMILIES.values(), *LACKING, PLAIN], ids=lambda family: family.name)
 def test_the_recipe_of_every_family_is_known_whole(family):
-    widths = dict.fromkeys(family.components, 32)
+    widths = dict.fromkeys([*family.components, *family.asks], 32)
     block = parse_text(Recipe("text", {}, families.text_read(family, limit=77, widths=widths)))
     assert block.names() >= {"prompt_embeds", *family.constants}
     assert block.mask_name == family.mask
