@@ -29,12 +29,16 @@ class Batches(Generic[Item]):
         batch = self._waiting.setdefault(group, [])
         self._costs[group] = prepared.cost
         batch.append(item)
-        return self._waiting.pop(group) if len(batch) >= self.limit(group) else []
+        return self._take(group) if len(batch) >= self.limit(group) else []
 
     def rest(self) -> Iterator[list[Item]]:
         """What is left, a batch of each group, the costliest first; nothing of nothing. Empties it."""
         for group in sorted(self._waiting, key=lambda group: -self._costs[group]):
-            yield self._waiting.pop(group)
+            yield self._take(group)
+
+    def _take(self, group: Hashable) -> list[Item]:
+        del self._costs[group]
+        return self._waiting.pop(group)
 
     def limit(self, group: Hashable) -> int:
         """How many items of a group go into a batch."""
