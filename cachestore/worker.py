@@ -173,6 +173,7 @@ class Worker:
         self._appender.discard()
         for encoder in self.task.encoders:
             encoder.close()
+        self._close_stale()
         self.snapshot.close()
 
     def pause(self) -> None:
