@@ -6,16 +6,18 @@ modification times or the absolute path of the root.
 
 import codecs
 import csv
+import errno
 import hashlib
 import io
 import json
 import os
+import stat
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
@@ -28,6 +30,8 @@ Stat = tuple[int, int]
 UNTRUSTED: Final[Stat] = (-1, -1)
 FRESH_SECONDS: Final = 2.0
 """A file modified so shortly before it was read may change again within the same time stamp: its time proves nothing."""
+
+_OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
@@ -58,9 +62,12 @@ class Listing:
         return self.walk(remarks or Remarks())
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, with (size, mtime_ns). Raises OSError, also if the file changes while it is read."""
+        """The bytes behind a reference, with (size, mtime_ns).
+
+        Raises OSError, also for what is no regular file, and if the file changes while it is read.
+        """
         path = self.root / reference
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
             before = os.fstat(file.fileno())
             data = file.read()
             after = os.fstat(file.fileno())
@@ -73,7 +80,7 @@ class Listing:
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes behind a reference. Raises OSError."""
-        with (self.root / reference).open("rb") as file:
+        with _open_regular(self.root / reference) as file:
             return file.read(size)
 
     def stat(self, reference: str) -> Stat | None:
@@ -241,16 +248,52 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks) -> I
 def _images_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """(reference, path) of every image. Linked folders are followed, but not back into one they lie in; stores are skipped."""
     real = os.path.realpath(folder)
-    if real in above or (folder / MARKER).exists():
+    if real in above:
         return
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _images_below(Path(entry.path), f"{prefix}{entry.name}/", (*above, real))
-            elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
-                yield f"{prefix}{entry.name}", Path(entry.path)
+    for name, is_folder in _listed(folder):
+        path = folder / name
+        if is_folder:
+            yield from _images_below(path, f"{prefix}{name}/", (*above, real))
+        elif path.suffix.lower() in IMAGE_SUFFIXES:
+            yield f"{prefix}{name}", path
+
+
+def _listed(folder: Path) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder) of what is in a folder, sorted; nothing of a store, and no hidden name. Raises BadInput.
+
+    A name that ends like a picture's and is a fifo or device is refused: reading it might never end.
+    """
+    found: list[tuple[str, bool]] = []
+    try:
+        if (folder / MARKER).exists():
+            return []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                is_folder = entry.is_dir()
+                if not is_folder and Path(entry.name).suffix.lower() in IMAGE_SUFFIXES and not _is_readable(entry):
+                    message = f"{entry.path} is no regular file but a fifo, a socket or a device: move it out of the folder"
+                    raise BadInput(message)
+                found.append((entry.name, is_folder))
+    except OSError as error:
+        message = f"the folder {folder} cannot be listed ({error.strerror or error}): let this user read it, or move it out of the source"
+        raise BadInput(message) from error
+    return sorted(found)
+
+
+def _is_readable(entry: "os.DirEntry[str]") -> bool:
+    """Whether a name is a regular file or a link; one that leads nowhere fails when it is read, and alone."""
+    return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading without ever waiting for a fifo's other end. Raises OSError, for what is no regular file too."""
+    descriptor = os.open(path, _OPEN_FLAGS)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file but a fifo, a device or a folder", str(path))
 
 
 def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
@@ -258,8 +301,13 @@ def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rem
     for suffix in _CAPTION_SUFFIXES:
         try:
             text = _decode(path.with_suffix(suffix))
-        except (FileNotFoundError, IsADirectoryError):
+        except FileNotFoundError:
             continue
+        except OSError as error:
+            if path.with_suffix(suffix).is_dir():
+                continue
+            message = f"the captions {path.with_suffix(suffix)} cannot be read: {error.strerror or error}"
+            raise BadInput(message) from error
         lines = [line.strip() for line in _lines(text) if line.strip()]
         if caption_lines == "each":
             return tuple(lines) or ("",)
@@ -273,7 +321,8 @@ def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rem
 
 def _decode(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with _open_regular(path) as file:
+            return file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         message = f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8"
         raise BadInput(message) from error

@@ -3,6 +3,7 @@
 import json
 import os
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -464,7 +465,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch)
 
     def fstat(descriptor):
         seen.append(descriptor)
-        if len(seen) == 2:
+        if len(seen) == 3:  # after it was seen to be a regular file, and looked at before it is read
             os.utime(tmp_path / "a.png", ns=(7, 7))
         return really(descriptor)
 
@@ -536,3 +537,54 @@ def test_lines_are_split_as_those_of_a_text_file(tmp_path_factory, text):
 def test_a_column_named_as_what_a_batch_holds_is_refused(tmp_path, name):
     with pytest.raises(BadInput, match=f"a value of its own named '{name}'"):
         list(listed(manifest(tmp_path / "m.jsonl", {"id": "x", "caption": "c", name: 1})).samples)
+
+
+# What must not be waited for
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
+def test_a_fifo_that_is_named_like_a_picture_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"a")
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(BadInput, match=r"x\.png is no regular file"):
+        list_source(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
+def test_a_fifo_in_the_place_of_captions_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"a")
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(BadInput, match=r"a\.txt cannot be read"):
+        list_source(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
+def test_a_fifo_that_a_manifest_names_cannot_be_read_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.png")
+    (tmp_path / "m.jsonl").write_text('{"image": "x.png", "caption": "a"}\n')
+    listing = list_source(tmp_path / "m.jsonl")
+    for look in (listing.read, lambda reference: listing.head(reference, 10)):
+        with pytest.raises(OSError, match="no regular file"):
+            look("x.png")
+
+
+def test_a_link_that_leads_nowhere_is_listed_and_fails_alone(tmp_path):
+    (tmp_path / "x.png").symlink_to(tmp_path / "nothing")
+    listing = list_source(tmp_path)
+    assert [sample.id for sample in listing.samples()] == ["x.png"]
+    with pytest.raises(FileNotFoundError):
+        listing.read("x.png")
+
+
+def test_a_folder_that_may_not_be_listed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a" / "secret").mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(BadInput, match=r"the folder .*secret cannot be listed \(Permission denied\)"):
+        list_source(tmp_path)
