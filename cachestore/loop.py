@@ -202,7 +202,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
         if is_free and worker.claims.take(number, slot, after=claim):
             worker.beat.rise(phase="reconciling")
-            with closing(load_snapshot(job.layout, earlier=worker.snapshot, check_sizes=True)) as snapshot:
+            with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         if not is_first:  # rank 0 may still be telling what will be done, and has in memory what reconciling needs
             is_first = True

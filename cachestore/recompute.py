@@ -12,23 +12,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+from cachestore import upkeep
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
-from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
+from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.inputs import combined_digest, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
 from cachestore.reader import Reader
+from cachestore.reconcile import Reconciler
 from cachestore.request import PrecomputeRequest, encoders_of, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import CAPTION
-from cachestore.storage import verify as storage_verify
+from cachestore.sources import Listing
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
 from cachestore.tensors import RawTensor, to_raw
+from cachestore.upkeep import lost_catalogs, lost_generations
+from cachestore.work.passes import read_done
+from cachestore.work.plan import read_plan
+from cachestore.work.retention import Told
 from cachestore.work.workers import host_name
 
 T = TypeVar("T")
@@ -72,16 +78,33 @@ def repair(
         BadInput: the source or model cannot be found; pass where they are now.
     """
     report = repair_store(path, dry_run=dry_run)
-    if dry_run or not refill:
-        return report
     layout = open_layout(Layout(Path(path).absolute()))
+    lost = lost_catalogs(layout)
+    if dry_run:
+        return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
     moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
+    rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
+    report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
+    if not refill:
+        return finish_report(layout.root, report, find_lost=lost_generations) if lost else report
     refilled = 0
     for name in list_names(layout):
         catalog = newest_catalog(layout, name)
         if catalog is not None and _lacks_entries(layout, catalog):
             refilled += _refill(layout, catalog, moved)
-    return finish_report(layout.root, replace(report, refilled=refilled))
+    return finish_report(layout.root, replace(report, refilled=refilled), find_lost=lost_generations)
+
+
+def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
+    """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
+    try:
+        plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
+        hints: Mapping[str, Json] = done.request if done is not None else {}
+        data = Path(moved.get("data") or str(hints.get("data", layout.root)))
+        source = Listing(data if data.is_dir() else data.parent, "", lambda _remarks: iter(()))
+        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest)
+    except (FormatError, FileNotFoundError):
+        return False
 
 
 def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:
@@ -225,14 +248,14 @@ def verify(
         message = f"the number of entries to make again is 0 or more, not {recompute}"
         raise BadInput(message)
     if recompute == 0:
-        return storage_verify.verify(path, level, subset=subset, on_finding=on_finding)
+        return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
     layout = open_layout(Layout(Path(path).absolute()))
     moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
     with _library_defaults():
         catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
         makers, unknown = _find_makers(layout, catalogs, moved)
-        report = storage_verify.verify(path, level, subset=subset, on_finding=on_finding)
+        report = upkeep.verify(path, level, subset=subset, on_finding=on_finding)
         with closing(load_snapshot(layout)) as snapshot:
             wanted = _by_segment(catalogs, snapshot, makers)
         chosen = choose(wanted, recompute, seed)

@@ -21,9 +21,9 @@ from cachestore.inputs import NO_STAT, SHOWN, Stat, combined_digest, combined_st
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.samples import CAPTION
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
-from cachestore.storage.catalog_writer import publish_catalog
+from cachestore.storage.catalog_writer import publish_again, publish_catalog
 from cachestore.storage.commit import commit
-from cachestore.storage.snapshot import Snapshot
+from cachestore.storage.snapshot import Snapshot, visible_segments
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Numbers, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
@@ -107,7 +107,8 @@ class Reconciler:
     def close_round(self, opened: Round, snapshot: Snapshot) -> Done | None:
         """Reopen what is missing and return None, or commit, publish the catalog and end the pass.
 
-        Every partition of the round must have a ledger.
+        Every partition of the round must have a ledger. None also where something that was counted on went meanwhile, such as by garbage
+        collection: look again, with a newer snapshot.
         """
         history = self._history()
         missing = self._missing(history, snapshot)
@@ -291,18 +292,35 @@ class Reconciler:
 
     # The end
 
-    def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done:
+    def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done | None:
+        """Commit, publish the catalog and end the pass. None where a segment that was counted on went or was condemned meanwhile."""
         failpoint("reconcile.before_commit")
         with closing(commit(self.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
-            generation, digest = self._publish_catalog(outcomes, failed) if self.plan.catalog else (committed.generation, "")
+            generation, digest = committed.generation, ""
+            if self.plan.catalog:
+                generation, digest = publish_catalog(self.layout, self._make_catalog(outcomes, failed))
             failpoint("reconcile.before_done")
+            # Who collects garbage condemns before it looks what catalogs need; this looks what is condemned after its catalog stands.
+            # So one of the two sees the other, however long either was stopped in between.
+            if not snapshot.listed <= visible_segments(self.layout):
+                return None
             report = self._report(outcomes, failed, generation, digest, committed)
         beats = [beat for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
         report["stages"] = sum_stages(beats)
-        return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch])
+        return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch], self.request)
 
-    def _publish_catalog(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[int, str]:
+    def rebuild_catalog(self, generation: int, digest: str) -> bool:
+        """Publish a generation that this pass ended with once more, from plan and ledgers; False where it would not have its digest.
+
+        So nothing is published that was not published before.
+        """
+        outcomes = self._history().outcomes
+        without = (outcomes.states == FAILED) | ~outcomes.keyed
+        catalog = self._make_catalog(outcomes, dict.fromkeys(np.flatnonzero(without).tolist(), ""))
+        return publish_again(self.layout, catalog, generation, digest)
+
+    def _make_catalog(self, outcomes: Outcomes, failed: Mapping[int, str]) -> Catalog:
         previous = self._newest()
         columns = tuple(self._column(number, outcomes, failed) for number in range(len(self.plan.columns)))
         made = {column.encoder for column in columns}
@@ -314,7 +332,7 @@ class Reconciler:
         everything = (*kept, *columns)
         recipes = {recipe.fingerprint: recipe for recipe in self.plan.recipes}
         recipes |= _recipes_of(previous, kept)
-        catalog = Catalog(
+        return Catalog(
             name=self.plan.catalog,
             request={**_requests_of(previous, kept), **{column.encoder: dict(self.request) for column in columns}},
             recipes={column.fingerprint: recipes[column.fingerprint] for column in everything},
@@ -326,7 +344,6 @@ class Reconciler:
             columns=tuple(sorted(everything, key=lambda column: (column.encoder, column.role))),
             texts=self.plan.texts,
         )
-        return publish_catalog(self.layout, catalog)
 
     def _column(self, number: int, outcomes: Outcomes, failed: Mapping[int, str]) -> KeyColumn:
         """A key column of this plan; a failed cell keeps what it was made from, and has no key."""

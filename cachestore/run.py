@@ -217,7 +217,7 @@ def _unknown(wanted: Wanted) -> tuple[Reconciler, list[int]]:
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
     reconciler = Reconciler(wanted.layout, wanted.plan, ref, wanted.listing, "", key_without_reading(wanted.encoders))
-    with closing(load_snapshot(wanted.layout, check_sizes=True)) as snapshot:
+    with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
 
@@ -302,7 +302,7 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
 
     for remark in wanted.remarks:
         say(remark)
-    with closing(load_snapshot(layout, check_sizes=True)) as snapshot:
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         missing = reconciler.unknown(snapshot)
     looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
     if ref.number > 1 or looked.present:

@@ -149,7 +149,7 @@ class Worker:
         self.beat = beat
         self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
         self.attempts = Attempts(task.layout, self.claims.folder, beat.worker)
-        self.snapshot = load_snapshot(task.layout, check_sizes=True)
+        self.snapshot = load_snapshot(task.layout, for_planning=True)
         self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
         self._behind: Behind[_Kept] = Behind(APPEND_DEPTH if task.threads > 0 else 0)
         self._flights: deque[_Flight | Callable[[], None]] = deque()
@@ -271,7 +271,7 @@ class Worker:
     def _look_again(self) -> None:
         """See what the dead have acknowledged before doing their work over."""
         before = self.snapshot
-        self.snapshot = load_snapshot(self.task.layout, earlier=before, check_sizes=True)
+        self.snapshot = load_snapshot(self.task.layout, earlier=before, for_planning=True)
         before.close()
 
     def _do_recipe(self, opened: Round, station: _Station) -> bool:
@@ -393,7 +393,7 @@ class Worker:
         before = self.snapshot
         if self._published > UNCOVERED_LIMIT:
             self._published = 0
-            self.snapshot = load_snapshot(self.task.layout, earlier=before, check_sizes=True)
+            self.snapshot = load_snapshot(self.task.layout, earlier=before, for_planning=True)
             self._stale.append(before)
         newer = commit_if_due(self.task.layout, self.snapshot)
         if newer is not self.snapshot:

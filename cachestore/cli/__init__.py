@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why")
+COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop")
 
 OK: Final = 0
 ERROR: Final = 1

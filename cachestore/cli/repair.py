@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was done; 4 if something is still missing."""
+    """Print what was done; 4 if something is still missing, an entry or a data set's newest catalog."""
     from cachestore.recompute import repair
 
     report = repair(
@@ -41,4 +41,4 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name} {would}built again")
         for finding in report.findings:
             print(printable(f"{finding.kind}: {finding.message}"))
-    return DAMAGE if report.missing else OK
+    return DAMAGE if report.missing or any(finding.kind == "bad-catalog" for finding in report.findings) else OK

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte (the default)")
     level.add_argument("--quick", action="store_true", help="names, sizes, headers, index and catalogs only")
-    level.add_argument("--subset", metavar="N/T", help="read the N-th of T parts of the segments")
+    level.add_argument("--subset", metavar="N/T", type=_subset, help="read the N-th of T parts of the segments")
     again = parser.add_argument_group("making again")
     again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
     again.add_argument("--seed", metavar="S", type=int, help="another choice of these entries (default 0)")
@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":
     """Only what makes entries again loads the whole job, and with it torch."""
-    level, subset = "quick" if arguments.quick else "full", _subset(arguments.subset)
+    level, subset = "quick" if arguments.quick else "full", arguments.subset
     again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     if arguments.recompute == 0:
-        from cachestore.storage.verify import verify
+        from cachestore.upkeep import verify
 
         if again:
             message = f"--{next(iter(again)).replace('_', '-')} goes with --recompute N, which was not asked for"
@@ -74,11 +74,10 @@ def _tell(recomputed: Mapping[str, Any]) -> None:
     print(f"{chosen}: {recomputed['equal']} as stored, up to rounding, {recomputed['wrong']} wrong")
 
 
-def _subset(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _subset(text: str) -> tuple[int, int]:
+    """N/T as numbers; what is none is a usage error."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        message = f"--subset is N/T with 1 <= N <= T, not {text!r}"
-        raise BadInput(message)
+        message = f"N/T with 1 <= N <= T, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
     return int(part), int(parts)

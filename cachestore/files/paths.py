@@ -4,6 +4,7 @@
     segments/<2 hex>/<32 hex>.safetensors
     index/<n>-<32 hex>.lmdb
     catalogs/<name>/<n>.safetensors
+    catalogs/<name>/<n>.dropped
     recipes/<64 hex>.json
     plans/<32 hex>/plan.safetensors
     plans/<32 hex>/<pass>/rounds/<round>.json
@@ -13,6 +14,7 @@
     plans/<32 hex>/<pass>/done.json
     workers/<32 hex>.json  workers/<32 hex>.lock
     digests/<host>-<32 hex>.json
+    condemned/<32 hex>.json
     locks/<word>.lock
     quarantine/<name>
     tmp/<32 hex>.tmp
@@ -42,6 +44,7 @@ _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _SEGMENT = re.compile(r"([0-9a-f]{32})\.safetensors")
 _INDEX = re.compile(_NUMBER + r"-([0-9a-f]{32})\.lmdb")
 _CATALOG = re.compile(_NUMBER + r"\.safetensors")
+_DROPPED = re.compile(_NUMBER + r"\.dropped")
 _ROUND = re.compile(_NUMBER + r"\.json")
 _CLAIM = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 _LEDGER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.json")
@@ -50,6 +53,8 @@ _PASS = re.compile(_NUMBER)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"([0-9a-f]{64})\.json")
 _WORKER = re.compile(r"([0-9a-f]{32})\.json")
+_WORKER_LOCK = re.compile(r"([0-9a-f]{32})\.lock")
+_CONDEMNED = re.compile(r"([0-9a-f]{32})\.json")
 _TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
 _NAME_LIMIT = 200
 
@@ -146,6 +151,10 @@ class Layout:
         """The path of one generation of a catalog."""
         return self.catalog_folder(name) / f"{generation}.safetensors"
 
+    def dropped(self, name: str, generation: int) -> Path:
+        """The path of what says that a data set was dropped, up to a generation."""
+        return self.catalog_folder(name) / f"{generation}.dropped"
+
     @property
     def recipes(self) -> Path:
         """The folder of recipes."""
@@ -189,6 +198,15 @@ class Layout:
     def digests(self) -> Path:
         """The folder of cached digests of model files."""
         return self.root / "digests"
+
+    @property
+    def condemned(self) -> Path:
+        """The folder of lists of segments that are to go."""
+        return self.root / "condemned"
+
+    def condemned_list(self, digest: str) -> Path:
+        """The path of a list of segments that are to go, by the digest of its bytes."""
+        return self.condemned / f"{digest}.json"
 
     def lock(self, word: str) -> Path:
         """The path of a lock that saves work."""
@@ -275,6 +293,12 @@ def parse_catalog(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def parse_dropped(name: str) -> int | None:
+    """The generation up to which a data set was dropped, or None."""
+    match = _DROPPED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def parse_round(name: str) -> int | None:
     """The number in a round's file name, or None."""
     match = _ROUND.fullmatch(name)
@@ -321,6 +345,18 @@ def parse_recipe(name: str) -> str | None:
 def parse_worker(name: str) -> str | None:
     """The worker in the name of a beat, or None."""
     match = _WORKER.fullmatch(name)
+    return match[1] if match else None
+
+
+def parse_worker_lock(name: str) -> str | None:
+    """The worker in the name of a lock, or None."""
+    match = _WORKER_LOCK.fullmatch(name)
+    return match[1] if match else None
+
+
+def parse_condemned(name: str) -> str | None:
+    """The digest in the file name of a list of condemned segments, or None."""
+    match = _CONDEMNED.fullmatch(name)
     return match[1] if match else None
 
 

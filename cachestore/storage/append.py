@@ -14,6 +14,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.keys import Json, Key, canonical
+from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.entry import Entry, RawTensor, make_entry
 from cachestore.storage.places import Place
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
@@ -70,11 +71,16 @@ class Appender:
         lost by that: put the same entry again, and call `close_segment` again.
         """
         self.check_process()
+        return [] if key in self._entries else self.add(make_entry(key, tensors, meta))
+
+    def add(self, entry: Entry) -> list[Acknowledged]:
+        """Gather an entry that is made already; otherwise as `put`."""
+        self.check_process()
+        key = entry.key
         if key in self._entries:
             return []
-        entry = make_entry(key, tensors, meta)
         header_bytes = (
-            sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(meta))) + _TENSOR_HEADER_BYTES
+            sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(entry.meta))) + _TENSOR_HEADER_BYTES
         )
         if header_bytes > HEADER_BYTES:
             message = (
@@ -129,8 +135,13 @@ def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Ack
 
 
 def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition: int) -> Acknowledged | None:
-    """Publish these entries under the name of this edition; None where a damaged file has it, which is left to repair."""
+    """Publish these entries under the name of this edition; None where a damaged file has it, which is left to repair, or a condemned one.
+
+    A condemned name never comes back: whoever counts on entries must find them under another.
+    """
     digest, chunks = build_segment(entries, origin=origin, edition=edition)
+    if digest in condemned_segments(layout):
+        return None
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog
+from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped
 from cachestore.files.table import Digests, Table, offsets_of, open_table, read_table
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
@@ -251,6 +251,12 @@ def list_names(layout: Layout) -> list[str]:
 def list_generations(layout: Layout, name: str) -> list[int]:
     """The generations of a data set, oldest first."""
     return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+
+
+def last_generation(layout: Layout, name: str) -> int:
+    """The highest number that a generation of a data set ever had, dropped ones too; 0 where there was none. Numbers are not used again."""
+    names = names_in(layout.catalog_folder(name))
+    return max((n for parse in (parse_catalog, parse_dropped) for n in map(parse, names) if n is not None), default=0)
 
 
 def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:

@@ -1,15 +1,18 @@
 """Writing catalogs: their bytes, and publishing them put-if-absent. Reading is in `catalog`, which trainers load."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
+from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, canonical
-from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, list_generations, newest_catalog
+from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation, newest_catalog
+
+DROPPED_FORMAT: Final = "cachestore-dropped"
 
 
 def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
@@ -74,11 +77,32 @@ def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
         newest = newest_catalog(layout, catalog.name, io="mmap")
         if newest is not None and newest.digest == digest and _same_stats(newest, catalog):
             return newest.generation, digest
-        generation = max(list_generations(layout, catalog.name), default=0) + 1
+        generation = last_generation(layout, catalog.name) + 1
         failpoint("catalog.before_publish")
         if publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True):
             failpoint("catalog.after_publish")
             return generation, digest
+
+
+def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
+    """Publish a generation that is gone under the number it had; False, and nothing is published, where its digest is another."""
+    found, chunks = encode_catalog(catalog)
+    if found != digest:
+        return False
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.catalog_folder(catalog.name))
+    publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
+    return True
+
+
+def mark_dropped(layout: Layout, name: str) -> None:
+    """Keep the numbers that a data set's generations had from being used again: who pinned one must never be handed another. Durable."""
+    generation = last_generation(layout, name)
+    if generation == 0:
+        return
+    body = {"generation": generation}
+    make_folder(layout, layout.temporary)
+    publish(layout, layout.dropped(name, generation), [encode_record(DROPPED_FORMAT, VERSION, body)], read_only=True)
 
 
 def _same_stats(one: Catalog, other: Catalog) -> bool:

@@ -26,6 +26,10 @@ STALE_SECONDS: Final = 60.0
 """For so long a listed name may still be denied by a file system that remembers that it was not there."""
 _LOOK_SECONDS: Final = 0.1
 
+_FOLDERS: Final = frozenset(
+    {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "condemned", "locks", "quarantine"}
+)
+
 UNCOVERED_LIMIT: Final = 512
 """Any worker commits when more segments than this are uncovered, so that opening a store never reads many headers."""
 
@@ -36,9 +40,7 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     names = names_in(root)
     if layout.marker.name in names:
         return _open_listed(layout)
-    foreign = [
-        name for name in names if name not in {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "locks"}
-    ]
+    foreign = [name for name in names if name not in _FOLDERS]
     if foreign or (root.exists() and not root.is_dir()):
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
         raise BadInput(message)
@@ -64,11 +66,16 @@ def _open_listed(layout: Layout) -> Layout:
 def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     """Publish an index that covers every readable segment, and return a snapshot with it. Does nothing when nothing is new.
 
-    Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks.
+    Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
+    where `snapshot` was; the index covers condemned segments too, as they are still read.
     """
     before = load_snapshot(layout, earlier=snapshot)
+    for_planning = snapshot is not None and snapshot.for_planning
     if not before.uncovered and not before.vanished and (before.index is not None or not before.listed):
-        return before
+        if not for_planning:
+            return before
+        with closing(before):
+            return load_snapshot(layout, earlier=before, for_planning=True)
     with closing(before):
         make_folder(layout, layout.temporary)
         make_folder(layout, layout.indexes)
@@ -85,7 +92,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
         publish_file(layout, temporary, layout.index(name))
         verdict = check(layout, name)
         failpoint("commit.after_index")
-    return load_snapshot(layout, verdict=verdict)
+    return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
 
 
 def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:

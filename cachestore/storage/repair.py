@@ -8,8 +8,8 @@ A file that cannot be read (an I/O error) is left where it is. Running it again 
 find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,8 +23,7 @@ from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
-from cachestore.storage.entry import Entry, split
-from cachestore.storage.segment import StoredEntry, read_contents
+from cachestore.storage.segment import StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
 
@@ -57,6 +56,8 @@ class _Damaged:
     entries: tuple[StoredEntry, ...]
     """Where each may stand: as the header says, and as the index says."""
     good: int
+    origin: str
+    """Which pass wrote it, as far as that can still be told; else empty, as of a writer, so that nothing takes it for superfluous."""
 
 
 def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
@@ -78,9 +79,11 @@ def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0))
 
 
-def finish_report(root: Path, report: RepairReport) -> RepairReport:
+def finish_report(root: Path, report: RepairReport, *, find_lost: Callable[[Layout], Mapping[str, int]] | None = None) -> RepairReport:
     """The same report with what is still wrong now."""
-    left = tuple(finding for finding in verify(root, "quick").findings if finding.kind not in {"stale-temp", "foreign-file"})
+    left = tuple(
+        finding for finding in verify(root, "quick", find_lost=find_lost).findings if finding.kind not in {"stale-temp", "foreign-file"}
+    )
     missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
     return RepairReport(report.salvaged, report.quarantined, report.rebuilt, missing, report.refilled, findings=left)
 
@@ -92,9 +95,17 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
         return None
     try:
         entries = _entries_of(layout, snapshot, digest)
-        return _Damaged(digest, entries, len(good_entries(layout, digest, entries)))
+        return _Damaged(digest, entries, len(good_entries(layout, digest, entries)), _origin_of(layout, snapshot, digest))
     except OSError:
         return None
+
+
+def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
+    """Who wrote a segment, by its header, else by the index."""
+    with suppress(FormatError, OSError):
+        return read_contents(layout.segment(digest)).origin
+    refs = snapshot.index.segments.values() if snapshot.index is not None else ()
+    return next((ref.origin for ref in refs if ref.digest == digest), "")
 
 
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
@@ -123,9 +134,9 @@ def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapp
 
 def _salvage(layout: Layout, damaged: _Damaged) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
-    good = [_copy(entry, run) for entry, run in good_entries(layout, damaged.digest, damaged.entries)]
+    good = [as_entry(entry, run) for entry, run in good_entries(layout, damaged.digest, damaged.entries)]
     if good:
-        publish_segment(layout, good, origin="repair")
+        publish_segment(layout, good, origin=damaged.origin)
     failpoint("repair.after_salvage")
     make_folder(layout, layout.quarantine)
     saved = {entry.key for entry in good}
@@ -133,12 +144,6 @@ def _salvage(layout: Layout, damaged: _Damaged) -> None:
         body: dict[str, Json] = {"segment": damaged.digest, "keys": [str(key) for key in bad]}
         publish(layout, layout.quarantine / f"{damaged.digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
     _quarantine(layout, layout.segment(damaged.digest))
-
-
-def _copy(entry: StoredEntry, run: bytearray) -> Entry:
-    """A stored entry as one that is about to be written."""
-    buffers = tuple(raw for _dtype, _shape, raw in split(entry.specs, memoryview(run)).values())
-    return Entry(entry.key, entry.specs, buffers, entry.meta, entry.checksum)
 
 
 def _quarantine(layout: Layout, path: Path) -> None:
@@ -154,7 +159,7 @@ def _quarantine(layout: Layout, path: Path) -> None:
 
 def _broken_files(layout: Layout) -> list[str]:
     """Index files, catalogs and recipes that do not match their checksums; newer formats are not ours to judge."""
-    kinds = {"bad-index", "bad-catalog", "bad-recipe"}
+    kinds = {"bad-index", "bad-catalog", "bad-recipe", "bad-list"}
     found = {
         finding.path
         for finding in verify(layout.root, "quick").findings

@@ -13,6 +13,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import read_record
 from cachestore.keys import Key
+from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.places import Place, SegmentRef
 from cachestore.storage.segment import SegmentContents, read_contents
@@ -36,7 +37,9 @@ class Snapshot:
     unreadable: Mapping[str, str]
     """Segments whose header could not be read, with the reason; their entries count as missing."""
     listed: frozenset[str] = field(default_factory=frozenset[str])
-    """Digests of all segments that were there."""
+    """Digests of all segments that were there; without the condemned ones where it is for planning."""
+    for_planning: bool = False
+    """Whether it shows only what may be counted on: no condemned segment, and none of another size than was published."""
 
     def find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """Places of each key, the smallest segment name first; an empty list for a key that is not there."""
@@ -138,6 +141,11 @@ def list_segments(layout: Layout) -> frozenset[str]:
     return frozenset(found)
 
 
+def visible_segments(layout: Layout) -> frozenset[str]:
+    """Digests of the segments that may be counted on: those that are there and not condemned. Only ever loses a segment for good."""
+    return list_segments(layout) - condemned_segments(layout)
+
+
 def list_indexes(layout: Layout) -> list[IndexName]:
     """All index names, the one to be used first."""
     found = [name for name in map(parse_index, names_in(layout.indexes)) if name]
@@ -145,23 +153,24 @@ def list_indexes(layout: Layout) -> list[IndexName]:
 
 
 def load_snapshot(
-    layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None, check_sizes: bool = False
+    layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None, for_planning: bool = False
 ) -> Snapshot:
     """Look at a store now. Headers of the tail that `earlier` holds are not read again; a `verdict` saves checking the index.
 
-    A damaged index is passed over for an older one: with none left, the headers of all segments are read. With `check_sizes` a segment
-    of another size than the index or `earlier` says counts as vanished: what decides whether to encode again looks, what reads need not.
+    A damaged index is passed over for an older one: with none left, the headers of all segments are read. What decides
+    whether to encode again looks closer: with `for_planning` a segment counts as vanished that is condemned, or of another size than the
+    index or `earlier` says.
     """
     index = _open_newest(layout, earlier, verdict)
     # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
-    listed = list_segments(layout)
+    listed = visible_segments(layout) if for_planning else list_segments(layout)
     refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
     covered = {ref.digest for ref in refs.values()}
     vanished = frozenset(
-        number for number, ref in refs.items() if ref.digest not in listed or (check_sizes and not _has_its_size(layout, ref))
+        number for number, ref in refs.items() if ref.digest not in listed or (for_planning and not _has_its_size(layout, ref))
     )
     known = dict(earlier.uncovered) if earlier is not None else {}
-    if check_sizes:
+    if for_planning:
         known = {digest: contents for digest, contents in known.items() if _has_its_size(layout, ref_of(digest, contents))}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
@@ -170,7 +179,7 @@ def load_snapshot(
             uncovered[digest] = known.get(digest) or read_contents(layout.segment(digest))
         except (FormatError, OSError) as error:
             unreadable[digest] = str(error)
-    return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed)
+    return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed, for_planning)
 
 
 @dataclass(frozen=True, slots=True)

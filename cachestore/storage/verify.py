@@ -22,6 +22,8 @@ from cachestore.files.paths import (
     decode_name,
     is_temporary,
     parse_catalog,
+    parse_condemned,
+    parse_dropped,
     parse_index,
     parse_plan,
     parse_recipe,
@@ -32,6 +34,7 @@ from cachestore.files.records import read_record
 from cachestore.keys import Json, Key, Recipe
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
+from cachestore.storage.condemned import read_condemned
 from cachestore.storage.entry import begin_checksum, checksum_of
 from cachestore.storage.index import check
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
@@ -45,6 +48,7 @@ Kind = Literal[
     "bad-index",
     "bad-catalog",
     "bad-recipe",
+    "bad-list",
     "unreadable",
     "stale-temp",
     "foreign-file",
@@ -59,6 +63,7 @@ _OUR_NAMES: Final[Mapping[str, Callable[[str], object]]] = {
     "index": parse_index,
     "recipes": parse_recipe,
     "plans": parse_plan,
+    "condemned": parse_condemned,
     "catalogs": decode_name,
 }
 _FREE_FOLDERS: Final = frozenset({"segments", "locks", "quarantine", "digests", "workers", "tmp"})
@@ -114,6 +119,7 @@ def verify(
     *,
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
+    find_lost: Callable[[Layout], Mapping[str, int]] | None = None,
 ) -> VerifyReport:
     """Check a store and change nothing.
 
@@ -122,6 +128,7 @@ def verify(
         level: "full" reads every byte, "quick" names, sizes and headers.
         subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
         on_finding: called with each finding as it is made.
+        find_lost: tells of newest catalogs that are gone, by data set, as only passes know of them.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -133,13 +140,14 @@ def verify(
         raise BadInput(message)
     started = time.monotonic()
     layout = open_layout(Layout(Path(path).absolute()))
+    lost: Mapping[str, int] = find_lost(layout) if find_lost is not None else {}
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
     needed = dict(_needed(layout))
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
         looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
-        for finding in _all_findings(layout, snapshot, looked, needed):
+        for finding in (*_lost_catalogs(layout, lost), *_all_findings(layout, snapshot, looked, needed)):
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
@@ -171,6 +179,7 @@ def _all_findings(
     yield from _look_at_indexes(layout, snapshot)
     yield from _look_at_recipes(layout)
     yield from _look_at_catalogs(layout)
+    yield from _look_at_lists(layout)
     if not any(one.is_unreadable for one in looked):
         # What an unreadable segment holds is unknown, so nothing can be called missing.
         yield from _missing(needed, good)
@@ -358,6 +367,25 @@ def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
                 yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
 
 
+def _lost_catalogs(layout: Layout, lost: Mapping[str, int]) -> Iterator[Finding]:
+    for name, generation in lost.items():
+        where = str(layout.catalog(name, generation).relative_to(layout.root))
+        message = f"{where} is gone though a pass published it; run `cachestore repair {layout.root}`, which builds it again"
+        yield Finding("bad-catalog", where, message)
+
+
+def _look_at_lists(layout: Layout) -> Iterator[Finding]:
+    """Lists of condemned segments. A damaged one counts for nobody: what it names is looked at anew by the next `gc`."""
+    for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
+        where = f"condemned/{digest}.json"
+        try:
+            read_condemned(layout.condemned_list(digest))
+        except FormatError as error:
+            yield Finding("bad-list", where, str(error))
+        except OSError as error:
+            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+
+
 def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
     """Each key that a catalog names, with the id of its sample."""
     for column in catalog.columns:
@@ -417,7 +445,9 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
         yield from (_foreign(f"{folder}/{name}") for name in names_in(layout.root / folder) if parse(name) is None)
     for name in list_names(layout):
         folder = layout.catalog_folder(name)
-        yield from (_foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is None)
+        yield from (
+            _foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is parse_dropped(file) is None
+        )
     yield from _strange_segments(layout)
     yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))
     yield from _stale_temporaries(layout)

@@ -5,7 +5,7 @@ list what reconcile reopened. `done.json` ends the pass.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachestore.errors import FormatError
@@ -77,6 +77,8 @@ class Done:
 
     report: Mapping[str, Json]
     launches: tuple[str, ...]
+    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the catalog's header keeps as hints, so that it can be built again with them."""
 
 
 def list_passes(layout: Layout, plan: str) -> list[int]:
@@ -86,26 +88,29 @@ def list_passes(layout: Layout, plan: str) -> list[int]:
 
 def read_done(layout: Layout, ref: PassRef) -> Done | None:
     """How a pass ended, or None while it has not. Found by listing. A damaged one counts as not there."""
-    if not _is_listed(layout, ref):
+    if not has_ended(layout, ref):
         return None
     try:
         body = read_record(ref.folder(layout).done, DONE_FORMAT, VERSION)
     except (FormatError, FileNotFoundError):
         return None
-    return Done(body["report"], tuple(body["launches"]))
+    return Done(body["report"], tuple(body["launches"]), body.get("request", {}))
 
 
-def _is_listed(layout: Layout, ref: PassRef) -> bool:
+def has_ended(layout: Layout, ref: PassRef) -> bool:
     """Whether a pass has ended, by listing; the record itself may be damaged."""
     folder = ref.folder(layout)
     return folder.done.name in names_in(folder.root)
 
 
-def publish_done(layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str]) -> Done:
+def publish_done(
+    layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str], request: Mapping[str, Json] | None = None
+) -> Done:
     """End a pass; who comes second gets the first one's report."""
-    body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches))}
+    hints: dict[str, Json] = dict(request or {})
+    body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches)), "request": hints}
     publish(layout, ref.folder(layout).done, [encode_record(DONE_FORMAT, VERSION, body)])
-    return read_done(layout, ref) or Done(report, tuple(launches))
+    return read_done(layout, ref) or Done(report, tuple(launches), hints)
 
 
 def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
@@ -113,7 +118,7 @@ def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
     numbers = list_passes(layout, plan)
     if numbers:
         newest = PassRef(plan, numbers[-1])
-        if not _is_listed(layout, newest):
+        if not has_ended(layout, newest):
             if _is_sound(layout, newest):
                 return _make(layout, newest)
         elif (done := read_done(layout, newest)) is not None and launch in done.launches:

@@ -12,7 +12,9 @@ from cachestore.storage.snapshot import list_segments
 from tests import fakes
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why")
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop")
+OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
+"""What commands need that are about a sample or a data set."""
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def run_json(run):
 
 def arguments_of(command, store):
     """A command with the least it needs."""
-    return [command, store, *({"show": ["0.png"], "why": ["0.png"]}.get(command, []))]
+    return [command, store, *OF_SOMETHING.get(command, [])]
 
 
 def flip(store):
@@ -77,6 +79,21 @@ def flip(store):
 
 
 # Exit codes
+
+
+def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
+    assert "written anew" in run("compact", store, "--dry-run")[1]
+    assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
+    assert "would be condemned" in run("gc", store)[1]
+    assert "readable for 0 h more" in run("gc", store, "--apply", "--grace", "0")[1]
+    assert " 0 segments" not in run("gc", store, "--apply", "--grace", "0")[1].splitlines()[0]
+    assert list_segments(Layout(store)) == frozenset()
+    assert run("drop", store, "train")[0] == ERROR
+
+
+@pytest.mark.parametrize("hours", ["-1", "x", "nan", "inf"])
+def test_a_grace_that_is_none_is_refused(run, store, hours):
+    assert run("gc", store, f"--grace={hours}")[0] == USAGE
 
 
 def test_no_command_is_a_usage_error(run):
@@ -112,9 +129,9 @@ def test_an_error_with_json_is_an_object_on_stdout_too(run, command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ON_STORES)
-def test_every_command_works_on_a_store_of_nothing_but_those_that_name_a_sample(run, command, tmp_path):
+def test_every_command_works_on_a_store_of_nothing_but_those_that_name_something(run, command, tmp_path):
     cs.open(tmp_path / "store", mode="a").close()
-    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if command in {"show", "why"} else OK)
+    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if command in OF_SOMETHING else OK)
 
 
 @pytest.mark.parametrize("command", ON_STORES)
@@ -130,6 +147,47 @@ def test_damage_is_4_for_verify_and_repair_is_4_only_while_something_is_missing(
     assert run("verify", store)[0] == OK
 
 
+def test_a_catalog_that_was_deleted_is_noticed_and_built_again_byte_for_byte(run, run_json, data, store):
+    (data / "3.png").write_bytes(b"picture 3")
+    os.utime(data / "3.png", (3, 3))
+    assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
+    path = Layout(store).catalog("train", 2)
+    before = path.read_bytes()
+    path.unlink()
+    code, report = run_json("verify", store, "--quick")
+    assert (code, [(finding["kind"], finding["path"]) for finding in report["findings"]]) == (
+        DAMAGE,
+        [("bad-catalog", "catalogs/train/2.safetensors")],
+    )
+    assert run_json("repair", store, "--dry-run")[1]["rebuilt"] == ["train"]
+    code, repaired = run_json("repair", store)
+    assert (code, repaired["rebuilt"]) == (OK, ["train"])
+    assert path.read_bytes() == before
+    assert run("verify", store)[0] == OK
+
+
+def test_a_damaged_newest_catalog_is_put_aside_and_built_again(run_json, store):
+    path = Layout(store).catalog("train", 1)
+    before = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(before[:-20])
+    code, repaired = run_json("repair", store)
+    assert (code, repaired["rebuilt"]) == (OK, ["train"])
+    assert path.read_bytes() == before
+
+
+def test_a_deleted_catalog_whose_plan_is_gone_too_is_not_guessed_at(run, run_json, data, store):
+    layout = Layout(store)
+    layout.catalog("train", 1).unlink()
+    [plan] = os.listdir(layout.plans)
+    layout.plan(plan).unlink()
+    code, repaired = run_json("repair", store)
+    assert (repaired["rebuilt"], [finding["kind"] for finding in repaired["findings"]]) == ([], ["bad-catalog"])
+    assert code == DAMAGE
+    assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
+    assert run("verify", store)[0] == OK
+
+
 def test_quick_verify_and_a_part_that_holds_no_damage_do_not_see_a_flipped_byte(run, store):
     flip(store)
     assert run("verify", store, "--quick")[0] == OK
@@ -140,7 +198,7 @@ def test_quick_verify_and_a_part_that_holds_no_damage_do_not_see_a_flipped_byte(
 
 @pytest.mark.parametrize("subset", ["0/2", "3/2", "x", "1", "1/0", "-1/2"])
 def test_a_part_that_is_none_is_refused(run, store, subset):
-    assert run("verify", store, f"--subset={subset}")[0] in {ERROR, USAGE}
+    assert run("verify", store, f"--subset={subset}")[0] == USAGE
 
 
 def test_failures_are_3_and_within_the_limit_0(run, data, store):
@@ -485,4 +543,4 @@ print(codes, sorted({"torch", "transformers", "diffusers", "PIL"} & set(sys.modu
 def test_looking_at_a_store_never_imports_torch(store):
     commands = [list(map(str, arguments_of(command, store))) for command in ON_STORES]
     _out, err = fakes.program(LOADED, json.dumps([*commands, ["verify", str(store), "--quick"]])).communicate(timeout=50)
-    assert err == f"{[OK] * 8} []\n"
+    assert err == f"{[OK] * (len(ON_STORES) + 1)} []\n"

@@ -15,9 +15,15 @@ from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
 from cachestore.keys import key
 from cachestore.reader import Reader
-from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.append import publish_segment
+from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.storage.catalog_writer import publish_catalog
+from cachestore.storage.commit import create_store
+from cachestore.storage.entry import make_entry
+from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
 from cachestore.storage.verify import HARMLESS, verify
+from cachestore.upkeep import collect, compact
 
 WRITE = """
 from cachestore.keys import Recipe, key
@@ -54,6 +60,17 @@ from cachestore.storage.repair import repair_store
 
 def work(root, say):
     repair_store(root)
+    say(100)
+"""
+
+TIDY = """
+from cachestore.upkeep import collect, compact
+
+def work(root, say):
+    compact(root)
+    say(1)
+    collect(root, apply=True, grace_seconds=0)
+    collect(root, apply=True, grace_seconds=0)
     say(100)
 """
 
@@ -123,7 +140,9 @@ def values_of(numbers):
     return [WRITER["value"](n) for n in numbers]
 
 
-@pytest.mark.parametrize("place", [place for place in places_in("files", "storage") if not place.startswith("repair.")])
+@pytest.mark.parametrize(
+    "place", [place for place in places_in("files", "storage") if not place.startswith(("repair.", "gc.", "compact."))]
+)
 def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same_command_goes_on(tmp_path, place):
     for root, said in lives(WRITE, tmp_path / "lives", place):
         acknowledged = [m for n in said if n < 100 for m in (n, n + 1)]
@@ -157,6 +176,41 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
         assert values_in(root, valid) == values_of(valid)
         left = [finding for finding in verify(root).findings if finding.kind not in HARMLESS]
         assert {(finding.kind, finding.key) for finding in left} == {("missing-entry", str(key("1")))}
+
+
+@pytest.mark.parametrize(
+    "place", [place for place in places_in("files", "storage") if place.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))]
+)
+def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_command_goes_on(tmp_path, place):
+    template = tmp_path / "template"
+    layout = create_store(template)
+    write(template)
+    for n in range(6, 10):  # what precomputes made, of which nothing names 8 and 9
+        entry = make_entry(key(str(n)), WRITER["value"](n), {"input_digest": ""})
+        publish_segment(layout, [entry], origin=f"{n:032x}/1")
+    column = make_column("own", "caption", "f" * 64, {}, [[Cell(key("6")), Cell(key("7"))]])
+    publish_catalog(layout, Catalog("other", {}, {}, ["a"], [0, 2], ["x", "y"], {}, ["{}"], (column,)))
+    condemn(
+        layout, [publish_segment(layout, [make_entry(key("8"), WRITER["value"](8), {"input_digest": ""})], origin="a" * 32 + "/1").digest]
+    )
+    taken_back = publish_segment(layout, [make_entry(key("7"), WRITER["value"](7), {"input_digest": ""})], origin="b" * 32 + "/1")
+    layout.segment(next(d for d in holding(layout, "7") if d != taken_back.digest)).unlink()
+    condemn(layout, [taken_back.digest])  # it was condemned before the catalog stood
+    for root, _said in lives(TIDY, tmp_path / "lives", place, template):
+        assert values_in(root, range(8)) == values_of(range(8))
+        assert {finding.kind for finding in verify(root).findings} <= HARMLESS
+        for _again in range(2):
+            compact(root)
+            collect(root, apply=True, grace_seconds=0)
+        assert values_in(root, range(8)) == values_of(range(8))
+        assert verify(root).ok
+        with Reader(root) as reader:
+            assert set(reader.keys()) == {key(str(n)) for n in range(8)}
+
+
+def holding(layout, name):
+    with Reader(layout.root) as reader:
+        return [place.segment.digest for place in reader.snapshot.find([key(name)])[0]]
 
 
 def test_a_catalog_that_was_published_is_there(tmp_path):

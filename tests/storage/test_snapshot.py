@@ -155,7 +155,7 @@ def test_where_it_decides_what_to_encode_a_covered_segment_of_another_size_count
         path.symlink_to("nothing")
     if change in {"cut", "grown"}:
         os.truncate(path, path.stat().st_size + (1 if change == "grown" else -1))
-    with closing(load_snapshot(layout, check_sizes=True)) as careful, closing(load_snapshot(layout)) as quick:
+    with closing(load_snapshot(layout, for_planning=True)) as careful, closing(load_snapshot(layout)) as quick:
         assert list(careful.keys()) == [key_of(2)]
         assert (key_of(1) in quick) == (change != "gone")
 

@@ -1,0 +1,28 @@
+"""`cachestore drop`: remove a data set."""
+
+import argparse
+
+from cachestore.cli import OK, add_store, print_json, printable
+
+HELP = "remove a data set's catalogs and plans; its values go by `gc`, where nothing else needs them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("name", metavar="NAME", help="the data set's name")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was removed."""
+    from cachestore.upkeep import drop
+
+    report = drop(arguments.store, arguments.name, apply=not arguments.dry_run)
+    if arguments.json:
+        print_json(report.as_json())
+        return OK
+    would = "" if report.applied else "would be "
+    counts = f"{len(report.generations)} catalogs and {len(report.plans)} plans {would}removed"
+    print(printable(f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs"))
+    return OK

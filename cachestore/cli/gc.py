@@ -1,0 +1,64 @@
+"""`cachestore gc`: remove what nothing needs, in two steps."""
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+
+if TYPE_CHECKING:
+    from cachestore.upkeep import Amount, GcReport
+
+HELP = "remove what no data set needs any more; without --apply only say what would go"
+_HOURS: Final = 24.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("--apply", action="store_true", help="do it: condemn what is not needed, remove what was condemned before")
+    parser.add_argument(
+        "--grace", metavar="HOURS", type=_hours, default=_HOURS, help="how long what is condemned stays readable (default 24)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what went, or would go."""
+    from cachestore.upkeep import collect
+
+    report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600)
+    if arguments.json:
+        print_json(report.as_json())
+        return OK
+    for line in _in_words(report, arguments.grace):
+        print(printable(line))
+    return OK
+
+
+def _in_words(report: "GcReport", hours: float) -> list[str]:
+    would = "" if report.applied else "would be "
+    lines = [f"{_amount(report.removed)} {would}removed" + (f", {report.copied} still needed {would}copied first" * bool(report.copied))]
+    lines.append(f"{_amount(report.condemned)} {would}condemned: readable for {hours:g} h more, then a later run removes them")
+    if report.waiting.segments:
+        lines.append(f"{_amount(report.waiting)} condemned before and waiting")
+    if report.partly.segments:
+        loose = f"{report.partly.entries} entries ({human_bytes(report.partly.bytes)})"
+        lines.append(f"{loose} in {report.partly.segments} segments that are needed otherwise: `cachestore compact` leaves them behind")
+    if report.files or report.plans:
+        lines.append(f"{len(report.files)} old files and {len(report.plans)} plans {would}removed")
+        lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
+    lines += [f"note: {remark}" for remark in report.remarks]
+    lines.append(f"{human_bytes(report.freed_bytes)} {would}freed" + ("" if report.applied else " now; run it with --apply"))
+    return lines
+
+
+def _amount(amount: "Amount") -> str:
+    return f"{amount.segments} segments with {amount.entries} entries ({human_bytes(amount.bytes)})"
+
+
+def _hours(text: str) -> float:
+    """A number of hours; what is none is a usage error."""
+    hours = float(text)
+    if not 0 <= hours < float("inf"):
+        message = f"a number of hours from 0 on, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return hours

@@ -1,0 +1,112 @@
+"""How a file leaves a store: by its name within an open folder, so that no link is followed and no path looked up twice.
+
+Only regular files and empty folders are ever removed, one name at a time and never recursively. Who calls has parsed the name with
+`paths`: what does not parse is not ours. A removal is not synced: a file that comes back after a power cut is as it was.
+"""
+
+import errno
+import os
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachestore.errors import FormatError, WriteFailed
+from cachestore.files.paths import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_HAS_DESCRIPTORS: Final = os.unlink in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW") and hasattr(os, "O_DIRECTORY")
+_GONE: Final = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
+
+
+def remove_file(layout: Layout, path: Path) -> int:
+    """Remove a regular file of a store; returns its bytes, 0 where it is gone already.
+
+    Raises FormatError where the name, or a folder on the way to it, is a link or no regular file: it is left alone. Raises WriteFailed.
+    """
+    try:
+        with _folder_of(layout, path) as folder:
+            status = os.stat(path.name if folder is not None else path, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                _refuse_strange(path)
+            os.unlink(path.name if folder is not None else path, dir_fd=folder)
+            return status.st_size
+    except OSError as error:
+        if error.errno in _GONE:
+            return 0
+        raise _failed(path, error) from error
+
+
+def remove_folder(layout: Layout, path: Path) -> bool:
+    """Remove an empty folder of a store; False where it is not empty, or gone. Raises FormatError, WriteFailed as `remove_file`."""
+    try:
+        with _folder_of(layout, path) as folder:
+            status = os.stat(path.name if folder is not None else path, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                _refuse_strange(path)
+            os.rmdir(path.name if folder is not None else path, dir_fd=folder)
+            return True
+    except OSError as error:
+        if error.errno in {*_GONE, errno.ENOTEMPTY, errno.EEXIST}:
+            return False
+        raise _failed(path, error) from error
+
+
+def age_seconds(path: Path, now: float) -> float | None:
+    """For how long a regular file was not written, by its time and `now` (seconds since the epoch); None for anything else."""
+    with suppress(OSError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            return now - status.st_mtime
+    return None
+
+
+@contextmanager
+def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
+    """The folder that a path lies in, opened from the root on, one name after the other; None where the system has no such calls."""
+    names = path.parent.relative_to(layout.root).parts
+    if not _HAS_DESCRIPTORS:
+        _check_by_path(layout, path)
+        yield None
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(layout.root, flags)
+    try:
+        for name in names:
+            inner = _open_inside(descriptor, name, flags, path)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_inside(descriptor: int, name: str, flags: int, path: Path) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            _refuse_strange(path)
+        raise
+
+
+def _check_by_path(layout: Layout, path: Path) -> None:
+    """The look where folders have no descriptors (Windows): a link on the way is refused, one that is put there just now is not."""
+    for folder in path.parents:
+        if folder == layout.root:
+            return
+        if folder.is_symlink():
+            _refuse_strange(path)
+
+
+def _refuse_strange(path: Path) -> None:
+    message = f"{path} is a link, lies behind one, or is no regular file: it is left alone (`cachestore verify` lists it)"
+    raise FormatError(message)
+
+
+def _failed(path: Path, error: OSError) -> WriteFailed:
+    failed = WriteFailed(f"cannot remove {path}: {error.strerror or error}; what is left is whole, the same command goes on from here")
+    failed.errno = error.errno
+    return failed

@@ -1,0 +1,161 @@
+"""Compaction: many small segments become few, and what nothing needs is left behind.
+
+What is needed of the chosen segments is copied into new ones, every byte against its checksum; an index that covers the copies is
+published; only then are the old ones condemned. They stay readable, and a later run of `gc` or `compact` removes them after a grace.
+A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cachestore.errors import FormatError, WriteFailed
+from cachestore.files.failpoints import failpoint
+from cachestore.files.paths import Layout
+from cachestore.storage.append import Acknowledged, Appender
+from cachestore.storage.commit import commit
+from cachestore.storage.gc import condemn
+from cachestore.storage.places import SegmentRef
+from cachestore.storage.segment import StoredEntry, as_entry, read_contents
+from cachestore.storage.snapshot import Snapshot
+from cachestore.storage.usage import MERGED, Needs, Usage, survey
+from cachestore.storage.verify import good_entries
+
+if TYPE_CHECKING:
+    from cachestore.keys import Key
+
+SMALL_ENTRIES: Final = 1024
+SMALL_BYTES: Final = 64 * 1024 * 1024
+"""A segment with fewer entries and fewer bytes is small: a quarter of what closes one."""
+LOOSE_SHARE: Final = 0.1
+"""A larger segment is written anew when at least this part of its bytes is not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Segments that are written anew together."""
+
+    origin: str
+    usages: tuple[Usage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did."""
+
+    segments: int
+    """Segments that were written anew, and condemned."""
+    written: int
+    """Segments that hold their needed entries now."""
+    entries: int
+    """Entries that were copied."""
+    remarks: tuple[str, ...]
+
+
+def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Group]:
+    """What a compaction would write anew, of a snapshot for planning. Nothing of an unfinished pass; nothing where nothing is won.
+
+    What a writer put and what passes made never come into one segment: the one must be told from the other for ever.
+    """
+    streams: dict[str, list[Usage]] = {}
+    for usage in survey(layout, snapshot, needs):
+        if (stream := _stream(usage.ref, needs)) is not None and (_is_small(usage.ref) or _is_worn(usage)):
+            streams.setdefault(stream, []).append(usage)
+    groups: list[Group] = []
+    for stream, usages in sorted(streams.items()):
+        if len(usages) > 1 or _is_worn(usages[0]):
+            origins = {usage.ref.origin for usage in usages}
+            groups.append(Group(origins.pop() if len(origins) == 1 else stream, tuple(usages)))
+    return groups
+
+
+def _stream(ref: SegmentRef, needs: Needs) -> str | None:
+    """Which segments a segment may be merged with, None for none: those of passes that are over; else those of the same origin."""
+    if needs.may_go(ref.origin):
+        return MERGED
+    return None if "/" in ref.origin else ref.origin
+
+
+def _is_small(ref: SegmentRef) -> bool:
+    return ref.entries < SMALL_ENTRIES and ref.size_bytes < SMALL_BYTES
+
+
+def _is_worn(usage: Usage) -> bool:
+    """Whether so much of a segment is not needed that it is worth writing anew."""
+    return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_SHARE * usage.ref.size_bytes)
+
+
+def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> Compacted:
+    """Copy what is needed, publish an index, condemn what was copied from. No groups are fine.
+
+    A segment of which anything needed is damaged stays as it is, and is told. Raises WriteFailed, before anything is condemned.
+    """
+    _check_room(layout, groups)
+    copying = _Copying(layout, needs)
+    for group in groups:
+        copying.copy(group)
+    failpoint("compact.before_index")
+    if copying.sources:
+        commit(layout).close()
+    old = sorted(copying.sources - copying.written)  # one that came out as it went in stays
+    condemn(layout, old)
+    return Compacted(len(old), len(copying.written - copying.sources), copying.entries, tuple(copying.remarks))
+
+
+def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
+    need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
+    free = shutil.disk_usage(layout.root).free
+    if need > free:
+        message = f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
+        raise WriteFailed(message)
+
+
+@dataclass(slots=True)
+class _Copying:
+    """Copies groups, and keeps count of what is where."""
+
+    layout: Layout
+    needs: Needs
+    sources: set[str] = field(default_factory=set[str])
+    """Segments whose needed entries are all in new ones."""
+    written: set[str] = field(default_factory=set[str])
+    entries: int = 0
+    remarks: list[str] = field(default_factory=list[str])
+
+    def copy(self, group: Group) -> None:
+        """Copy what is needed of a group's segments. Of a key that several hold, the copy in the smallest segment name is taken."""
+        appender = Appender(self.layout, origin=group.origin)
+        seen: set[Key] = set()
+        taken: list[str] = []
+        for usage in group.usages:
+            good = self._sound(usage)
+            if good is None:
+                continue
+            for entry, run in good:
+                if entry.key not in seen:
+                    seen.add(entry.key)
+                    self._count(appender.add(as_entry(entry, run)))
+            taken.append(usage.ref.digest)
+        self._count(appender.close_segment())
+        self.sources.update(taken)
+
+    def _count(self, acknowledged: Sequence[Acknowledged]) -> None:
+        self.written.update(each.digest for each in acknowledged)
+        self.entries += sum(len(each.places) for each in acknowledged)
+
+    def _sound(self, usage: Usage) -> list[tuple[StoredEntry, bytearray]] | None:
+        """The needed entries of a segment with their bytes; None, and a remark, where not all of them are sound."""
+        digest = usage.ref.digest
+        try:
+            contents = read_contents(self.layout.segment(digest))
+            needed = [entry for entry in contents.entries if self.needs.hold(contents.origin, entry)]
+            good = good_entries(self.layout, digest, needed)
+        except (FormatError, OSError) as error:
+            self.remarks.append(f"segment {digest} stays as it is: {error}")
+            return None
+        if len(good) < len({entry.key for entry in needed}):
+            damaged = f"{len(needed) - len(good)} of its entries are damaged; run `cachestore repair {self.layout.root}`"
+            self.remarks.append(f"segment {digest} stays as it is: {damaged}")
+            return None
+        return good

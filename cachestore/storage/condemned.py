@@ -1,0 +1,68 @@
+"""Condemned segments: those that garbage collection will remove. Read here; `gc` writes the lists and acts on them.
+
+A list is a create-only record, named by the digest of its bytes:
+
+    condemned/<32 hex>.json     {"segments": [digest, ...], "written": seconds since the epoch}
+
+Whoever is named in any list is condemned for good: no list is taken back, and its name is never given to another file. A condemned
+segment stays readable, and counts as absent for whoever plans what to encode. What something comes to need after all is copied into a
+segment of another name before the condemned one goes, so no state has to be undone, and any number of collectors may be at work.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, parse_condemned
+from cachestore.files.records import read_record
+
+FORMAT: Final = "cachestore-condemned"
+VERSION: Final = 1
+NEWER: Final = "install a newer one"
+"""What the refusal of a newer format says."""
+
+
+@dataclass(frozen=True, slots=True)
+class CondemnedList:
+    """One list."""
+
+    digest: str
+    segments: frozenset[str]
+    written: float
+    """Seconds since the epoch, by the clock of who wrote it."""
+
+
+def list_condemned(layout: Layout) -> list[CondemnedList]:
+    """All lists that can be read; none is the usual case. A damaged one counts for nobody, as nobody can act on it either.
+
+    Raises FormatError for a list of a newer format: what it condemns must not be counted on.
+    """
+    found: list[CondemnedList] = []
+    for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
+        try:
+            found.append(read_condemned(layout.condemned_list(digest)))
+        except FormatError as error:
+            if NEWER in str(error):
+                raise
+        except OSError:
+            continue
+    return found
+
+
+def condemned_segments(layout: Layout) -> frozenset[str]:
+    """Digests of all condemned segments, whether they are still there or not. Raises as `list_condemned`."""
+    return frozenset[str]().union(*(each.segments for each in list_condemned(layout)))
+
+
+@lru_cache(256)
+def read_condemned(path: Path) -> CondemnedList:
+    """One list; a name is never reused, so it is read once. Raises FormatError, OSError."""
+    body = read_record(path, FORMAT, VERSION)
+    try:
+        return CondemnedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path} is not a list of condemned segments; `cachestore repair` puts it aside, and nothing is lost by that"
+        raise FormatError(message) from error

@@ -1,0 +1,179 @@
+"""Garbage collection: removing what nothing needs, in two steps that no race can turn into a loss.
+
+1. `condemn` names segments in a create-only list. From then on they count as absent for whoever plans, and stay readable.
+2. A later run, after a grace: `remove_condemned` looks again. What is needed after all, and has no sound copy in a segment that is not
+   condemned, is copied into a new one; an index that covers the copies is published; then the old segment goes.
+
+Between the two stands an argument, not a clock. Who counts on an entry says so by a catalog, and looks what is condemned only after its
+catalog stands (`reconcile`). Who removes looks at the catalogs only after its list stood. One of the two sees the other: the one encodes
+again, or the other copies. A condemned segment never counts as the copy that lets another go, so at any moment somebody's last sound
+copy is one that nobody is about to remove. The grace is for readers and for the sake of work, not for this.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachestore.errors import CorruptEntry, FormatError
+from cachestore.files.checksum import digest_of
+from cachestore.files.failpoints import failpoint
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, is_temporary
+from cachestore.files.publish import make_folder, publish
+from cachestore.files.records import encode_record
+from cachestore.files.removal import age_seconds, remove_file
+from cachestore.storage.append import publish_segment
+from cachestore.storage.catalog import list_generations, list_names
+from cachestore.storage.commit import commit
+from cachestore.storage.condemned import FORMAT, VERSION, CondemnedList, list_condemned
+from cachestore.storage.fetch import Checked, Fetcher
+from cachestore.storage.places import Place
+from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
+from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
+from cachestore.storage.usage import Needs
+from cachestore.storage.verify import good_entries
+
+DAY_SECONDS: Final = 86_400.0
+GRACE_SECONDS: Final = DAY_SECONDS
+"""How long a condemned segment stays readable, where the caller does not say; also the age at which temporary files are stale."""
+KEPT_GENERATIONS: Final = 3
+KEPT_SECONDS: Final = 30 * DAY_SECONDS
+"""A generation of a data set goes when it is older than this and three newer ones are there."""
+
+
+def condemn(layout: Layout, digests: Iterable[str]) -> str | None:
+    """Name segments that are to go; returns the digest of the list, None for no segments. Final: see `condemned`. Raises WriteFailed."""
+    segments = sorted(set(digests))
+    if not segments:
+        return None
+    raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.condemned)
+    failpoint("gc.before_list")
+    publish(layout, layout.condemned_list(digest_of([raw])), [raw], read_only=True)
+    failpoint("gc.after_list")
+    return digest_of([raw])
+
+
+def due_lists(layout: Layout, *, now: float, grace_seconds: float) -> list[CondemnedList]:
+    """The lists whose grace is over. Those that name no segment that is still there are among them."""
+    return [each for each in list_condemned(layout) if now - each.written >= grace_seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One condemned segment whose time has come, and what of it must be copied first."""
+
+    digest: str
+    contents: SegmentContents
+    to_copy: tuple[StoredEntry, ...]
+
+
+def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -> tuple[list[Removal], list[str]]:
+    """(what may be removed now, sentences on what may not). `needs` must have been found out after the lists were read.
+
+    A segment that cannot be read, or of which a needed entry has no sound copy at all, stays: it is repair's.
+    """
+    named = frozenset[str]().union(*(each.segments for each in lists))
+    removals: list[Removal] = []
+    remarks: list[str] = []
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(_checking(layout)) as fetcher:
+        for digest in sorted(list_segments(layout) & named):
+            try:
+                contents = read_contents(layout.segment(digest))
+                needed = tuple(entry for entry in contents.entries if needs.hold(contents.origin, entry))
+                to_copy = tuple(_without_copy(snapshot, fetcher, needed))
+                sound = len(good_entries(layout, digest, to_copy))
+            except (FormatError, OSError) as error:
+                remarks.append(f"segment {digest} stays: {error}")
+                continue
+            if sound < len(to_copy):
+                remarks.append(f"segment {digest} stays: {len(to_copy) - sound} needed entries are damaged; run `cachestore repair`")
+                continue
+            removals.append(Removal(digest, contents, to_copy))
+    return removals, remarks
+
+
+def _checking(layout: Layout) -> Fetcher:
+    return Fetcher(layout, Checked([]), verify="always")
+
+
+def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry]) -> Iterable[StoredEntry]:
+    """The entries that have no sound copy in any segment that is not condemned; every byte of those copies is read."""
+    for entry, places in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
+        if not any(_is_sound(fetcher, entry, place) for place in places):
+            yield entry
+
+
+def _is_sound(fetcher: Fetcher, entry: StoredEntry, place: Place) -> bool:
+    try:
+        fetcher.fetch(entry.key, place)
+    except (CorruptEntry, FormatError, OSError):
+        return False
+    return True
+
+
+def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
+    """Copy what is needed, publish an index that covers the copies, then remove; returns the bytes freed.
+
+    Raises WriteFailed; what was removed until then was not needed, and the same command goes on. Nothing to remove is fine.
+    """
+    copies = [removal for removal in removals if removal.to_copy]
+    for removal in copies:
+        good = [as_entry(entry, run) for entry, run in good_entries(layout, removal.digest, removal.to_copy)]
+        if len(good) < len(removal.to_copy):
+            message = f"segment {removal.digest} was damaged just now; nothing was removed: run `cachestore repair {layout.root}`"
+            raise CorruptEntry(message)
+        publish_segment(layout, good, origin=removal.contents.origin)
+    if copies:
+        failpoint("gc.before_index")
+        commit(layout).close()
+    freed = 0
+    for removal in removals:
+        failpoint("gc.before_removal")
+        freed += remove_file(layout, layout.segment(removal.digest))
+    if removals:
+        failpoint("gc.after_removal")
+        commit(layout).close()
+    return freed
+
+
+def spent_lists(layout: Layout, lists: Sequence[CondemnedList]) -> list[Path]:
+    """Paths of due lists none of whose segments is there any more."""
+    listed = list_segments(layout)
+    return [layout.condemned_list(each.digest) for each in lists if not each.segments & listed]
+
+
+def stale_temporaries(layout: Layout, *, now: float) -> list[Path]:
+    """Files in `tmp/` of our own naming that nobody wrote to for a day."""
+    paths = (layout.temporary / name for name in names_in(layout.temporary) if is_temporary(name))
+    return [path for path in paths if (age_seconds(path, now) or 0.0) > GRACE_SECONDS]
+
+
+def old_indexes(layout: Layout, *, now: float) -> list[Path]:
+    """Index files behind the newest three that are older than a day: readers that still look through one open a newer one."""
+    paths = [layout.index(name) for name in list_indexes(layout)[KEPT_GENERATIONS:]]
+    return [path for path in paths if (age_seconds(path, now) or 0.0) > GRACE_SECONDS]
+
+
+def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
+    """By data set, the generations behind the newest three that are older than 30 days."""
+    found: dict[str, list[int]] = {}
+    for name in list_names(layout):
+        earlier = list_generations(layout, name)[:-KEPT_GENERATIONS]
+        found[name] = [n for n in earlier if (age_seconds(layout.catalog(name, n), now) or 0.0) > KEPT_SECONDS]
+    return {name: generations for name, generations in found.items() if generations}
+
+
+def remove_files(layout: Layout, paths: Iterable[Path]) -> int:
+    """Remove files whose names were parsed; returns the bytes freed. One that turns out to be no regular file is left alone."""
+    freed = 0
+    for path in paths:
+        try:
+            freed += remove_file(layout, path)
+        except FormatError:
+            continue
+    return freed

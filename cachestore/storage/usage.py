@@ -1,0 +1,94 @@
+"""Usage: which entries of a store are needed, and which may go. Decides; changes nothing.
+
+An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. Everything else stays: what a
+`writer` put (its segments name no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot
+be told.
+"""
+
+import re
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from cachestore.errors import FormatError
+from cachestore.files.paths import Layout
+from cachestore.keys import Key
+from cachestore.storage.places import SegmentRef
+from cachestore.storage.segment import StoredEntry, read_contents
+from cachestore.storage.snapshot import Snapshot
+
+MERGED: Final = "merged"
+"""The origin of a segment that was put together from those of several passes, all of them over."""
+_OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must stay, as a driver found it out."""
+
+    keys: AbstractSet[Key]
+    """Every key that a catalog, a plan of keys or an unfinished pass names."""
+    is_over: Callable[[str], bool]
+    """Whether the pass `<plan>/<pass>` has ended, or is not there any more."""
+
+    def hold(self, origin: str, entry: StoredEntry) -> bool:
+        """Whether an entry of a segment of this origin must stay."""
+        return not self.may_go(origin) or entry.key in self.keys or "input_digest" not in entry.meta
+
+    def may_go(self, origin: str) -> bool:
+        """Whether what a segment of this origin holds may go where nothing names it."""
+        return origin == MERGED or (_OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One segment, and what of it is needed."""
+
+    ref: SegmentRef
+    needed: tuple[StoredEntry, ...] | None = None
+    """None where the index shows that all of it is, so that nobody looked."""
+    loose: tuple[StoredEntry, ...] = ()
+    """Entries that nothing needs."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing in it is needed."""
+        return self.needed is not None and not self.needed
+
+    @property
+    def loose_bytes(self) -> int:
+        """Bytes of the entries that nothing needs."""
+        return sum(entry.size_bytes for entry in self.loose)
+
+
+def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
+    """What is needed of each segment of a snapshot, by digest. Headers are read only of segments that may hold something loose.
+
+    A segment whose header cannot be read counts as needed: it is repair's.
+    """
+    loose = _with_unnamed_keys(snapshot, needs)
+    return [_look_into(layout, ref, needs) if ref.digest in loose else Usage(ref) for ref in snapshot.segments()]
+
+
+def _with_unnamed_keys(snapshot: Snapshot, needs: Needs) -> frozenset[str]:
+    """Digests of segments that may go by their origin and hold a key that nothing names; an empty one too, as it holds nothing."""
+    candidates = {ref.digest for ref in snapshot.segments() if needs.may_go(ref.origin)}
+    found = {ref.digest for ref in snapshot.segments() if ref.digest in candidates and ref.entries == 0}
+    for key, places in snapshot.index.items() if snapshot.index is not None else ():
+        if key not in needs.keys:
+            found.update(place.segment.digest for place in places)
+    for key, places in snapshot.tail.items():
+        if key not in needs.keys:
+            found.update(place.segment.digest for place in places)
+    return frozenset(found & candidates)
+
+
+def _look_into(layout: Layout, ref: SegmentRef, needs: Needs) -> Usage:
+    try:
+        entries = read_contents(layout.segment(ref.digest)).entries
+    except (FormatError, OSError):
+        return Usage(ref)
+    needed = tuple(entry for entry in entries if needs.hold(ref.origin, entry))
+    held = {entry.ordinal for entry in needed}
+    return Usage(ref, needed, tuple(entry for entry in entries if entry.ordinal not in held))

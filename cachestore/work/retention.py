@@ -1,0 +1,214 @@
+"""Retention: what plans, passes and workers still need, and which of them may go. Decides by listings; removes what it is told to.
+
+Ages are by the times of files: they decide only whether something is kept for longer than it has to be. Whether a value is needed is
+never decided by a clock.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.paths import (
+    Layout,
+    PassFolder,
+    parse_attempt,
+    parse_claim,
+    parse_ledger,
+    parse_plan,
+    parse_round,
+    parse_worker,
+    parse_worker_lock,
+)
+from cachestore.files.records import read_record
+from cachestore.files.removal import age_seconds, remove_file, remove_folder
+from cachestore.keys import Key
+from cachestore.work.ledgers import read_ledgers
+from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, has_ended, list_passes, list_rounds, read_done
+from cachestore.work.plan import is_published, read_outline, read_plan
+from cachestore.work.workers import Life, Watch, is_held, read_beat
+
+KEPT_SECONDS: Final = 30 * 86_400.0
+"""A pass that nobody touched for so long is abandoned; a worker that ended so long ago is forgotten."""
+SLACK_SECONDS: Final = 3600.0
+"""By how much the clocks of two machines may differ before a worker is taken to have begun after something that it began before."""
+
+
+def list_plans(layout: Layout) -> list[str]:
+    """The names of all plans."""
+    return [plan for plan in map(parse_plan, names_in(layout.plans)) if plan is not None]
+
+
+def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
+    """The passes that somebody may still finish: the newest one of each plan, if it has not ended and was touched within 30 days."""
+    found: set[PassRef] = set()
+    for plan in list_plans(layout):
+        numbers = list_passes(layout, plan)
+        if not numbers:
+            continue
+        newest = PassRef(plan, numbers[-1])
+        if not has_ended(layout, newest) and _idle_seconds(newest.folder(layout), now) <= KEPT_SECONDS:
+            found.add(newest)
+    return frozenset(found)
+
+
+def _idle_seconds(folder: PassFolder, now: float) -> float:
+    """For how long nobody made anything in a pass."""
+    times = [_changed(path) for path in (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)]
+    return now - max(times)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def keys_of_plans(layout: Layout) -> Iterator[Key]:
+    """Every key that a plan of keys (`fill`) asks for. Raises FormatError for a plan that cannot be read."""
+    for plan in list_plans(layout):
+        if is_published(layout, plan) and not read_outline(layout, plan).catalog:
+            yield from map(Key, read_plan(layout, plan).unit_ids)
+
+
+def keys_of_passes(layout: Layout, passes: frozenset[PassRef]) -> Iterator[Key]:
+    """Every key that the ledgers of these passes name."""
+    for ref in passes:
+        folder = ref.folder(layout)
+        for number in list_rounds(folder):
+            for ledger in read_ledgers(folder, number):
+                yield from (outcome.key for outcome in ledger.outcomes if outcome.key is not None)
+
+
+def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tuple[str, int]]:
+    """(data set, generation) of the catalogs that these passes took units from."""
+    found: set[tuple[str, int]] = set()
+    for ref in passes:
+        try:
+            generation = read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["generation"]
+            if generation is not None:
+                found.add((read_outline(layout, ref.plan).catalog, int(generation)))
+        except (FormatError, OSError):  # not begun, or damaged: then it is not joined either
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A catalog that the end of a pass names."""
+
+    name: str
+    generation: int
+    digest: str
+    ref: PassRef
+    ended: float
+    """When, by the time of the file that says so."""
+
+
+def told_catalogs(layout: Layout) -> Iterator[Told]:
+    """The catalogs that passes say they published, or found to be equal. A pass whose end cannot be read says nothing."""
+    for plan in list_plans(layout):
+        for number in list_passes(layout, plan):
+            ref = PassRef(plan, number)
+            done = read_done(layout, ref)
+            report: Mapping[str, Any] = done.report if done is not None else {}
+            if report.get("name"):
+                yield Told(
+                    str(report["name"]), int(report["generation"]), str(report["catalog_digest"]), ref, _changed(ref.folder(layout).done)
+                )
+
+
+def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
+    """Plans of which no catalog is left that was made from them. `generations` has those that stay, by data set.
+
+    A plan goes only with its catalogs, as they can be built again from it: one that names a generation newer than all that are there
+    stays, as that one was lost. A plan of keys stays for ever. None goes that was touched within 30 days.
+    """
+    told: dict[str, list[Told]] = {}
+    for each in told_catalogs(layout):
+        told.setdefault(each.ref.plan, []).append(each)
+    return [plan for plan in list_plans(layout) if _is_spent(layout, plan, told.get(plan, []), generations, now)]
+
+
+def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[str, list[int]], now: float) -> bool:
+    age = age_seconds(layout.plan(plan), now)
+    if age is None or age <= KEPT_SECONDS:
+        return False
+    try:
+        name = read_outline(layout, plan).catalog
+    except (FormatError, OSError):
+        return False
+    kept = generations.get(name, [])
+    refs = [PassRef(plan, number) for number in list_passes(layout, plan)]
+    is_untouched = all(_idle_seconds(ref.folder(layout), now) > KEPT_SECONDS for ref in refs)
+    is_gone = all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
+    return bool(name) and is_untouched and is_gone
+
+
+def plans_of(layout: Layout, name: str) -> list[str]:
+    """The plans that a data set's catalogs are made from. Raises FormatError for a plan that cannot be read."""
+    published = [plan for plan in list_plans(layout) if is_published(layout, plan)]
+    return [plan for plan in published if read_outline(layout, plan).catalog == name]
+
+
+def remove_plan(layout: Layout, plan: str) -> int:
+    """Remove a plan with its passes; returns the bytes freed. Names that are not ours stay, and their folder with them.
+
+    The rows go first and each pass's end last, so that what is left of a plan after a crash is neither joined nor believed.
+    """
+    freed = remove_file(layout, layout.plan(plan))
+    for number in list_passes(layout, plan):
+        folder = PassFolder(layout.pass_folder(plan, number))
+        for inner, parse in (
+            (folder.rounds, parse_round),
+            (folder.claims, parse_claim),
+            (folder.ledgers, parse_ledger),
+            (folder.attempts, parse_attempt),
+        ):
+            freed += sum(remove_file(layout, inner / name) for name in names_in(inner) if parse(name) is not None)
+            remove_folder(layout, inner)
+        freed += remove_file(layout, folder.done)
+        remove_folder(layout, folder.root)
+    remove_folder(layout, layout.plan_folder(plan))
+    return freed
+
+
+def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
+    """The beats of workers that live, or may: those that began before a time (by clocks that may differ), or work on some plans.
+
+    A worker that shows no end counts as living for a day, unless its death is proved.
+    """
+    watch = Watch(layout)
+    found: list[Mapping[str, Any]] = []
+    for worker in filter(None, map(parse_worker, names_in(layout.workers))):
+        age = age_seconds(layout.worker(worker), now)
+        beat = read_beat(layout, worker)
+        if beat is None or beat["phase"] == "ended" or age is None:
+            continue
+        is_meant = (before is None or beat["started"] <= before + SLACK_SECONDS) and (plans is None or beat["plan"] in plans)
+        held = is_held(layout, worker)
+        if is_meant and watch.look(worker) is not Life.DEAD and (held or age <= 86_400.0):
+            found.append(beat)
+    return found
+
+
+def forgotten_workers(layout: Layout, *, now: float) -> list[Path]:
+    """Beats and locks of workers that ended or died more than 30 days ago; a lock without a beat, too, that nobody holds."""
+    names = names_in(layout.workers)
+    gone = {worker for worker in filter(None, map(parse_worker, names)) if _is_forgotten(layout, worker, now)}
+    shown = {worker for worker in map(parse_worker, names) if worker is not None}
+    locks = {worker for worker in map(parse_worker_lock, names) if worker is not None and (worker in gone or worker not in shown)}
+    old = [worker for worker in sorted(locks) if _is_old(layout.worker_lock(worker), now) and not is_held(layout, worker)]
+    return [*(layout.worker(worker) for worker in sorted(gone)), *(layout.worker_lock(worker) for worker in old)]
+
+
+def _is_forgotten(layout: Layout, worker: str, now: float) -> bool:
+    return _is_old(layout.worker(worker), now) and not is_held(layout, worker)
+
+
+def _is_old(path: Path, now: float) -> bool:
+    age = age_seconds(path, now)
+    return age is not None and age > KEPT_SECONDS

@@ -1,0 +1,101 @@
+"""Condemned segments: hidden from who plans, shown to who reads, and never given back."""
+
+from contextlib import closing
+
+import pytest
+
+from cachestore.errors import FormatError
+from cachestore.files.opening import names_in
+from cachestore.files.records import encode_record
+from cachestore.storage.commit import commit, create_store
+from cachestore.storage.condemned import FORMAT, condemned_segments, list_condemned, read_condemned
+from cachestore.storage.gc import condemn
+from cachestore.storage.repair import repair_store
+from cachestore.storage.snapshot import list_segments, load_snapshot, visible_segments
+from cachestore.storage.verify import verify
+from tests.storage.stores import flip, key_of, put, read, tensors_of
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return create_store(tmp_path / "store")
+
+
+def planned(layout, *numbers, **options):
+    """Which entries somebody who plans would count on."""
+    with closing(load_snapshot(layout, for_planning=True, **options)) as snapshot:
+        return [n for n in numbers if key_of(n) in snapshot]
+
+
+def test_without_lists_nothing_is_condemned(layout):
+    assert (list_condemned(layout), condemned_segments(layout), condemn(layout, [])) == ([], frozenset(), None)
+    assert names_in(layout.condemned) == []
+
+
+def test_what_is_condemned_is_hidden_from_who_plans_and_shown_to_who_reads(layout):
+    gone, _kept = put(layout, 1), put(layout, 2)
+    condemn(layout, [gone])
+    assert planned(layout, 1, 2) == [2]
+    assert read(layout, 1) == tensors_of(1)
+    commit(layout).close()
+    assert planned(layout, 1, 2) == [2]
+    assert read(layout, 1) == tensors_of(1)
+
+
+def test_a_copy_elsewhere_is_counted_on(layout):
+    condemn(layout, [put(layout, 1)])
+    put(layout, 1, 2)
+    assert planned(layout, 1, 2) == [1, 2]
+
+
+def test_a_snapshot_for_planning_stays_one_when_it_is_committed(layout):
+    condemn(layout, [put(layout, 1)])
+    put(layout, 2)
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+        for _again in range(2):
+            with closing(commit(layout, snapshot=snapshot)) as after:
+                assert (after.for_planning, key_of(1) in after, key_of(2) in after) == (True, False, True)
+
+
+def test_the_same_entries_put_again_get_a_name_that_is_not_condemned(layout):
+    old = put(layout, 1)
+    condemn(layout, [old])
+    new = put(layout, 1)
+    assert new != old
+    assert visible_segments(layout) == {new}
+    layout.segment(old).unlink()
+    assert put(layout, 1) == new
+    assert list_segments(layout) == {new}
+
+
+def test_lists_add_up(layout):
+    digests = [put(layout, n) for n in range(3)]
+    lists = [condemn(layout, [digest]) for digest in digests[:2]]
+    assert sorted(each.digest for each in list_condemned(layout)) == sorted(map(str, lists))
+    assert condemned_segments(layout) == set(digests[:2])
+
+
+def test_a_damaged_list_counts_for_nobody_is_told_and_put_aside(layout):
+    digest = put(layout, 1)
+    path = layout.condemned_list(str(condemn(layout, [digest])))
+    flip(path, 30)
+    read_condemned.cache_clear()
+    assert planned(layout, 1) == [1]
+    assert [finding.kind for finding in verify(layout.root).findings] == ["bad-list"]
+    assert repair_store(layout.root).quarantined == (f"condemned/{path.name}",)
+    assert verify(layout.root).ok
+
+
+def test_a_list_of_a_newer_format_is_refused_as_nobody_knows_what_it_says(layout):
+    condemn(layout, [put(layout, 1)])
+    layout.condemned_list("f" * 32).write_bytes(encode_record(FORMAT, 2, {"segments": []}))
+    with pytest.raises(FormatError, match="install a newer one"):
+        load_snapshot(layout, for_planning=True)
+    load_snapshot(layout).close()
+    assert repair_store(layout.root).quarantined == ()
+
+
+def test_a_foreign_file_beside_the_lists_is_told_and_left(layout):
+    condemn(layout, [put(layout, 1)])
+    (layout.condemned / "notes.txt").write_text("mine")
+    assert [(finding.kind, finding.path) for finding in verify(layout.root).findings] == [("foreign-file", "condemned/notes.txt")]
