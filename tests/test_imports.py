@@ -22,7 +22,7 @@ ROOM_RULES = {
     "loading": TRAINER,
     "reader": (*MODELS, "filelock"),
     **dict.fromkeys(("errors", "keys", "samples", "files", "captions", "ranks", "digests", "storage", "work", "sources"), MODELS),
-    **dict.fromkeys(("store", "worker", "reconcile", "run", "readthrough", "recompute", "report", "upkeep", "cli"), MODELS),
+    **dict.fromkeys(("store", "worker", "reconcile", "run", "readthrough", "recompute", "report", "upkeep", "doctor", "cli"), MODELS),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop")
+COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop", "doctor")
 
 OK: Final = 0
 ERROR: Final = 1
@@ -60,9 +60,9 @@ def _with_hyphens(arguments: Sequence[str]) -> list[str]:
     return fixed
 
 
-def add_store(parser: argparse.ArgumentParser) -> None:
+def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """The arguments that most commands share."""
-    parser.add_argument("store", metavar="STORE", help="the store's folder")
+    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -12,7 +12,7 @@ from cachestore.storage.snapshot import list_segments
 from tests import fakes
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop")
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop", "doctor")
 OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 """What commands need that are about a sample or a data set."""
 
