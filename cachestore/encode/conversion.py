@@ -25,6 +25,8 @@ from cachestore.errors import BadInput
 _MAY_BE_MORE = ("position_ids", "logit_scale", "text_projection.weight", "spiece_model")
 """Tensors beside those of an encoder that published files hold, and that its rows do not depend on."""
 _OPEN_CLIP = "transformer.resblocks."
+_CLIP_TEXT = "CLIPText"
+_CLIP_BODY = "text_model."
 
 Tensors = Mapping[str, Tensor]
 
@@ -69,7 +71,20 @@ def _converted(component: Component, module_class: Any, file: Path) -> Tensors |
     if any(name.startswith(prefix + _OPEN_CLIP) for name in shapes):
         convert = importlib.import_module("diffusers.loaders.single_file_utils").convert_open_clip_checkpoint
         return convert(SimpleNamespace(config=SimpleNamespace(**component.config)), _read(file, prefix), prefix="")
+    if component.class_name.startswith(_CLIP_TEXT):
+        return _clip_tensors(component, module_class, file, shapes, prefix)
     return _read(file, prefix) if prefix else None
+
+
+def _clip_tensors(component: Component, module_class: Any, file: Path, shapes: Shapes, prefix: str) -> Tensors | None:
+    """CLIP's tensors by the names that the installed transformers has: before 5.6 its layers are below `text_model`."""
+    with importlib.import_module("accelerate").init_empty_weights():
+        expected = set(module_class(module_class.config_class.from_dict(dict(component.config))).state_dict())
+    names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+    moved = {name: _CLIP_BODY + name for name in names if name not in expected and _CLIP_BODY + name in expected}
+    if not prefix and not moved:
+        return None
+    return {moved.get(name, name): tensor for name, tensor in _read(file, prefix).items()}
 
 
 def _diffusers_tensors(component: Component, module_class: Any, file: Path, shapes: Shapes) -> Tensors | None:
