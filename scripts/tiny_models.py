@@ -6,6 +6,7 @@ Their tokenizers know the bytes of a caption and nothing else. Seed torch before
 import importlib
 import json
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,23 @@ def is_transformers_4() -> bool:
     return str(library("transformers").__version__).startswith("4.")
 
 
-def clip_tokenizer(pad: str = "<|endoftext|>") -> Any:
-    """A CLIP tokenizer that knows bytes and merges none."""
-    words = [*ALPHABET, *(symbol + "</w>" for symbol in ALPHABET), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {word: place for place, word in enumerate(words)}
-    make = library("transformers").CLIPTokenizer
-    if not is_transformers_4():
-        return make(vocab=vocabulary, merges=[], pad_token=pad, model_max_length=77)
+def of_files(class_name: str, vocabulary: Mapping[str, int], **options: Any) -> Any:
+    """A byte-level tokenizer of transformers 4 that merges nothing, made from files as it must be there."""
     with tempfile.TemporaryDirectory() as folder:
         files = {"vocab_file": Path(folder, "vocab.json"), "merges_file": Path(folder, "merges.txt")}
         files["vocab_file"].write_text(json.dumps(vocabulary), encoding="utf-8")
         files["merges_file"].write_text("#version: 0.2\n", encoding="utf-8")
-        return make(**{name: str(path) for name, path in files.items()}, pad_token=pad, model_max_length=77)
+        return getattr(library("transformers"), class_name)(**{name: str(path) for name, path in files.items()}, **options)
+
+
+def clip_tokenizer(pad: str = "<|endoftext|>") -> Any:
+    """A CLIP tokenizer that knows bytes and merges none."""
+    words = [*ALPHABET, *(symbol + "</w>" for symbol in ALPHABET), "<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {word: place for place, word in enumerate(words)}
+    options = {"pad_token": pad, "model_max_length": 77}
+    if is_transformers_4():
+        return of_files("CLIPTokenizer", vocabulary, **options)
+    return library("transformers").CLIPTokenizer(vocab=vocabulary, merges=[], **options)
 
 
 def t5_tokenizer() -> Any:
@@ -109,16 +115,28 @@ def vae(channels: int = 4, scaling_factor: float = 0.18215, shift_factor: float 
     )
 
 
+def without_denoiser(make: Callable[..., Any], **parts: Any) -> Any:
+    """A Stable Diffusion pipeline of these parts, without U-Net and scheduler; `make` is its class, or another way to it."""
+    try:
+        return make(**parts, unet=None, scheduler=None)
+    except AttributeError:  # before diffusers 0.33 it looks into both, and can give them up only afterwards
+        diffusers = library("diffusers")
+        blocks = {"down_block_types": ["DownBlock2D"], "up_block_types": ["UpBlock2D"], "mid_block_type": None}
+        unet = diffusers.UNet2DConditionModel(**blocks, block_out_channels=(32,))
+        made = make(**parts, unet=unet, scheduler=diffusers.DDIMScheduler(steps_offset=1, clip_sample=False))
+        made.register_modules(unet=None, scheduler=None)
+        return made
+
+
 def sdxl() -> Any:
     """A Stable Diffusion XL pipeline without a denoiser."""
-    return library("diffusers").StableDiffusionXLPipeline(
+    return without_denoiser(
+        library("diffusers").StableDiffusionXLPipeline,
         vae=vae(scaling_factor=0.13025),
         text_encoder=clip_text(),
         text_encoder_2=clip_text(width=48, projected=True),
         tokenizer=clip_tokenizer(),
         tokenizer_2=clip_tokenizer(pad="!"),
-        unet=None,
-        scheduler=None,
     )
 
 

@@ -52,13 +52,15 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
 
 
 def _pipeline_class(class_name: str) -> Any:
-    found = getattr(importlib.import_module("diffusers"), class_name, None)
-    if found is None:
-        return families.text_family(class_name)  # which refuses it, and lists the known ones
     try:
+        found = getattr(importlib.import_module("diffusers"), class_name, None)
         has_encode_prompt = hasattr(found, "encode_prompt")
     except ImportError as error:  # diffusers puts a stand-in where a package is missing
         _refuse(class_name, str(error).strip().splitlines()[0])
+    except RuntimeError as error:  # or fails when it imports the pipeline; the last line says by what
+        _refuse(class_name, f"diffusers cannot import it: {str(error).strip().splitlines()[-1]}")
+    if found is None:
+        return families.text_family(class_name)  # which refuses it, and lists the known ones
     if not has_encode_prompt:
         _refuse(class_name, "it has no encode_prompt")
     return found

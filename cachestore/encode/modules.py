@@ -107,15 +107,15 @@ def build_pipeline(
     """A pipeline object around these components and plain values, with None for everything else that it must be given.
 
     For each `COMPONENT.FIELD` in `asked`, something stands for that component whose config has this field.
+    Raises BadInput where the installed diffusers has no such pipeline.
     """
     with _one_at_a_time:
-        diffusers = importlib.import_module("diffusers")
-        pipeline: Any = getattr(diffusers, class_name)
+        pipeline = _found("diffusers", class_name, "this model")
         required = [name for name, parameter in _parameters(pipeline) if parameter.default is parameter.empty]
         given = {**settings, **components, **_stand_ins(asked or {})}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
-        except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing
+        except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing; before 0.33 many do
             return pipeline(**{**dict.fromkeys(required, Absent()), **given})
 
 
@@ -138,7 +138,13 @@ def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
 
 
 class Absent:
-    """Stands for a component that a pipeline looks into. It is false, and None in every field."""
+    """Stands for a component that a pipeline looks into. It is false, and None in every field.
+
+    Two fields before diffusers 0.33 are not: Stable Diffusion's pipelines there count the VAE's levels and correct the scheduler's offset.
+    """
+
+    block_out_channels = ()
+    steps_offset = 1
 
     def __bool__(self) -> bool:
         return False
@@ -149,7 +155,7 @@ class Absent:
         return self
 
     def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
 
 
@@ -187,22 +193,40 @@ def free_memory() -> None:
 
 def _dtype_name(library: str) -> str:
     """The argument of `from_pretrained` that says the dtype: transformers renamed it in 4.56, diffusers has not."""
-    version = importlib.import_module(library).__version__.split(".")
-    return "dtype" if library == "transformers" and (int(version[0]), int(version[1])) >= (4, 56) else "torch_dtype"
+    return "dtype" if library == "transformers" and _release(library) >= (4, 56) else "torch_dtype"
+
+
+def _release(library: str) -> tuple[int, int]:
+    """The first two numbers of a library's version."""
+    first, second, *_ = importlib.import_module(library).__version__.split(".")
+    return int(first), int(second)
 
 
 def _single_file_options(component: Component) -> dict[str, bool]:
-    """A tensor of another shape is let through and found in what is reported: transformers would raise without naming it."""
-    return {"ignore_mismatched_sizes": True} if component.single_file is not None and component.library == "transformers" else {}
+    """What makes the libraries report all that does not fit.
+
+    A tensor of another shape is let through and found in what is reported: transformers would raise without naming it. diffusers 0.32
+    says nothing of tensors that it has no place for, unless it makes a module with weights first.
+    """
+    if component.single_file is None:
+        return {}
+    if component.library == "transformers":
+        return {"ignore_mismatched_sizes": True}
+    return {"low_cpu_mem_usage": False} if _release(component.library) < (0, 33) else {}
 
 
 def _class_of(component: Component) -> Foreign:
-    library = importlib.import_module(component.library)
     if component.class_name == TEXT_MODEL:
-        return _text_model_class(library, component)
-    found = getattr(library, component.class_name, None)
+        return _text_model_class(importlib.import_module(component.library), component)
+    return _found(component.library, component.class_name, str(component.folder))
+
+
+def _found(library: str, class_name: str, needed_by: str) -> Foreign:
+    """A class of a library. Raises BadInput where the installed one does not have it."""
+    module = importlib.import_module(library)
+    found = getattr(module, class_name, None)
     if found is None:
-        message = f"{component.folder} needs the class {component.class_name}, which the installed {component.library} does not have"
+        message = f"{needed_by} needs {class_name}, which {library} {module.__version__} does not have; pip install -U {library}"
         raise BadInput(message)
     return found
 

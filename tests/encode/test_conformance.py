@@ -1,10 +1,12 @@
 """Every family against its own pipeline: what is stored and read again makes the denoiser do what the caption itself makes it do."""
 
 import inspect
+from importlib.metadata import version
 from io import BytesIO
 
 import numpy as np
 import pytest
+from packaging.version import Version
 from PIL import Image
 
 from tests.encode.asking import Built, batch_of, encoder_of, entries_of
@@ -43,6 +45,11 @@ def arguments(model: Built, batch):
     return given
 
 
+def has_masks_of_heads():
+    """HunyuanVideo's denoiser before diffusers 0.33 takes the masks of a batch for those of its attention heads."""
+    return Version(version("diffusers")) < Version("0.33")
+
+
 def assert_same(found, expected, rtol=2e-4, atol=2e-5):
     import torch
 
@@ -58,7 +65,8 @@ def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, dig
     model = built(name)
     encoder = encoder_of(model, digest, "text")
     # CogView4's pipeline pads a batch to its longest caption without a mask, so that it agrees with itself alone only.
-    groups = [[SHORT], [LONG]] if encoder.setup.family.length_step else [[SHORT, LONG]]
+    is_alone = encoder.setup.family.length_step is not None or (name == "hunyuanvideo" and has_masks_of_heads())
+    groups = [[SHORT], [LONG]] if is_alone else [[SHORT, LONG]]
     for captions in groups:
         expected = run(model, prompt=list(captions))  # Z-Image writes into the list
         found = apart(run(model, **arguments(model, batch_of(encoder, captions))), expected)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def assert_equal(found, expected):
 
 def pipeline_of(folder):
     """A pipeline of one's own, loaded without its denoiser."""
-    diffusers = tiny.library("diffusers")
-    return diffusers.StableDiffusionXLPipeline.from_pretrained(folder, unet=None, scheduler=None, local_files_only=True)
+    load = tiny.library("diffusers").StableDiffusionXLPipeline.from_pretrained
+    return tiny.without_denoiser(partial(load, folder, local_files_only=True))
 
 
 def test_nothing_and_what_is_no_model_are_refused():
@@ -220,7 +221,7 @@ def test_a_pipeline_fills_a_store_once_and_is_left_as_it_was_and_let_go(tiny_mod
 
     pipeline = pipeline_of(tiny_model("sdxl").folder)
     pipeline.text_encoder.train()
-    pipeline.text_encoder.encoder.layers[0].eval()
+    next(module for name, module in pipeline.text_encoder.named_modules() if name.endswith("layers.0")).eval()
     pipeline.text_encoder_2.requires_grad_(requires_grad=False)
     pipeline.vae.train().enable_tiling()
     before, environment = state_of(pipeline), dict(os.environ)
@@ -254,9 +255,8 @@ def test_training_mode_and_tiling_of_the_caller_change_no_value(tiny_model, data
 
     args: Any = {"clip_skip": 1} if is_skipping else {}
     precompute(data, str(tiny_model("sd15").folder), encode_args=args, inline=True, name="folder", vae_dtype="float32")
-    pipeline = tiny.library("diffusers").StableDiffusionPipeline.from_pretrained(
-        tiny_model("sd15").folder, unet=None, scheduler=None, safety_checker=None, requires_safety_checker=False, local_files_only=True
-    )
+    load = partial(tiny.library("diffusers").StableDiffusionPipeline.from_pretrained, tiny_model("sd15").folder, local_files_only=True)
+    pipeline = tiny.without_denoiser(load, safety_checker=None, requires_safety_checker=False)
     pipeline.text_encoder.train()
     for module in pipeline.text_encoder.modules():
         if hasattr(module, "dropout") and isinstance(module.dropout, float):

@@ -234,7 +234,7 @@ def original_wan():
 @pytest.mark.torch
 def test_wans_vae_in_its_original_layout_makes_what_its_folder_makes(digest, tmp_path):
     if "AutoencoderKLWan" not in tiny.library("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES:
-        pytest.skip("this diffusers converts no VAE of Wan")
+        tiny.diffusers_lacks("conversion of Wan's VAE")
     folder = tmp_path / "vae"  # of four levels like the real one: the conversion knows no other
     tiny.library("diffusers").AutoencoderKLWan(base_dim=4, z_dim=4).save_pretrained(folder)
     names, own = original_wan(), load(folder / VAE_WEIGHTS)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from cachestore.errors import BadInput
+from tests.encode import tiny
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -59,6 +60,7 @@ def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verifi
 @pytest.fixture
 def kontext(built, tmp_path):
     """FLUX.1 Kontext: FLUX.1's modules under the other pipeline's name."""
+    tiny.of_diffusers("FluxKontextPipeline")
     folder = shutil.copytree(built("flux").folder, tmp_path / "kontext")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxKontextPipeline"}))

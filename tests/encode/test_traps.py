@@ -16,7 +16,7 @@ from cachestore.encode.family import DEFAULT_OF_CALL
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
 from cachestore.errors import BadInput, EncodeFailed
-from tests.encode import tiny_families
+from tests.encode import tiny, tiny_families
 from tests.encode.asking import Built, batch_of, encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
@@ -553,7 +553,6 @@ def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_n
     ("name", "index", "message"),
     [
         ("NoSuchPipeline", {}, "is not known"),
-        ("OmniGenPipeline", {}, "it has no encode_prompt"),
         ("FluxPipeline", {}, "it has no tokenizer and text encoder"),
         (
             "QwenImageEditInpaintPipeline",
@@ -566,8 +565,40 @@ def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_n
 def test_a_pipeline_that_cannot_be_understood_is_refused_with_what_is_missing(without_rows, name, index, message):
     from cachestore.encode.introspection import find_family
 
+    if name != "NoSuchPipeline":
+        tiny.of_diffusers(name)
     with pytest.raises(BadInput, match=message):
         find_family(name, index)
+
+
+def test_a_pipeline_that_diffusers_cannot_import_is_refused_with_the_reason(without_rows, monkeypatch):
+    from cachestore.encode import introspection
+
+    class Diffusers:
+        """As diffusers 0.33 without torchvision."""
+
+        def __getattr__(self, name):
+            message = (
+                f"Failed to import {name} because of the following error (look up to see its traceback):\nNo module named 'torchvision'"
+            )
+            raise RuntimeError(message)
+
+    monkeypatch.setattr(introspection.importlib, "import_module", lambda name: Diffusers())
+    with pytest.raises(BadInput, match=r"OmniGenPipeline has no row .* diffusers cannot import it: No module named 'torchvision'\."):
+        introspection.find_family("OmniGenPipeline", {})
+
+
+@pytest.mark.parametrize("ask", ["count_tokens", "encode"])
+def test_a_family_that_is_newer_than_the_installed_diffusers_ends_the_run_and_says_so(built, digest, ask):
+    """As Z-Image with diffusers 0.33: what it lacks is no fault of a caption."""
+    import diffusers
+
+    row = replace(families.text_family("StableDiffusionPipeline"), pipeline="FuturePipeline", rewrites_captions=True)
+    encoder: Any = encoders_for(ModelRequest(str(built("sd15").folder), encode=["text"], family=row), digest)[0]
+    argument = ["a cat"] if ask == "count_tokens" else [(encoder.resolve({"caption": "a cat"}, None).key, "a cat")]
+    message = f"needs FuturePipeline, which diffusers {diffusers.__version__} does not have; pip install -U diffusers"
+    with pytest.raises(BadInput, match=message):
+        getattr(encoder, ask)(argument)
 
 
 def test_a_row_of_ones_own_takes_the_place_of_the_tables(built, digest):
@@ -578,7 +609,7 @@ def test_a_row_of_ones_own_takes_the_place_of_the_tables(built, digest):
 
 
 def test_flux_kontext_is_encoded_as_flux_is(built, digest, tmp_path):
-
+    tiny.of_diffusers("FluxKontextPipeline")
     shutil.copytree(built("flux").folder, tmp_path / "kontext")
     index = json.loads((tmp_path / "kontext/model_index.json").read_text())
     (tmp_path / "kontext/model_index.json").write_text(json.dumps({**index, "_class_name": "FluxKontextPipeline"}))

@@ -2,12 +2,43 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-# By this name also programs find it that tests start with the repository alone on their path.
-from scripts.tiny_models import ALPHABET, bert_tokenizer, clip_text, clip_tokenizer, flux, library, sdxl, t5_text, t5_tokenizer, vae
+import pytest
+from packaging.version import Version
+
+# By these names also programs find them that tests start with the repository alone on their path.
+from scripts import environment
+from scripts.tiny_models import (
+    ALPHABET,
+    bert_tokenizer,
+    clip_text,
+    clip_tokenizer,
+    flux,
+    library,
+    sdxl,
+    t5_text,
+    t5_tokenizer,
+    vae,
+    without_denoiser,
+)
 
 __all__ = ["ALPHABET", "clip_text", "clip_tokenizer", "flux", "library", "sdxl", "t5_text", "t5_tokenizer", "vae"]
+
+
+def diffusers_lacks(what, *, pinned=None) -> NoReturn:
+    """Skip a test because the installed diffusers is older than the pinned one; where it is not, what is lacking is a failure."""
+    installed = library("diffusers").__version__
+    reason = f"diffusers {installed} has no {what}"
+    if Version(installed) < Version(pinned or environment.pinned()["diffusers"]):
+        pytest.skip(reason)
+    pytest.fail(reason)
+
+
+def of_diffusers(class_name) -> Any:
+    """A class of diffusers. A test that needs one which is newer than the installed diffusers is skipped, and says so."""
+    found = getattr(library("diffusers"), class_name, None)
+    return diffusers_lacks(class_name) if found is None else found
 
 
 def denoiser(folder, name, class_name):
@@ -26,12 +57,11 @@ def save(pipeline, folder, denoiser_name, denoiser_class):
 
 
 def sd15():
-    return library("diffusers").StableDiffusionPipeline(
+    return without_denoiser(
+        library("diffusers").StableDiffusionPipeline,
         vae=vae(),
         text_encoder=clip_text(),
         tokenizer=clip_tokenizer(),
-        unet=None,
-        scheduler=None,
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,

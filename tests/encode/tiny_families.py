@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.tiny_models import is_transformers_4, of_files
 from tests.encode import tiny
 from tests.encode.tiny import library
 
@@ -29,7 +30,8 @@ class Family:
 
 
 def of(library_name, class_name, **config):
-    return getattr(library(library_name), class_name)(**config)
+    made = tiny.of_diffusers(class_name) if library_name == "diffusers" else getattr(library(library_name), class_name)
+    return made(**config)
 
 
 def transformer(class_name, **config):
@@ -47,7 +49,11 @@ def qwen_tokenizer(padding_side="right"):
     vocabulary = {symbol: place for place, symbol in enumerate(tiny.ALPHABET)}
     for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
         vocabulary[token] = len(vocabulary)
-    made = of("transformers", "Qwen2Tokenizer", vocab=vocabulary, merges=[], model_max_length=131072, padding_side=padding_side)
+    options = {"model_max_length": 131072, "padding_side": padding_side}
+    if is_transformers_4():
+        made = of_files("Qwen2Tokenizer", vocabulary, **options)
+    else:
+        made = of("transformers", "Qwen2Tokenizer", vocab=vocabulary, merges=[], **options)
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = QWEN_TEMPLATE
     return made
@@ -59,7 +65,14 @@ def gemma_tokenizer(padding_side="right"):
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
     for code in range(33, 127):
         vocabulary.setdefault(chr(code), len(vocabulary))
-    made = of("transformers", "GemmaTokenizer", vocab=vocabulary, merges=[], model_max_length=8192, padding_side=padding_side)
+    options = {"model_max_length": 8192, "padding_side": padding_side}
+    if is_transformers_4():  # whose GemmaTokenizer wants SentencePiece; the pipelines that are published have the fast one
+        tokenizers = library("tokenizers")
+        model = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+        return of("transformers", "GemmaTokenizerFast", tokenizer_object=tokenizer, **options)
+    made = of("transformers", "GemmaTokenizer", vocab=vocabulary, merges=[], **options)
     start = [("<bos>", vocabulary["<bos>"])]
     made.backend_tokenizer.post_processor = library("tokenizers").processors.TemplateProcessing(single="<bos> $A", special_tokens=start)
     return made
@@ -416,6 +429,7 @@ def hunyuanvideo():
 
 
 def hunyuanvideo15():
+    tiny.of_diffusers("HunyuanVideo15Pipeline")
     from diffusers.guiders import ClassifierFreeGuidance
 
     heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "num_refiner_layers": 1, "mlp_ratio": 2.0}
