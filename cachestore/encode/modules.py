@@ -98,6 +98,9 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         raise BadInput(message)
     if component.single_file is not None:
         check_single_file(component, loading)
+    for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them
+        if parameter.is_floating_point() and parameter.element_size() == 1:
+            parameter.data = parameter.data.to(DTYPES[dtype])
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
