@@ -11,6 +11,7 @@ from PIL import Image
 
 from cachestore.encode import images
 from cachestore.errors import BadInput, EncodeFailed
+from tests.encode import tiny
 from tests.encode.asking import encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
@@ -82,6 +83,7 @@ def test_the_pipeline_with_stored_embeddings_ends_as_with_the_caption(edit_built
 
     import torch
 
+    tiny.of_diffusers("QwenImageEditPlusPipeline")
     # Else each picture that the denoiser sees has a megapixel.
     monkeypatch.setattr(importlib.import_module("diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"), "VAE_IMAGE_SIZE", 64 * 64)
     model = edit_built(PLUS)
@@ -153,6 +155,7 @@ def test_a_text_without_a_picture_is_read_by_the_tokenizer_alone(edit_built, dig
 
 @pytest.mark.parametrize("size", [(90, 50), (33, 71), (1024, 1024), (1, 1), (3000, 7)])
 def test_pictures_have_the_sides_that_the_pipelines_compute(size):
+    tiny.of_diffusers("QwenImageEditPlusPipeline")
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
 
     for area in (384 * 384, 1024 * 1024):

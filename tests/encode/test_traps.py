@@ -236,7 +236,9 @@ def test_sd3_without_its_t5_keeps_what_clip_makes_and_the_zeros_come_back(sd3_wi
     assert encoder.entry_bytes(3) >= 77 * (32 + 48) * 4
     batch = batch_of(encoder, captions)
     embeds, _, pooled, _ = own(sd3_without_t5, captions)
-    assert embeds.shape == (2, 77 + 256, 96)
+    assert batch["prompt_embeds"].shape == (2, 77 + 256, 96)
+    if embeds.shape != batch["prompt_embeds"].shape:
+        tiny.diffusers_lacks("256 rows of zeros in the place of SD3's T5")
     torch.testing.assert_close(batch["prompt_embeds"], embeds)
     torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled)
     assert encoder.count_tokens(["a cat" * 40])[0] > encoder.max_tokens == 77
