@@ -320,7 +320,7 @@ class TestFetchingInto:
         put(layout, *range(6))
         order = sorted(range(6), key=lambda n: place_of(layout, n).offset)
         calls = []
-        real = fetching.read_present
+        real = fetching.read_scattered  # a file system in memory cannot tell what is present
         monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
         wanted = self.wanted(layout, *(order[n] for n in (5, 0, 1, 2, 4)))
         fetcher().fetch_into(wanted)
@@ -331,7 +331,7 @@ class TestFetchingInto:
         monkeypatch.setattr(fetching, "_RUN_BYTES", 200)
         put(layout, *range(6))
         calls = []
-        real = fetching.read_present
+        real = fetching.read_scattered  # a file system in memory cannot tell what is present
         monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
         wanted = self.wanted(layout, *range(6))
         fetcher().fetch_into(wanted)
