@@ -11,6 +11,7 @@ Random weights; by default small models on the CPU, with `--size real` those of 
     pipeline    `cs.precompute` of the same captions through PixArt-Sigma's pipeline, which pads to 300
                                                               /  its encoder alone on tokens padded to 300
                                                               /  the same `cs.precompute` with `exact_padding`: padded to 300
+    compiled    the VAE's encoder under `torch.compile`       /  the same, eager
 
 The small VAE is the first of some that costs 10 to 20 times what decoding a picture does; the notes say how many. Ours, the encoder alone
 and the loop take turns; ratios are medians of RUNS turns, and models are warm. What ours does once (listing, planning, loading the model,
@@ -247,6 +248,25 @@ def bench_pictures(folder: Path, count: int, device: torch.device, size: Literal
     return turns.row("pictures", count, share, notes)
 
 
+def bench_compiled(folder: Path, count: int, device: torch.device, size: Literal["small", "real"]) -> Row:
+    """What `torch.compile` would make of the VAE's encoder at one shape: nothing of ours compiles yet. Compiling itself is not counted."""
+    paths = make_pictures(folder / "pictures", min(count, 16))
+    dtype = torch.bfloat16 if size == "real" else torch.float32
+    vae = laid_out((real_vae() if size == "real" else fitting_vae(paths, device)[0]).to(device, dtype), device)
+    batch = to_tensor([decode(path) for path in paths[: 16 if device.type == "cuda" else 1]], dtype, device)
+    compiled: Any = torch.compile(vae.encoder, dynamic=False)
+
+    def turn(encoder: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        return seconds(lambda: encoder(batch).cpu(), device)
+
+    with torch.inference_mode():
+        turns = take_turns(lambda: turn(compiled), lambda: turn(vae.encoder), lambda: turn(vae.encoder))
+    flops = module_flops(vae.encoder, batch)
+    rate = matmul_flops(dtype, device)
+    notes = f"for {list(batch.shape)}, the others eager; compiled it has {flops / statistics.median(turns.ours) / rate:.2f} of matmul"
+    return turns.row("compiled", len(batch), flops / rate, notes)
+
+
 # Captions
 
 
@@ -374,7 +394,7 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "real"), default="small")
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--captions", type=int, default=96)
-    parser.add_argument("--only", choices=("pictures", "captions", "pipeline"))
+    parser.add_argument("--only", choices=("pictures", "captions", "pipeline", "compiled"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -382,6 +402,7 @@ def main() -> int:
         "pictures": (bench_pictures, arguments.images),
         "captions": (bench_captions, arguments.captions),
         "pipeline": (bench_pipeline, arguments.captions),
+        "compiled": (bench_compiled, arguments.images),
     }
     rows: list[Row] = []
     for name, (bench, count) in benches.items():
