@@ -91,6 +91,7 @@ class LoadedModel:
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
         training = [(module, module.training) for part in modules for module in part.modules()]
         switches = [(part, name, getattr(part, name)) for part in modules for name in _SWITCHES if isinstance(vars(part).get(name), bool)]
+        layouts = [(tensor, tensor.stride()) for part in modules for tensor in part.parameters()]
         try:
             for module, _ in training:
                 module.training = False
@@ -102,6 +103,9 @@ class LoadedModel:
                 module.training = was_training
             for part, name, value in switches:
                 setattr(part, name, value)
+            for tensor, stride in layouts:  # a VAE is encoded with its channels last in memory
+                if tensor.stride() != stride:
+                    tensor.data = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
 
 
 def read_loaded(model: object) -> LoadedModel:

@@ -207,7 +207,7 @@ def state_of(pipeline):
     parts = {name: part for name, part in pipeline.components.items() if hasattr(part, "parameters")}
     flags = {(name, inner): module.training for name, part in parts.items() for inner, module in part.named_modules()}
     weights = {
-        (name, inner): (value.dtype, value.device, value.requires_grad, value.grad, value.double().sum().item())
+        (name, inner): (value.dtype, value.device, value.stride(), value.requires_grad, value.grad, value.double().sum().item())
         for name, part in parts.items()
         for inner, value in part.named_parameters()
     }
