@@ -130,7 +130,8 @@ class CaptionPolicy:
     def place(self, count: int, kept: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
         """Which of the `count` texts of a sample it has in an epoch; None for the empty caption.
 
-        `kept` is the policy that made the texts, which this one is `covered_by`. A sample without texts has the empty caption.
+        `kept` is the policy that made the texts, from which this one differs in nothing (`differs_from`). A sample without texts has the
+        empty caption.
         """
         draws = digest_parts("cachestore-caption", str(seed), str(epoch), sample_id)
         dropped, drawn, variant = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))

@@ -38,6 +38,11 @@ from cachestore.work.workers import Beat, Watch
 STUCK_SECONDS: Final = 1800.0
 """Without any sign of progress for so long, waiting ends with an error that says for whom."""
 
+APPEND_DEPTH: Final = 2
+"""Batches that wait to be appended, at most: their tensors are in memory."""
+WINDOWS: Final = 4
+"""How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
+
 
 class Source(Protocol):
     """Reads what units refer to."""
@@ -130,12 +135,6 @@ class _Kept:
     refused: dict[int, str] = field(default_factory=dict[int, str])
     """Why entries of units cannot be stored."""
     then: Callable[[], None] | None = None
-
-
-APPEND_DEPTH: Final = 2
-"""Batches that wait to be appended, at most: their tensors are in memory."""
-WINDOWS: Final = 4
-"""How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
 
 
 class Worker:

@@ -286,7 +286,8 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
         indices, count = [operator.index(index) for index in places], len(self._rows)
-        if outside := next((index for index in indices if not -count <= index < count), None):
+        outside = next((index for index in indices if not -count <= index < count), None)
+        if outside is not None:
             message = f"the data set has {count} samples, and none at {outside}"
             raise IndexError(message)
         rows: list[int] = self._rows[indices].tolist() if indices else []

@@ -407,6 +407,14 @@ def test_an_empty_or_mixed_list_is_no_batch(path):
         batch_of(data, 1, 2)
 
 
+def test_a_place_that_is_not_there_is_an_index_error_that_says_how_many_there_are(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    empty = data.select([])
+    for some, place in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
+        with pytest.raises(IndexError, match=f"has {len(some)} samples, and none at {place}$"):
+            some.read_batch([place])
+
+
 # Processes
 
 
