@@ -132,7 +132,13 @@ class Reader:
 
     def find_first(self, keys: Sequence[Key]) -> list[Place]:
         """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
-        return [places[0] for places in self._find_all(keys)]
+        with _looking:
+            try:
+                found = self.snapshot.find_first(keys)
+            except (FormatError, FileNotFoundError):
+                found = [None]
+        present = [place for place in found if place is not None]
+        return present if len(present) == len(keys) else [places[0] for places in self._find_all(keys)]
 
     def fill(self, wanted: Sequence[Wanted]) -> bool:
         """Read entries straight to where they belong, as they were found by `find_first`, and check them as `get` does.

@@ -16,7 +16,7 @@ from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, rea
 from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.reader import Reader
-from cachestore.storage.entry import TensorSpec
+from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.fetch import Wanted
 from cachestore.storage.places import Place
 from cachestore.tensors import torch_dtype
@@ -59,27 +59,44 @@ class _Draft:
 
     places: Mapping[Key, Place]
     memory: BatchBuffers
-    targets: dict[Key, dict[str, memoryview]] = field(default_factory=dict[Key, dict[str, memoryview]])
+    targets: dict[Key, list[memoryview | None]]
+    """Of each entry, where each of its tensors is to go, in the order of its `specs`."""
     copies: list[tuple[memoryview, memoryview]] = field(default_factory=list[tuple[memoryview, memoryview]])
     """(target, source): what one entry is wanted for more than once."""
     finish: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     batch: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     names: set[str] = field(default_factory=set[str])
 
-    def specs(self, keys: Sequence[Key], name: str) -> list[TensorSpec]:
-        """The tensor of this name of each entry; all are of one dtype."""
-        specs = [spec for key in keys for spec in self.places[key].specs if spec.name == name]
-        if len(specs) < len(keys) or any(spec.dtype != specs[0].dtype for spec in specs):
-            raise _Irregular
-        return specs
+    @classmethod
+    def of(cls, keys: Sequence[Key], places: Sequence[Place], memory: BatchBuffers) -> "_Draft":
+        """Nothing is to be read yet of these entries; each key stands once."""
+        targets: list[list[memoryview | None]] = [[None] * len(place.specs) for place in places]
+        return cls(dict(zip(keys, places, strict=True)), memory, dict(zip(keys, targets, strict=True)))
 
-    def read(self, key: Key, name: str, target: memoryview) -> None:
+    def find(self, keys: Sequence[Key], name: str) -> tuple[list[int], list[TensorSpec]]:
+        """The tensor of this name of each entry: which of the entry's tensors it is, and its spec. All are of one dtype."""
+        numbers: list[int] = []
+        specs: list[TensorSpec] = []
+        layout: Specs | None = None
+        number = 0
+        for key in keys:
+            found = self.places[key].specs
+            if found is not layout:
+                layout, number = found, next((n for n, spec in enumerate(found) if spec.name == name), -1)
+                if number < 0 or (specs and found[number].dtype != specs[0].dtype):
+                    raise _Irregular
+            numbers.append(number)
+            specs.append(found[number])
+        return numbers, specs
+
+    def read(self, key: Key, number: int, target: memoryview) -> None:
         """Have one stored tensor read to this place."""
-        wanted = self.targets.setdefault(key, {})
-        if name in wanted:
-            self.copies.append((target, wanted[name]))
+        targets = self.targets[key]
+        held = targets[number]
+        if held is None:
+            targets[number] = target
         else:
-            wanted[name] = target
+            self.copies.append((target, held))
 
     def claim(self, *names: str | None) -> None:
         """Have these stand next in the batch. Two parts that make the same would be read into each other."""
@@ -98,16 +115,14 @@ class _Draft:
 
     def wanted(self) -> list[Wanted]:
         """All that is to be read; what nobody asked for, but stands between, goes to one side."""
-        chosen: list[Wanted] = []
-        for key, targets in self.targets.items():
-            place = self.places[key]
-            buffers = [targets[spec.name] if spec.name in targets else _aside(spec) for spec in place.specs]
-            chosen.append(Wanted(key, place, buffers))
-        return chosen
+        return [
+            Wanted(key, place, [_aside(place, number) if target is None else target for number, target in enumerate(targets)])
+            for (key, place), targets in zip(self.places.items(), self.targets.values(), strict=True)
+        ]
 
 
-def _aside(spec: TensorSpec) -> memoryview:
-    return memoryview(bytearray(spec.size_bytes))
+def _aside(place: Place, number: int) -> memoryview:
+    return memoryview(bytearray(place.specs[number].size_bytes))
 
 
 def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
@@ -116,7 +131,7 @@ def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: Ba
     The parts name as many samples each, at least one. No parts make an empty batch.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft(dict(zip(keys, reader.find_first(keys), strict=True)), memory)
+    draft = _Draft.of(keys, reader.find_first(keys), memory)
     try:
         for number, part in enumerate(parts):
             if isinstance(part, TextPart):
@@ -136,7 +151,7 @@ def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: Ba
 
 def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     draft.claim(part.name)
-    specs = draft.specs(part.keys, part.block.stored)
+    numbers, specs = draft.find(part.keys, part.block.stored)
     shape, dtype = specs[0].shape, torch_dtype(specs[0].dtype)
     if any(spec.shape != shape for spec in specs):
         raise _Irregular
@@ -146,16 +161,16 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     stored = out
     if made_shape != stored_shape or part.block.stored == "moments" != part.wanted:
         stored, view = draft.memory.take(f"{part.name} as stored", stored_shape, dtype, pin=False)
-    _read_rows(draft, part.keys, part.block.stored, view)
+    _read_rows(draft, part.keys, numbers, view)
     if not is_as_stored(part.block, part.wanted):
         draft.finish.append(lambda: read_latents_into(part.block, part.wanted, stored, part.noise, out))
 
 
-def _read_rows(draft: _Draft, keys: Sequence[Key], name: str, view: memoryview) -> None:
-    """One row of a batch after the other, all of a size."""
+def _read_rows(draft: _Draft, keys: Sequence[Key], numbers: Sequence[int], view: memoryview) -> None:
+    """One row of a batch after the other, all of a size; `numbers` as from `_Draft.find`."""
     size = len(view) // len(keys)
-    for number, key in enumerate(keys):
-        draft.read(key, name, view[number * size : (number + 1) * size])
+    for row, (key, number) in enumerate(zip(keys, numbers, strict=True)):
+        draft.read(key, number, view[row * size : (row + 1) * size])
 
 
 def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
@@ -175,12 +190,12 @@ def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
 
 def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> bool:
     """Whether this output of every entry is one run of bytes in the batch; if so, it will be read there."""
-    specs = draft.specs(part.keys, stored)
+    numbers, specs = draft.find(part.keys, stored)
     dtype, padding = torch_dtype(specs[0].dtype), part.block.padding.get(name)
     if padding is None:
         if any(spec.shape != specs[0].shape for spec in specs):
             raise _Irregular
-        _read_rows(draft, part.keys, stored, draft.take(name, (len(specs), *specs[0].shape), dtype)[1])
+        _read_rows(draft, part.keys, numbers, draft.take(name, (len(specs), *specs[0].shape), dtype)[1])
         return True
     if not specs[0].shape or padding.dim % len(specs[0].shape) != 0:
         return False
@@ -193,9 +208,9 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
     length = padded_length(lengths, padding)
     out, view = draft.take(name, (len(specs), length, *width), dtype)
     row = len(view) // len(specs)
-    for place, (key, spec) in enumerate(zip(part.keys, specs, strict=True)):
+    for place, (key, number, spec) in enumerate(zip(part.keys, numbers, specs, strict=True)):
         start = place * row + (row // length * start_of(spec.shape[0], length, padding) if length else 0)
-        draft.read(key, stored, view[start : start + spec.size_bytes])
+        draft.read(key, number, view[start : start + spec.size_bytes])
     fill_padding(out, lengths, padding)
     _take_mask(draft, lengths, length, padding)
     return True
@@ -213,16 +228,16 @@ def _leaves(form: Form) -> set[str]:
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
     """Have these tensors of each sample read to memory of their own; returns where they will be, those of one name after the other."""
-    specs = {name: draft.specs(keys, name) for name in sorted(names)}
-    room = sum(sum(spec.size_bytes for spec in found) + _ALIGNMENT for found in specs.values())
+    parts = {name: draft.find(keys, name) for name in sorted(names)}
+    room = sum(sum(spec.size_bytes for spec in specs) + _ALIGNMENT for _numbers, specs in parts.values())
     flat, view = draft.memory.take(under, (room,), torch.uint8, pin=False)
-    stored: dict[str, list[torch.Tensor]] = {name: [] for name in specs}
+    stored: dict[str, list[torch.Tensor]] = {name: [] for name in parts}
     position = 0
-    for name, found in specs.items():
+    for name, (numbers, specs) in parts.items():
         position += -position % _ALIGNMENT
-        for key, spec in zip(keys, found, strict=True):
+        for key, number, spec in zip(keys, numbers, specs, strict=True):
             end = position + spec.size_bytes
-            draft.read(key, name, view[position:end])
+            draft.read(key, number, view[position:end])
             stored[name].append(flat[position:end].view(torch_dtype(spec.dtype)).view(spec.shape))
             position = end
     return stored

@@ -285,18 +285,20 @@ class CachedDataset(Dataset[SampleDict]):
         return BatchBuffers(pin=pin)
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
-        indices, count = [operator.index(index) for index in places], len(self._rows)
-        outside = next((index for index in indices if not -count <= index < count), None)
-        if outside is not None:
+        indices = list(map(operator.index, places))
+        try:
+            rows: list[int] = self._rows[indices].tolist() if indices else []
+        except IndexError:
+            count = len(self._rows)
+            outside = next(index for index in indices if not -count <= index < count)
             message = f"the data set has {count} samples, and none at {outside}"
-            raise IndexError(message)
-        rows: list[int] = self._rows[indices].tolist() if indices else []
+            raise IndexError(message) from None
         return rows
 
     def _read_straight(self, rows: Sequence[int], memory: BatchBuffers) -> dict[str, Any] | None:
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
         ids = take(self._catalog.ids, rows)
-        chosen = [self._chosen_text(row) for row in rows]
+        chosen = self._chosen_texts(rows)
         parts = self._parts(rows, ids, chosen)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
         tensors = assemble(self._reader, parts, memory) if is_alike else None
@@ -308,10 +310,10 @@ class CachedDataset(Dataset[SampleDict]):
             if sizes is None:
                 return None
             batch |= memory.keep(sizes)
-        taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
-        texts = take(self._catalog.extras, rows)
-        extras = [self._extras(row, taken=taken) if text != "{}" else {} for row, text in zip(rows, texts, strict=True)]
-        batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
+        if any(text != "{}" for text in take(self._catalog.extras, rows)):
+            taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
+            extras = [self._extras(row, taken=taken) for row in rows]
+            batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
         return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
 
     def _captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
@@ -502,6 +504,10 @@ class CachedDataset(Dataset[SampleDict]):
         count = self._catalog.captions_at[row + 1] - self._catalog.captions_at[row]
         options, sample_id = self._options, self._catalog.ids[row]
         return self._options.captions.place(count, self._kept, seed=options.seed, epoch=self._epoch.get(), sample_id=sample_id)
+
+    def _chosen_texts(self, rows: Sequence[int]) -> list[int | None]:
+        """As `_chosen_text` of each row."""
+        return [0] * len(rows) if self._options.captions is None else [self._chosen_text(row) for row in rows]
 
     def _row_keys(self, row: int, text: int | None = 0) -> list[Key | None]:
         """The key of each column handed out, of a text that was chosen; None where this row has no cell."""

@@ -12,7 +12,7 @@ from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_at, read_present, read_scattered
 from cachestore.files.paths import Layout
 from cachestore.keys import KEY_BYTES, Key
-from cachestore.storage.entry import checksum_of
+from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Place, SegmentRef
 
 Verify = Literal["first", "always", "never"]
@@ -41,18 +41,18 @@ class Checked:
 
     def holds(self, place: Place) -> bool:
         """Whether this copy was checked."""
-        bit = self._bit(place)
-        return bit is not None and bool(self._bits[bit >> 3] & (1 << (bit & 7)))
+        first = self._first.get(place.segment.digest)
+        if first is None:
+            return False
+        bit = first + place.ordinal
+        return self._bits[bit >> 3] >> (bit & 7) & 1 == 1
 
     def add(self, place: Place) -> None:
         """Remember that this copy is good. Two workers at once may lose a bit: that entry is checked again."""
-        bit = self._bit(place)
-        if bit is not None:
-            self._bits[bit >> 3] |= 1 << (bit & 7)
-
-    def _bit(self, place: Place) -> int | None:
         first = self._first.get(place.segment.digest)
-        return None if first is None else first + place.ordinal
+        if first is not None:
+            bit = first + place.ordinal
+            self._bits[bit >> 3] |= 1 << (bit & 7)
 
 
 class Wanted(NamedTuple):
@@ -61,6 +61,27 @@ class Wanted(NamedTuple):
     key: Key
     place: Place
     targets: Sequence[memoryview]
+
+
+class _Run(NamedTuple):
+    """Entries that one read can take: next to each other in one segment."""
+
+    start: int
+    size: int
+    entries: list[Wanted]
+
+    def buffers(self) -> Sequence[memoryview]:
+        """Where the bytes go, those between entries to nowhere."""
+        if len(self.entries) == 1:
+            return self.entries[0].targets
+        buffers: list[memoryview] = []
+        end = self.start
+        for _key, place, targets in self.entries:
+            if place.offset > end:
+                buffers.append(_NOWHERE[: place.offset - end])
+            buffers += targets
+            end = place.offset + place.size_bytes
+        return buffers
 
 
 class _Segment:
@@ -101,7 +122,8 @@ class Fetcher:
         Raises CorruptEntry if they are not what was stored under this key, OSError as it comes.
         """
         run = self._read(place)
-        self._check(key, place, [run])
+        if self._verify != "never":
+            self._check(key, place, [run])
         return run
 
     def fetch_into(self, wanted: Sequence[Wanted]) -> None:
@@ -111,9 +133,12 @@ class Fetcher:
         Raises as `fetch`; the targets then hold anything.
         """
         runs = _runs(sorted(wanted, key=_position))
-        has_asked = False
+        checks, has_asked = self._verify != "never", False
+        segment, digest = None, ""
         for number, run in enumerate(runs):
-            segment = self._segment(run[0].place)
+            place = run.entries[0].place
+            if segment is None or place.segment.digest != digest:
+                segment, digest = self._segment(place), place.segment.digest
             if segment.mapping is not None:
                 _copy_run(run, segment.mapping)
             elif not self._read_present(run, segment):
@@ -121,39 +146,37 @@ class Fetcher:
                     self._ask_for_runs(runs[number:])
                     has_asked = True
                 self._read_run(run, segment)
-            if self._verify != "never":
-                for key, place, targets in run:
+            if checks:
+                for key, place, targets in run.entries:
                     self._check(key, place, targets)
 
     def ask_ahead(self, places: Iterable[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
         self._ask_for_runs(_runs([Wanted(_NOBODY, place, ()) for place in sorted(places, key=_file_position)]))
 
-    def _ask_for_runs(self, runs: Iterable[Sequence[Wanted]]) -> None:
+    def _ask_for_runs(self, runs: Iterable[_Run]) -> None:
         for run in runs:
-            segment = self._segment(run[0].place)
+            segment = self._segment(run.entries[0].place)
             if segment.mapping is None:
-                ask_for(segment.descriptor, *_span(run))
+                ask_for(segment.descriptor, run.start, run.size)
             else:
-                ask_for_mapped(segment.mapping, *_span(run))
+                ask_for_mapped(segment.mapping, run.start, run.size)
 
-    def _read_present(self, run: Sequence[Wanted], segment: _Segment) -> bool:
+    def _read_present(self, run: _Run, segment: _Segment) -> bool:
         """Read what can be had without waiting; whether that was all."""
         if not self._can_tell:
             return False
-        start, size = _span(run)
-        count = read_present(segment.descriptor, _buffers(run), start)
+        count = read_present(segment.descriptor, run.buffers(), run.start)
         self._can_tell = count is not None
-        return count == size
+        return count == run.size
 
-    def _read_run(self, run: Sequence[Wanted], segment: _Segment) -> None:
-        start, size = _span(run)
-        if read_scattered(segment.descriptor, _buffers(run), start) < size:
-            raise self._cut_short(run[-1].place)
+    def _read_run(self, run: _Run, segment: _Segment) -> None:
+        if read_scattered(segment.descriptor, run.buffers(), run.start) < run.size:
+            raise self._cut_short(run.entries[-1].place)
 
     def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
-        """Compare an entry with its checksum, where that is due. Raises CorruptEntry."""
-        if self._verify == "never" or (self._verify == "first" and self.checked.holds(place)):
+        """Compare an entry with its checksum, unless once is enough and it was. Raises CorruptEntry."""
+        if self._verify == "first" and self.checked.holds(place):
             return
         if checksum_of(key, place.specs, buffers) != place.checksum:
             self._forget(place.segment.digest)
@@ -220,46 +243,31 @@ def _file_position(place: Place) -> tuple[str, int]:
     return place.segment.digest, place.offset
 
 
-def _runs(ordered: Sequence[Wanted]) -> list[list[Wanted]]:
+def _runs(ordered: Sequence[Wanted]) -> list[_Run]:
     """Entries in the order of their places, those together that one read can take: next to each other, and not many bytes."""
-    runs: list[list[Wanted]] = []
+    runs: list[_Run] = []
     digest, start, end = "", 0, 0
     for each in ordered:
         place = each.place
-        size = place.size_bytes
-        follows = place.segment.digest == digest and 0 <= place.offset - end < ALIGNMENT
-        if follows and place.offset + size - start <= _RUN_BYTES and len(runs[-1]) < _RUN_ENTRIES:
-            runs[-1].append(each)
+        offset, size = place.offset, size_of(place.specs)
+        if (
+            0 <= offset - end < ALIGNMENT
+            and place.segment.digest == digest
+            and offset + size - start <= _RUN_BYTES
+            and len(runs[-1].entries) < _RUN_ENTRIES
+        ):
+            runs[-1].entries.append(each)
+            runs[-1] = _Run(start, offset + size - start, runs[-1].entries)
         else:
-            runs.append([each])
-            digest, start = place.segment.digest, place.offset
-        end = place.offset + size
+            runs.append(_Run(offset, size, [each]))
+            digest, start = place.segment.digest, offset
+        end = offset + size
     return runs
 
 
-def _span(run: Sequence[Wanted]) -> tuple[int, int]:
-    """(offset, size) of a run in its segment."""
-    start, last = run[0].place.offset, run[-1].place
-    return start, last.offset + last.size_bytes - start
-
-
-def _buffers(run: Sequence[Wanted]) -> Sequence[memoryview]:
-    """Where the bytes of a run go, those between entries to nowhere."""
-    if len(run) == 1:
-        return run[0].targets
-    buffers: list[memoryview] = []
-    end = run[0].place.offset
-    for _key, place, targets in run:
-        if place.offset > end:
-            buffers.append(_NOWHERE[: place.offset - end])
-        buffers += targets
-        end = place.offset + place.size_bytes
-    return buffers
-
-
-def _copy_run(run: Sequence[Wanted], mapping: mmap.mmap) -> None:
+def _copy_run(run: _Run, mapping: mmap.mmap) -> None:
     view = memoryview(mapping)
-    for _key, place, targets in run:
+    for _key, place, targets in run.entries:
         position = place.offset
         for target in targets:
             target[:] = view[position : position + len(target)]

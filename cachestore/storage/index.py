@@ -26,7 +26,7 @@ from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_places
+from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_first, unpack_places
 
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
@@ -140,6 +140,26 @@ class Index:
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
+    def find_first(self, keys: Sequence[Key]) -> list[Place | None]:
+        """The first place of each key, in the order of `keys`: half the time of `find`. None for a key that the index does not hold."""
+        try:
+            with self._attached().begin() as transaction:
+                tables, segments, layouts = self._tables, self.segments, self._layouts
+                get, entries = transaction.get, tables[b"entries"]
+                found: list[Place | None] = []
+                for value in [get(key, db=entries) for key in keys]:
+                    if value is None:
+                        found.append(None)
+                        continue
+                    number, ordinal, offset, layout, checksum = unpack_first(value)
+                    specs = layouts.get(layout)
+                    if specs is None:
+                        specs = self._read_layout(layout, transaction, tables)
+                    found.append(Place(segments[number], ordinal, offset, specs, checksum))
+                return found
+        except _UNREADABLE as error:
+            raise self._complaint(error) from error
+
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
@@ -172,9 +192,14 @@ class Index:
         packed = unpack_places(value)
         for _segment, _ordinal, _offset, layout, _checksum in packed:
             if layout not in layouts:
-                raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
-                layouts[layout] = _parse_layout(bytes(raw or b"[]"))
+                self._read_layout(layout, transaction, tables)
         return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
+
+    def _read_layout(self, layout: int, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> Specs:
+        """Names, dtypes and shapes by their number, remembered from then on."""
+        raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
+        specs = self._layouts[layout] = _parse_layout(bytes(raw or b"[]"))
+        return specs
 
     def close(self) -> None:
         """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""

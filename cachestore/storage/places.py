@@ -44,6 +44,11 @@ def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: b
     return _PACKED.pack(segment, ordinal, offset, layout, checksum)
 
 
+def unpack_first(value: bytes) -> tuple[int, int, int, int, bytes]:
+    """The first place in an index value: the copy that is read."""
+    return _PACKED.unpack_from(value)
+
+
 def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """All places in an index value: (segment number, ordinal, offset, layout number, checksum)."""
     return [_PACKED.unpack(value)] if len(value) == PLACE_BYTES else list(_PACKED.iter_unpack(value))

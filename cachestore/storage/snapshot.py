@@ -51,6 +51,12 @@ class Snapshot:
             return found
         return [_join(places, self.tail.get(key, ())) for key, places in zip(keys, found, strict=True)]
 
+    def find_first(self, keys: Sequence[Key]) -> list[Place | None]:
+        """The first place of each key, which is the one that is read; None for a key that is not there."""
+        if self.index is not None and not self.vanished and not self.tail:
+            return self.index.find_first(keys)
+        return [places[0] if places else None for places in self.find(keys)]
+
     def __contains__(self, key: Key) -> bool:
         """Whether there is a copy of this key."""
         return bool(self.find([key])[0])
