@@ -12,6 +12,7 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -25,6 +26,9 @@ from cachestore.keys import Json
 
 Foreign = Any
 """An object of transformers or diffusers, which are typed in part only."""
+
+_held: WeakSet[Foreign] = WeakSet()
+"""Modules that were loaded here and have not gone yet."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -101,7 +105,9 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them
         if parameter.is_floating_point() and parameter.element_size() == 1:
             parameter.data = parameter.data.to(DTYPES[dtype])
-    return module.eval().requires_grad_(requires_grad=False).to(device)
+    ready = module.eval().requires_grad_(requires_grad=False).to(device)
+    _held.add(ready)
+    return ready
 
 
 def build_pipeline(
@@ -188,8 +194,13 @@ def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
 
 
 def free_memory() -> None:
-    """Give memory of dropped modules back to the device."""
-    gc.collect()
+    """Give memory of dropped modules back to the device.
+
+    Most go with the last reference to them; looking for cycles among all objects of torch and diffusers, which takes a third of a second,
+    is for those that are still there.
+    """
+    if _held:
+        gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

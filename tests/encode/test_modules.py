@@ -1,0 +1,41 @@
+"""Giving back what was loaded."""
+
+import weakref
+
+import torch
+
+from cachestore.encode import modules
+from cachestore.encode.models import Component
+from tests.encode.tiny import of_diffusers
+
+
+def loaded(folder):
+    """A VAE with hardly a weight, saved and loaded."""
+    vae = of_diffusers("AutoencoderKL")(block_out_channels=(4,), norm_num_groups=2, layers_per_block=1)
+    vae.save_pretrained(folder)
+    return modules.load_module(Component("vae", "diffusers", "AutoencoderKL", folder, {}), "float32", torch.device("cpu"))
+
+
+class TestFreeingMemory:
+    def test_nothing_loaded_is_nothing_to_free(self):
+        modules.free_memory()
+
+    def test_a_module_that_nobody_holds_is_gone_at_once(self, tmp_path):
+        module = loaded(tmp_path)
+        left = weakref.ref(module)
+        del module
+        modules.free_memory()
+        assert left() is None
+
+    def test_a_module_that_holds_itself_is_gone_too(self, tmp_path):
+        module = loaded(tmp_path)
+        module.itself = [module]
+        left = weakref.ref(module)
+        del module
+        modules.free_memory()
+        assert left() is None
+
+    def test_a_module_that_is_still_in_use_stays(self, tmp_path):
+        module = loaded(tmp_path)
+        modules.free_memory()
+        assert next(module.parameters()).numel() > 0
