@@ -54,6 +54,7 @@ class PrecomputeRequest:
     procs: int | None = None
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
+    compile: bool = False
     workers: int | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -135,7 +136,9 @@ BUCKET_STEP = 64
 
 _IDS = ("ids.text", "ids.offsets")
 _PLACES = ("data", "model", "vae", "text_encoder")
-_NOT_HINTS = frozenset({"store", "procs", "rank", "world_size", "device", "batch_size", "workers", "strict", "max_failures", "replace"})
+_NOT_HINTS = frozenset(
+    {"store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,7 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
         encode_args=request.encode_arg,
         device=request.device,
         batch_size=request.batch_size,
+        compile=request.compile,
         loaded=loaded,
     )
     return encoders_for(model, lambda path: digest_file(path, known))

@@ -87,7 +87,7 @@ def precompute(
             process dies.
         **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions ("first", "all" or a
             CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
-            vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, workers, rank,
+            vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
     Returns:

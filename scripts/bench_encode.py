@@ -249,7 +249,7 @@ def bench_pictures(folder: Path, count: int, device: torch.device, size: Literal
 
 
 def bench_compiled(folder: Path, count: int, device: torch.device, size: Literal["small", "real"]) -> Row:
-    """What `torch.compile` would make of the VAE's encoder at one shape: nothing of ours compiles yet. Compiling itself is not counted."""
+    """What `--compile` makes of the VAE's encoder at one shape. Compiling itself is not counted."""
     paths = make_pictures(folder / "pictures", min(count, 16))
     dtype = torch.bfloat16 if size == "real" else torch.float32
     vae = laid_out((real_vae() if size == "real" else fitting_vae(paths, device)[0]).to(device, dtype), device)

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--procs", type=int, metavar="N", help="start N local ranks (default: one for each GPU, else 1)")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     how.add_argument("--batch-size", default="auto", metavar="N", help="auto or a number (default: auto)")
+    how.add_argument("--compile", action="store_true", help="compile the VAE's encoder for shapes that are many enough")
     how.add_argument("--workers", type=int, metavar="N", help="threads that read and decode (default: by processors)")
     how.add_argument("--rank", type=int, metavar="R", help="this process's rank, where no launcher says it")
     how.add_argument("--world-size", type=int, metavar="W", help="the number of ranks, with --rank")

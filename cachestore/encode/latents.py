@@ -27,12 +27,21 @@ WINDOW = 32
 class LatentsEncoder:
     """Implements `unit.Encoder` for pictures. Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`."""
 
-    def __init__(self, recipe: Recipe, setup: LatentsSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
-        """Keep the settings; nothing is loaded."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: LatentsSetup,
+        *,
+        device: str = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        compiles: bool = False,
+    ) -> None:
+        """Keep the settings; nothing is loaded. `compiles` as for `vae.Vae`."""
         self.recipe = recipe
         self.setup = setup
         self._device = device
         self._batch_size = batch_size
+        self._compiles = compiles
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
@@ -92,7 +101,7 @@ class LatentsEncoder:
         if self._vae is None:
             from cachestore.encode import modules, vae
 
-            self._vae = vae.Vae(self.setup, modules.choose_device(self._device))
+            self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
         height, width = batch[0][1].shape[:2]
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._vae.submit(batch, partial(self._took, len(batch) * height * width))

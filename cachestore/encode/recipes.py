@@ -68,6 +68,8 @@ class ModelRequest:
     """A row of one's own for the model's pipeline, in place of the table's or of what introspection finds."""
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
+    compile: bool = False
+    """Whether the VAE's encoder goes through `torch.compile` where that is worth its time."""
     loaded: "LoadedModel | None" = None
     """A model in memory, in place of what `model` names."""
 
@@ -387,7 +389,8 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         patch=(family.vae_patch if family else 1) * read["patchify"],
         has_frames=row.has_frames,
     )
-    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size)
+    recipe = Recipe("latents", make, read)
+    return LatentsEncoder(recipe, setup, device=device, batch_size=request.batch_size, compiles=request.compile)
 
 
 def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[float]]:

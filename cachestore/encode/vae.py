@@ -4,7 +4,9 @@ What is kept is raw: no scaling, no shift. Normalising belongs to reading, so a 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cachestore.encode.budget import Budget
+from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, make_sound
 from cachestore.encode.probe import difference, tolerance
@@ -60,8 +63,12 @@ def latents_batch(pixels: int, budget: Budget, device: torch.device) -> int:
 class Vae:
     """A VAE's modules, loaded. Use from one thread."""
 
-    def __init__(self, setup: LatentsSetup, device: torch.device) -> None:
-        """Load it onto the device, and probe what it makes of a batch of two."""
+    def __init__(self, setup: LatentsSetup, device: torch.device, *, compiles: bool = False) -> None:
+        """Load it onto the device, and probe what it makes of a batch of two.
+
+        With `compiles` its encoder goes through `torch.compile` for the shapes for which that is worth its time; their last batches are
+        filled up to the same size.
+        """
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._transfer = Transfer(device)
         if not setup.has_frames and (device.type, setup.dtype == "float32") in _CHANNELS_LAST:
@@ -70,11 +77,16 @@ class Vae:
         self._stored = setup.stored
         self._has_frames = setup.has_frames
         self._device = device
+        self._compiled: Compiled | None = None
         self.is_single = False
         """Whether pictures are encoded one by one."""
         if reason := self._why_single(setup, max(PROBE_SIDE, 4 * setup.multiple)):
             self.is_single = True
             _log.warning("%s: %s; pictures are encoded one by one", setup.components["vae"].class_name, reason)
+        if compiles and not self.is_single and isinstance(getattr(self._vae, "encoder", None), torch.nn.Module):
+            self._compiled = Compiled(self._vae)
+        elif compiles:
+            _log.warning("%s cannot be compiled for batches; it runs as it is", setup.components["vae"].class_name)
 
     def submit(self, batch: Pictures, took: Took = ignore) -> Result:
         """Begin to encode (key, pixels) pairs of one bucket. `took` is told how long a GPU was at it.
@@ -86,8 +98,9 @@ class Vae:
 
     def _begin(self, batch: Pictures, took: Took = ignore) -> "Callable[[], Entries]":
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        watch = self._transfer.stopwatch()
+        watch, began = self._transfer.stopwatch(), time.perf_counter()
         begun = [self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs])) for pairs in together]
+        here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
         if watch is not None:
             watch.stop()
 
@@ -95,6 +108,8 @@ class Vae:
             rows = [row for latents in begun for row in latents()]
             if watch is not None:
                 took(watch.seconds())
+            if ran is not None:  # compiling happens here, whatever the device
+                ran(max(here, watch.seconds() if watch is not None else 0.0))
             stored = zip(batch, rows, strict=True)
             return {key: {self._stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
 
@@ -104,7 +119,8 @@ class Vae:
         """What is stored of these pictures, on the CPU once it is there."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
-            encoded = self._vae.encode(inputs.unsqueeze(2) if self._has_frames else inputs)
+            inputs = inputs.unsqueeze(2) if self._has_frames else inputs
+            encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
             begun = self._transfer.to_host({"latents": self._kept(encoded, keys).to(self._dtype)})
         return lambda: begun()["latents"]
 
@@ -126,15 +142,59 @@ class Vae:
 
     def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
         """The form of the posterior that is stored; a VAE without one gives its latent."""
+        count = len(keys)  # behind them stands what a batch was filled up with
         if not hasattr(encoded, "latent_dist"):
-            return encoded.latent
+            return encoded.latent[:count]
         posterior = encoded.latent_dist
         if self._stored == "moments":
-            return posterior.parameters
+            return posterior.parameters[:count]
+        mean = posterior.mean[:count]
         if self._stored == "mean":
-            return posterior.mean
-        noise = torch.stack([noise_of(key, posterior.mean.shape[1:]) for key in keys])
-        return posterior.mean + posterior.std * noise.to(device=self._device, dtype=posterior.mean.dtype)
+            return mean
+        noise = torch.stack([noise_of(key, mean.shape[1:]) for key in keys])
+        return mean + posterior.std[:count] * noise.to(device=self._device, dtype=mean.dtype)
+
+
+class Compiled:
+    """A VAE whose encoder goes through `torch.compile` for the shapes for which that is worth its time. Use from one thread."""
+
+    def __init__(self, vae: Foreign) -> None:
+        """Nothing is compiled yet."""
+        self._vae = vae
+        self._encoder = vae.encoder
+        self._fast: Foreign = torch.compile(vae.encoder, dynamic=False)
+        self._policy = Compiling()
+        self._sizes: dict[Hashable, int] = {}
+        """How many pictures a compiled batch has, by what else makes its shape."""
+        self._last: Hashable = None
+
+    def encode(self, inputs: Tensor) -> Foreign:
+        """As the VAE's own `encode`; a batch smaller than what is compiled for its shape is filled up with its last picture."""
+        rest = (tuple(inputs.shape[1:]), inputs.dtype)
+        size = max(len(inputs), self._sizes.get(rest, 0))
+        self._last = (size, *rest)
+        if not self._policy.is_due(self._last):
+            self._last = (len(inputs), *rest)
+            return self._vae.encode(inputs)
+        self._sizes[rest] = size
+        filled = torch.cat([inputs, inputs[-1:].expand(size - len(inputs), *inputs.shape[1:])]) if len(inputs) < size else inputs
+        self._vae.encoder = self._fast
+        try:
+            return self._vae.encode(filled)
+        except torch.OutOfMemoryError:
+            self._sizes.pop(rest)
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to a compiler: whatever it raises, the encoder runs without it
+            self._policy.give_up()
+            _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs as it is", type(error).__name__, str(error)[:200])
+        finally:
+            self._vae.encoder = self._encoder
+        return self._vae.encode(inputs)
+
+    @property
+    def ran(self) -> Callable[[float], None]:
+        """To be told how many seconds the batch took that was encoded last."""
+        return partial(self._policy.took, self._last)
 
 
 def to_range(pixels: Tensor) -> Tensor:
