@@ -16,6 +16,7 @@ from cachestore.storage.entry import make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.tensors import to_raw
+from cachestore.upkeep import collect, compact
 from tests.loading.stores import PLAIN, Row, catalog_of, make_store, picture_key, recipes, stored_latents
 from tests.storage.stores import flip
 
@@ -78,12 +79,23 @@ def damage_and_repair(path):
     assert not segment.exists()
 
 
+def write_elsewhere(path):
+    """Write all segments together as one, and remove those that readers have open."""
+    before = set((path / "segments").rglob("*.safetensors"))
+    compact(path)
+    for _step in range(2):
+        collect(path, apply=True, grace_seconds=0)
+    assert before.isdisjoint((path / "segments").rglob("*.safetensors"))
+
+
 def beside(path, what, epoch):
     match what:
         case "append and commit":
             write_another(path, epoch)
         case "repair" if epoch == 0:
             damage_and_repair(path)
+        case "compact and gc" if epoch == 0:
+            write_elsewhere(path)
         case _:
             pass
 
@@ -135,6 +147,8 @@ class TestMatrix:
             ("spawn", "untouched", 2, "append and commit"),
             ("here", "read", 0, "append and commit"),
             ("here", "untouched", 0, "repair"),
+            ("fork", "read", 2, "compact and gc"),
+            ("here", "read", 0, "compact and gc"),
         ],
     )
     def test_workers_read_the_same_batches(self, path, method, before, workers, what):
@@ -143,7 +157,7 @@ class TestMatrix:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("persistent", [False, True])
-    @pytest.mark.parametrize("what", ["alone", "append and commit", "repair"])
+    @pytest.mark.parametrize("what", ["alone", "append and commit", "repair", "compact and gc"])
     @pytest.mark.parametrize("before", ["untouched", "read", "precomputed"])
     @pytest.mark.parametrize("method", METHODS)
     def test_workers_read_the_same_batches_in_every_combination(self, path, method, before, what, persistent):
