@@ -79,15 +79,15 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
     acknowledged. The caller may call again: a new temporary file is written.
     """
     temporary = layout.new_temporary()
+    chunks = list(chunks)
     try:
-        chunks = list(chunks)
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != digest_of(chunks):
             message = f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault"
             raise WriteFailed(message)
         return _finish(layout, temporary, final)
     except OSError as error:
-        _refuse(final, error)
+        _refuse(final, error, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks))
     finally:
         _remove(temporary)
 
@@ -112,7 +112,7 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
         _write_unsynced(layout, temporary, data)
         return _place(layout, temporary, final)
     except OSError as error:
-        _refuse(final, error)
+        _refuse(final, error, size_bytes=memoryview(data).nbytes)
     finally:
         _remove(temporary)
 
@@ -124,7 +124,7 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
         _write_unsynced(layout, temporary, data)
         temporary.replace(final)
     except OSError as error:
-        _refuse(final, error)
+        _refuse(final, error, size_bytes=memoryview(data).nbytes)
     finally:
         _remove(temporary)
 
@@ -234,12 +234,13 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _refuse(path: Path, error: OSError) -> NoReturn:
+def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
     if isinstance(error, WriteFailed):
         raise error
+    room = f"make room for {size_bytes} bytes" if size_bytes else "make room"
     help_text = {
-        errno.ENOSPC: "the disk is full: make room",
-        errno.EDQUOT: "the quota is used up: make room",
+        errno.ENOSPC: f"the disk is full: {room}",
+        errno.EDQUOT: f"the quota is used up: {room}",
         errno.EROFS: "the file system is read-only",
         errno.EACCES: "this user may not write there",
         errno.EMFILE: "too many open files: raise `ulimit -n`",

@@ -235,20 +235,23 @@ def build(
         b"layouts": ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])),
         b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
     }
+    size = _estimated_bytes(base, fresh, layouts, everything)
     try:
-        _write(temporary, tables, map_bytes=_room_for(base, fresh, layouts, everything))
+        _write(temporary, tables, map_bytes=_SPARE_BYTES + (4 * size >> 20 << 20))
     except lmdb.Error as error:
         temporary.unlink(missing_ok=True)
-        message = f"cannot write the index {temporary}: {error}; nothing was acknowledged, the same command goes on from here"
+        what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
+        message = f"{what}; nothing was acknowledged, the same command goes on from here"
         raise WriteFailed(message) from error
     return temporary, IndexName(number, digest_file(temporary))
 
 
-def _room_for(base: Index | None, fresh: Mapping[bytes, bytes], layouts: Mapping[bytes, int], segments: Mapping[int, SegmentRef]) -> int:
-    """Address space to reserve, amply: an endless reservation is refused under `ulimit -v`, and is written out on Windows."""
+def _estimated_bytes(
+    base: Index | None, fresh: Mapping[bytes, bytes], layouts: Mapping[bytes, int], segments: Mapping[int, SegmentRef]
+) -> int:
+    """About how large an index will be. Not more than four times that is reserved, as `ulimit -v` refuses what is endless."""
     before = base.verdict.identity.size if base is not None else 0
-    values = sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(segments)
-    return _SPARE_BYTES + (4 * (before + values) >> 20 << 20)
+    return before + sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(segments)
 
 
 def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:
