@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +41,13 @@ def names(tmp_path, monkeypatch):
 
 
 def test_the_page_has_lines_for_each_of_these():
-    assert list(lines()) == ["Captions", "A part of what is stored", "Several data sets", "Making what is missing"]
+    assert list(lines()) == [
+        "Captions",
+        "A part of what is stored",
+        "Several data sets",
+        "Under a Hugging Face data set",
+        "Making what is missing",
+    ]
 
 
 def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):
@@ -64,6 +71,24 @@ def test_the_lines_on_several_data_sets_make_batches_of_all(names):
     exec(lines()["Several data sets"], names)
     assert len(names["mixed"]) == 117
     assert sum(len(batch["sample_id"]) for batch in names["loader"]) == 112
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_spec("datasets") is None, reason="Hugging Face datasets is not installed")
+def test_the_lines_on_a_data_set_of_hugging_face_read_its_rows(names):
+    from datasets import Dataset
+    from torch.utils.data import DataLoader
+
+    data = cs.CachedDataset("cache/")
+    names |= {
+        "data": data,
+        "photos_of_the_hub": Dataset.from_dict({"file_name": ["dog.png", "cat.png", "7.png"]}),
+        "DataLoader": DataLoader,
+    }
+    exec(lines()["Under a Hugging Face data set"], names)
+    first, second = names["loader"]
+    assert (first["sample_id"], second["sample_id"]) == (["dog.png", "cat.png"], ["7.png"])
+    assert first["latents"].equal(data.read_batch([data.index("dog.png"), data.index("cat.png")])["latents"])
 
 
 def test_the_lines_on_what_is_missing_make_it(names):
