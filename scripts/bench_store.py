@@ -3,7 +3,7 @@
     append      one segment of the bytes, durable   /  write + fsync of the same bytes into one file
     get         one entry                           /  one record copied out of a mapped raw file into a reused buffer
     get_many    a batch of entries                  /  the same records copied likewise
-    verify      every byte checked                  /  the same files read
+    verify      every byte checked, of 2 GiB        /  `cat` of the same files to /dev/null; and the same read into a reused buffer
 
 Every pair is measured in turn, several times; the ratio is the median of the pairs' ratios, 1 is the speed of the plain file. Data
 are in the page cache. The machine's fsync decides the first row.
@@ -21,6 +21,7 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ import numpy as np
 ENTRY_BYTES = 512 * 1024
 """FLUX latents at 1024 x 1024 in bfloat16."""
 PAIRS = 9
+VERIFY_PAIRS = 5
 BATCH = 16
 
 
@@ -100,24 +102,32 @@ def bench_append(folder: Path, megabytes: int) -> Row:
 
 
 def bench_reading(folder: Path, megabytes: int) -> list[Row]:
-    """Reading against a mapped raw file, and verifying against reading the files."""
-    import cachestore as cs
-
+    """Reading against a mapped raw file."""
     count = megabytes * 1024 * 1024 // ENTRY_BYTES
-    keys = [cs.key(str(number)) for number in range(count)]
-    path = folder / "store"
-    with cs.open(path, mode="a") as store:
-        with store.writer() as writer:
-            for number, key in enumerate(keys):
-                writer.put(key, {"latents": np.random.default_rng(number).integers(0, 255, ENTRY_BYTES, dtype=np.uint8)})
-        store.commit()
+    path, keys = _make_store(folder / "store", count)
     raw = folder / "raw"
     with raw.open("wb") as file:
         for number in range(count):
-            file.write(np.random.default_rng(number).integers(0, 255, ENTRY_BYTES, dtype=np.uint8).data)
+            file.write(_value(number).data)
     rows = [_bench_get(path, raw, keys, verify) for verify in ("first", "always", "never")]
-    rows += [_bench_get_many(path, raw, keys, verify) for verify in ("first", "always", "never")]
-    return [*rows, _bench_verify(path)]
+    return [*rows, *(_bench_get_many(path, raw, keys, verify) for verify in ("first", "always", "never"))]
+
+
+def _make_store(path: Path, count: int) -> tuple[Path, list[Any]]:
+    """A store of so many entries, and their keys."""
+    import cachestore as cs
+
+    keys = [cs.key(str(number)) for number in range(count)]
+    with cs.open(path, mode="a") as store:
+        with store.writer() as writer:
+            for number, key in enumerate(keys):
+                writer.put(key, {"latents": _value(number)})
+        store.commit()
+    return path, keys
+
+
+def _value(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(number).integers(0, 255, ENTRY_BYTES, dtype=np.uint8)
 
 
 def _order(count: int) -> list[int]:
@@ -169,12 +179,17 @@ def _bench_get_many(path: Path, raw: Path, keys: list[Any], verify: Any) -> Row:
         return compare(f'get_many of {BATCH}, verify="{verify}"', len(keys) * ENTRY_BYTES, ours, plain)
 
 
-def _bench_verify(path: Path) -> Row:
+def bench_verify(folder: Path, megabytes: int) -> list[Row]:
+    """Verifying every byte of several segments, against `cat` and against reading them."""
     from cachestore.storage.verify import verify
 
+    path, _keys = _make_store(folder / "to verify", megabytes * 1024 * 1024 // ENTRY_BYTES)
     files = sorted(path.glob("segments/*/*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     buffer = bytearray(1 << 20)
+
+    def cat() -> None:
+        subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
 
     def plain() -> None:
         for file in files:
@@ -182,7 +197,11 @@ def _bench_verify(path: Path) -> Row:
                 while opened.readinto(buffer):
                     pass
 
-    return compare("verify --full", size, lambda: verify(path), plain)
+    def ours() -> None:
+        assert verify(path).ok
+
+    what = f"verify --full, {megabytes} MiB in {len(files)} segments"
+    return [compare(f"{what} / {name}", size, ours, other, pairs=VERIFY_PAIRS) for name, other in (("cat", cat), ("reading", plain))]
 
 
 def main() -> int:
@@ -190,18 +209,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of the store against plain files.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--megabytes", type=int, default=512, help="bytes to read (default: 512 MiB); appending takes a quarter")
+    parser.add_argument("--verify-megabytes", type=int, default=2048, help="size of the store that is verified (default: 2 GiB)")
+    parser.add_argument("--only-verify", action="store_true", help="verify alone")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cachestore-bench-") as name:
         folder = Path(name)
-        rows = [bench_append(folder, arguments.megabytes // 4), *bench_reading(folder, arguments.megabytes)]
+        rows = bench_verify(folder, arguments.verify_megabytes)
+        if not arguments.only_verify:
+            rows += [bench_append(folder, arguments.megabytes // 4), *bench_reading(folder, arguments.megabytes)]
     machine = {"python": platform.python_version(), "system": platform.platform(), "processors": os.cpu_count(), "numpy": np.__version__}
     if arguments.json:
         print(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}))
         return 0
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"; entries of {ENTRY_BYTES // 1024} KiB, {PAIRS} pairs\n")
-    print(f"{'':32} {'ours MB/s':>10} {'plain MB/s':>10} {'ratio':>6}  lowest to highest")
+    print(f"{'':52} {'ours MB/s':>10} {'plain MB/s':>10} {'ratio':>6}  lowest to highest")
     for row in rows:
-        print(f"{row.what:32} {row.ours_mb_s:>10} {row.plain_mb_s:>10} {row.ratio:>6}  {row.lowest} to {row.highest}")
+        print(f"{row.what:52} {row.ours_mb_s:>10} {row.plain_mb_s:>10} {row.ratio:>6}  {row.lowest} to {row.highest}")
     return 0
 
 
