@@ -6,7 +6,7 @@ float8 as uint8; `describe` tells the true dtype.
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.errors import BadInput
 
@@ -46,12 +46,14 @@ _TORCH_NAMES: Final = {name: dtype for dtype, name in _TORCH.items()}
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     """Named torch tensors (any device) or numpy arrays as bytes. Shares memory with contiguous CPU tensors, copies others.
 
-    Raises BadInput for anything else, and for dtypes that safetensors does not know.
+    What is (dtype, shape, bytes) already is passed on. Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
     return {name: _raw(name, value) for name, value in tensors.items()}
 
 
 def _raw(name: str, value: Any) -> RawTensor:
+    if isinstance(value, tuple):
+        return cast("RawTensor", value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _raw_from_torch(name, value)

@@ -44,7 +44,8 @@ the order in which diffusers' training scripts compute:
 * with `latents_mean` and `latents_std` (lists, one number a channel): (z - latents_mean) * scaling_factor / latents_std
 * without: (z - shift_factor) * scaling_factor
 
-A null `scaling_factor` counts as 1, a null `shift_factor` as 0.
+A null `scaling_factor` counts as 1, a null `shift_factor` as 0. With `"scaled": true`, of latents that another trainer normalised and
+that were imported, the stored tensor is handed out as it is; the constants are those by which it was made.
 """
 
 from collections.abc import Collection, Mapping

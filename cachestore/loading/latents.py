@@ -33,6 +33,12 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
             f"the store keeps the {block.stored} of these latents, which gives no {wanted}; run `cachestore precompute --latents moments`"
         )
         raise BadInput(message)
+    if block.is_scaled and wanted == "raw":
+        message = (
+            "these latents were imported as another trainer had normalised them, and are handed out so; raw ones come from `cachestore"
+            " precompute` with their VAE"
+        )
+        raise BadInput(message)
 
 
 def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], noise: torch.Generator) -> torch.Tensor:
@@ -58,7 +64,7 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
 
 def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
     """Whether what is handed out is what is stored, byte for byte."""
-    return wanted == "moments" or (wanted == "raw" and block.stored != "moments")
+    return wanted == "moments" or block.is_scaled or (wanted == "raw" and block.stored != "moments")
 
 
 def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ _LATENTS: Final = frozenset(
         "shift_factor",
         "latents_mean",
         "latents_std",
+        "scaled",
     }
 )
 
@@ -105,6 +106,8 @@ class LatentsBlock:
     shift_factor: float | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    is_scaled: bool = False
+    """Whether what is stored is normalised already, as another trainer's cache had it; the constants are those it was normalised by."""
 
 
 def _stored_parts(form: Form) -> Iterator[str]:
@@ -136,6 +139,8 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
         stored, mean, std = read["stored"], read["latents_mean"], read["latents_std"]
         if stored not in {"moments", "mean", "sample"} or (mean is None) != (std is None):
             _refuse(recipe, f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
+        if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
+            _refuse(recipe, f"it keeps {stored!r}, scaled: {read['scaled']!r}")
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
@@ -143,6 +148,7 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             shift_factor=None if read["shift_factor"] is None else float(read["shift_factor"]),
             mean=None if mean is None else tuple(map(float, mean)),
             std=None if std is None else tuple(map(float, std)),
+            is_scaled=bool(read.get("scaled", False)),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         _refuse(recipe, f"it lacks a part of a latents recipe ({type(error).__name__}: {error})")

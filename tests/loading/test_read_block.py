@@ -90,3 +90,11 @@ def test_a_text_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(c
 def test_a_latents_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):
     with pytest.raises(FormatError, match=f"{what}.*install a newer cachestore"):
         parse_latents(latents(**changes))
+
+
+def test_latents_that_were_normalised_already_say_so_and_moments_cannot_be():
+    assert parse_latents(latents(stored="sample", scaled=True)).is_scaled
+    assert not parse_latents(latents(stored="sample")).is_scaled
+    for wrong in (latents(stored="moments", scaled=True), latents(stored="sample", scaled="yes")):
+        with pytest.raises(FormatError, match="scaled: "):
+            parse_latents(wrong)
