@@ -10,9 +10,27 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, Final
 
-COMMANDS: Final = ("precompute", "status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop", "doctor")
+COMMANDS: Final = (
+    "precompute",
+    "status",
+    "verify",
+    "repair",
+    "stats",
+    "ls",
+    "show",
+    "why",
+    "gc",
+    "compact",
+    "drop",
+    "doctor",
+    "import",
+    "export",
+)
+HIDDEN: Final = "read-torch-files"
+"""What `import` starts for itself; not listed."""
 
 OK: Final = 0
 ERROR: Final = 1
@@ -28,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = make_parser()
     parsed = parser.parse_args(_with_hyphens(sys.argv[1:] if arguments is None else arguments))
-    command: Any = import_module(f"cachestore.cli.{parsed.command}")
+    command: Any = _module_of(parsed.command)
     try:
         return int(command.run(parsed))
     except CacheStoreError as error:
@@ -45,10 +63,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cachestore", description="The store for text embeddings and VAE latents.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        command: Any = import_module(f"cachestore.cli.{name}")
+        command: Any = _module_of(name)
         added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         command.add_arguments(added)
+    commands.add_parser(HIDDEN)  # without help it is not listed
     return parser
+
+
+def _module_of(command: str) -> Any:
+    """A command's file; of a word that Python keeps for itself it ends with an underscore."""
+    name = command.replace("-", "_")
+    return import_module(f"cachestore.cli.{name}{'_' if iskeyword(name) else ''}")
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:

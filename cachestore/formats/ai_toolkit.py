@@ -1,0 +1,154 @@
+"""ai-toolkit: safetensors files in a folder beside the pictures, by a digest of how they were made. Knows names, keys and shapes.
+
+DIR/_latent_cache/STEM_HASH.safetensors   `latent` `[C, h, w]`, scaled; what was digested stands in the metadata
+DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis; no metadata, so that the
+                                          hash alone tells whether it is of the caption
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachestore.formats.families import AI_TOOLKIT, Family, family_of
+from cachestore.formats.matching import Matches, Named, Place, first_caption, only, pictures_of
+from cachestore.formats.text import POOLED, PROMPT, apart, batched, together
+from cachestore.formats.value import Contents, Latents, Text, refuse, without_batch
+from cachestore.keys import Json
+from cachestore.samples import Sample
+
+_LATENTS: Final = "_latent_cache"
+_TEXT: Final = "_t_e_cache"
+_NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensors")
+_SPACE: Final = "latent_space_version"
+_PREFIX: Final = f"{AI_TOOLKIT}."
+_INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
+_VERSION: Final = 1
+_TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".safetensors") and PurePosixPath(path).parent.name in {_LATENTS, _TEXT}
+
+
+def hash_of(info: Mapping[str, Json]) -> str:
+    """The part of a name that follows from how a file was made."""
+    digest = hashlib.md5(json.dumps(dict(info), sort_keys=True).encode(), usedforsecurity=False).digest()
+    return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
+
+
+def text_info(caption: str, space: str) -> dict[str, Json]:
+    """What is digested of a caption."""
+    return {"caption": caption, "text_embedding_space_version": space, "text_embedding_version": _VERSION}
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
+    pictures: dict[tuple[str, str], list[tuple[str, Sample]]] = {}
+    for reference, sample in pictures_of(samples).items():
+        path = PurePosixPath(reference)
+        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sample))
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
+        those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
+        if found is not None and folder.name == _TEXT:
+            _match_text(path, found["hash"], those, matches)
+        elif len(those) == 1:
+            latents.setdefault(those[0][0], []).append(Place(path))
+        elif those:
+            matches.remarks.append(f"{path} may be of {those[0][0]} or {those[1][0]}, so it is nobody's")
+    for reference, places in latents.items():
+        if (place := only(places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def _match_text(path: str, digest: str, those: Sequence[tuple[str, Sample]], matches: Matches) -> None:
+    for caption in dict.fromkeys(caption for _reference, sample in those for caption in (*sample.captions, first_caption(sample))):
+        for name, spaces in _TEXT_SPACES.items():
+            if any(hash_of(text_info(caption, space)) == digest for space in spaces) and matches.counts(_family(name)):
+                matches.take_text(caption, Place(path))
+                return
+
+
+def _family(name: str) -> Family | None:
+    return next((family for space in _TEXT_SPACES[name] if (family := family_of(AI_TOOLKIT, space)) is not None), None)
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture. Raises EncodeFailed, also for pixels and for another model's latents."""
+    raw = contents.tensors.get("latent")
+    if raw is None or raw[0] == "U8":
+        what = (
+            f"it has no latent, but {', '.join(sorted(contents.tensors)) or 'nothing'}" if raw is None else "it holds pixels, not latents"
+        )
+        raise refuse(what)
+    info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
+    space = info.get(_SPACE)
+    if space is not None and space not in family.names[AI_TOOLKIT]:
+        what = f"it says its latents are of {space!r}, not of {family.name}"
+        raise refuse(what)
+    tensor = without_batch("latent", raw, 3)
+    facts: dict[str, Json] = {**place.facts, **_facts(info)}
+    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != "latent"}
+    state = family.states[AI_TOOLKIT]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts, info=info)
+
+
+def _parsed(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
+    """Where the picture was scaled to and cut, where the file says so in whole numbers."""
+    if not all(isinstance(info.get(name), int) for name in _INFO[1:7]):
+        return {}
+    width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
+    return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed."""
+    del place
+    tensors = dict(contents.tensors)
+    if "text_embed" not in tensors or "pooled_embed" not in tensors:
+        what = f"it has no text_embed with pooled_embed, but {', '.join(sorted(tensors)) or 'nothing'}"
+        raise refuse(what)
+    prompt, pooled = without_batch(PROMPT, tensors.pop("text_embed"), 2), without_batch(POOLED, tensors.pop("pooled_embed"), 1)
+    return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
+
+
+def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents. Raises EncodeFailed where it is not known how the picture was cut: the name tells it."""
+    path = PurePosixPath(named.reference)
+    info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
+    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
+    name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
+    return name, Contents({"latent": latents.tensor, **own}, metadata)
+
+
+def _info(family: Family, named: Named) -> dict[str, Json]:
+    if named.resized is None or named.crop is None:
+        what = "it is not known how the picture was scaled and cut, and the name depends on it"
+        raise refuse(what)
+    left, top, right, bottom = named.crop
+    values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
+    return dict(zip(_INFO, (*values, family.written_as(AI_TOOLKIT), _VERSION), strict=True))
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text."""
+    path = PurePosixPath(named.reference)
+    prompt, pooled = together(family, text.tensors)
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    digest = hash_of(text_info(named.caption, _TEXT_SPACES[family.name][0]))
+    name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
+    return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own})

@@ -1,0 +1,114 @@
+"""Whose file is it: what a trainer's naming rules tell of samples and files, as values. Pure.
+
+A file that could be of two samples is of none: nothing is ever paired by luck.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from cachestore.formats.families import Family
+from cachestore.keys import Json
+from cachestore.samples import IMAGE, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value of a cache lies, and what its name says."""
+
+    path: str
+    """Relative to the cache's folder, with `/`."""
+    start: int = 0
+    size: int | None = None
+    """Of a part of a file, in bytes; None for all of it."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    expected: str | None = None
+    """The caption that the file should say it is of, where files of its kind say so."""
+    more: tuple["Place", ...] = ()
+    """Further places that hold the rest of the value."""
+
+
+@dataclass(slots=True)
+class Matches:
+    """Which file each sample's values lie in."""
+
+    family: Family | None
+    """The only one whose files count; None while any may come."""
+    text: dict[str, Place] = field(default_factory=dict[str, Place])
+    """By caption; of several files of one caption the first."""
+    latents: dict[str, Place] = field(default_factory=dict[str, Place])
+    """By the picture's reference."""
+    used: set[str] = field(default_factory=set[str])
+    """Every file that is some sample's."""
+    families: dict[str, Family] = field(default_factory=dict[str, Family])
+    """Those that names of files tell, by name."""
+    remarks: list[str] = field(default_factory=list[str])
+
+    def counts(self, family: Family | None) -> bool:
+        """Whether a file of this family counts, which is remembered; one whose name tells none does."""
+        if family is not None:
+            self.families[family.name] = family
+        return family is None or self.family is None or family == self.family
+
+    def take_text(self, caption: str, place: Place) -> None:
+        """A file is of this caption."""
+        self.used.add(place.path)
+        self.text.setdefault(caption, place)
+
+    def take_latents(self, reference: str, place: Place) -> None:
+        """A file is of this picture."""
+        self.used.add(place.path)
+        self.latents[reference] = place
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the name of an exported file is made of."""
+
+    reference: str
+    """Of the picture, relative to the source; of a sample without one its id."""
+    caption: str = ""
+    size: tuple[int, int] | None = None
+    """(width, height) of the source picture in pixels."""
+    bucket: tuple[int, int] | None = None
+    resized: tuple[int, int] | None = None
+    crop: tuple[int, int, int, int] | None = None
+    tokens: int | None = None
+
+
+def stem_of(reference: str) -> str:
+    """A reference without its extension."""
+    return str(PurePosixPath(reference).with_suffix(""))
+
+
+def pictures_of(samples: Iterable[Sample]) -> dict[str, Sample]:
+    """Each picture that is trained on, by its reference; a sample without one has none."""
+    return {reference: sample for sample in samples for reference in sample.images.get(IMAGE, ())[:1]}
+
+
+def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, Sample]]:
+    """(reference, sample) of pictures by their name without an extension, and without folders where the cache `is_flat`.
+
+    Names that several pictures share are left out, and said.
+    """
+    found: dict[str, list[tuple[str, Sample]]] = {}
+    for reference, sample in pictures_of(samples).items():
+        stem = stem_of(reference)
+        found.setdefault(PurePosixPath(stem).name if is_flat else stem, []).append((reference, sample))
+    shared = {name: [reference for reference, _sample in those] for name, those in found.items() if len(those) > 1}
+    for name, references in sorted(shared.items()):
+        matches.remarks.append(f"{' and '.join(references[:3])} share the name {name!r}, so files of that name are nobody's")
+    return {name: those[0] for name, those in found.items() if len(those) == 1}
+
+
+def first_caption(sample: Sample) -> str:
+    """The caption that a trainer with one file a picture means."""
+    return sample.captions[0] if sample.captions else ""
+
+
+def only(candidates: Sequence[Place], reference: str, matches: Matches) -> Place | None:
+    """The only file of a picture; None of none. Of several none is taken, and it is said."""
+    if len(candidates) > 1:
+        paths = " and ".join(place.path for place in candidates[:3])
+        matches.remarks.append(f"{paths} are all of {reference!r}: leave the one that counts in the folder")
+    return candidates[0] if len(candidates) == 1 else None

@@ -1,0 +1,132 @@
+"""musubi-tuner: one safetensors file for a picture's latents, one for its text, in one flat folder. Knows names, keys and shapes.
+
+NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
+NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtype}` where lengths differ
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachestore.formats.containers import dtype_name, dtype_names
+from cachestore.formats.families import MUSUBI, Family, family_of
+from cachestore.formats.matching import Matches, Named, Place, by_name, first_caption, only, stem_of
+from cachestore.formats.text import POOLED, PROMPT
+from cachestore.formats.value import Contents, Latents, Raw, Text, refuse, reshaped, without_batch
+from cachestore.samples import Sample
+
+_DTYPES: Final = "|".join(sorted(dtype_names(), key=len, reverse=True))
+_LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
+_KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
+_LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")
+_TEXT: Final = re.compile(r"(?P<stem>.+)_(?P<arch>[a-z0-9]+)_te\.safetensors")
+_TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "flux": {"t5_vec": PROMPT, "clip_l_pooler": POOLED},
+    "wan": {"varlen_t5": PROMPT},
+    "qwen-image": {"varlen_vl_embed": PROMPT},
+    "z-image": {"varlen_llm_embed": PROMPT},
+}
+"""By family: its tensors by their names in files."""
+_PREFIX: Final = f"{MUSUBI}."
+_VERSION: Final = "1.0.1"
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".safetensors")
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: by the picture's name without folder and extension."""
+    pictures = by_name(samples, matches, is_flat=True)
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        name = PurePosixPath(path).name
+        text, found = _TEXT.fullmatch(name), _LATENTS.fullmatch(name)
+        named = text or found
+        family = None if named is None else family_of(MUSUBI, named["arch"])
+        if named is None or family is None or named["stem"] not in pictures or not matches.counts(family):
+            continue
+        reference, sample = pictures[named["stem"]]
+        if text is not None:
+            matches.take_text(first_caption(sample), Place(path, expected=first_caption(sample)))
+        else:
+            facts = {"size": [int(named["width"]), int(named["height"])]}
+            latents.setdefault(reference, []).append(Place(path, facts=facts))
+    for reference, places in latents.items():
+        if (place := only(places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture. Raises EncodeFailed."""
+    keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
+    if len(keys) != 1:
+        what = f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    raw = contents.tensors[keys[0]]
+    tensor = _framed(raw) if family.has_frames else _unframed(raw)
+    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != keys[0]}
+    state = family.states[MUSUBI]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=place.facts, info=contents.values)
+
+
+def _framed(raw: Raw) -> Raw:
+    return without_batch("latents", raw, 4)
+
+
+def _unframed(raw: Raw) -> Raw:
+    """`[C, h, w]`; an axis of one frame is left out."""
+    return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
+    said = contents.values.get("caption1")
+    if said is not None and place.expected is not None and said != place.expected:
+        what = f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now"
+        raise refuse(what)
+    names = _TEXTS[family.name]
+    made: dict[str, Raw] = {}
+    others: dict[str, Raw] = {}
+    for key, raw in contents.tensors.items():
+        found = _KEY.fullmatch(key)
+        name = names.get(found["name"]) if found is not None else None
+        if name is None:
+            others[_PREFIX + key] = raw
+        else:
+            made[name] = without_batch(key, raw, 1 if name == POOLED else 2)
+    if lacking := sorted(set(names.values()) - set(made)):
+        what = f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    return Text(made, others, contents.values)
+
+
+def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+    if named.size is None:
+        what = "the picture's own size is not known, and it is part of the name"
+        raise refuse(what)
+    shape = latents.tensor[1]
+    frames = shape[1] if len(shape) == 4 else 1
+    key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
+    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    width, height = named.size
+    metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
+    stem = PurePosixPath(stem_of(named.reference)).name
+    path = f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors"
+    return path, Contents({key: latents.tensor, **own}, metadata)
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text."""
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
+    metadata = {"architecture": _architecture(family), "caption1": named.caption, "format_version": _VERSION}
+    stem = PurePosixPath(stem_of(named.reference)).name
+    return f"{stem}_{family.written_as(MUSUBI)}_te.safetensors", Contents({**made, **own}, metadata)
+
+
+def _architecture(family: Family) -> str:
+    return family.names[MUSUBI][1]

@@ -1,0 +1,175 @@
+"""kohya's sd-scripts: one npz beside each picture for its latents, one for its text. Knows names, keys and shapes; opens nothing.
+
+    STEM_WWWWxHHHH_{sd,sdxl,sd3,flux}.npz    latents; W x H is the picture's own size
+    STEM.npz                                  the older name of SD's and SDXL's, which tells no family
+    STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
+
+Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_hxw` (in latent pixels); SD's and SDXL's may not.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from cachestore.formats.families import SD_SCRIPTS, Family, family_of
+from cachestore.formats.matching import Matches, Named, Place, by_name, first_caption, only, stem_of
+from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
+from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, without_batch
+from cachestore.samples import Sample
+
+_LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
+_TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
+_KEY: Final = re.compile(r"latents(_\d+x\d+)?")
+_PREFIX: Final = f"{SD_SCRIPTS}."
+_BARE: Final = frozenset({"sd15", "sdxl"})
+"""Whose keys bear no size."""
+CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
+"""numpy knows no bfloat16; float32 holds each of its numbers."""
+LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".npz")
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: by the picture's path without its extension."""
+    pictures = by_name(samples, matches, is_flat=False)
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        stem, family, facts = _parse_text(path) or _parse_latents(path)
+        if stem not in pictures or not matches.counts(family):
+            continue
+        if facts is None:
+            matches.take_text(first_caption(pictures[stem][1]), Place(path))
+        else:
+            latents.setdefault(stem, []).append(Place(path, facts=facts))
+    for stem, places in latents.items():
+        reference = pictures[stem][0]
+        older = [place for place in places if not place.facts]  # which sd-scripts itself prefers
+        if (place := only(older or places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def _parse_text(path: str) -> tuple[str, Family | None, None] | None:
+    for name, suffix in _TEXT.items():
+        if path.endswith(suffix):
+            return path.removesuffix(suffix), family_of(SD_SCRIPTS, name), None
+    return None
+
+
+def _parse_latents(path: str) -> tuple[str, Family | None, dict[str, list[int]]]:
+    found = _LATENTS.fullmatch(path)
+    family = None if found is None else family_of(SD_SCRIPTS, found["family"])
+    if found is None or family is None:
+        return path.removesuffix(".npz"), None, {}
+    return found["stem"], family, {"size": [int(found["width"]), int(found["height"])]}
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture; of a file of several sizes the largest. Raises EncodeFailed."""
+    keys = [key for key in contents.tensors if _KEY.fullmatch(key)]
+    if not keys:
+        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    key = max(keys, key=lambda key: (int(np.prod(contents.tensors[key][1])), key))
+    suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
+    others = {
+        _PREFIX + (name.removesuffix(suffix) if suffix else name): raw
+        for name, raw in contents.tensors.items()
+        if name != key and not (_KEY.fullmatch(name))
+    }
+    others |= {_PREFIX + name: contents.tensors[name] for name in keys if name != key}
+    facts = dict(place.facts)
+    size = others.get(_PREFIX + "original_size")
+    if size is not None and "size" not in facts and size[1] == (2,):
+        facts["size"] = np.frombuffer(size[2], "<i8" if size[0] == "I64" else "<i4").tolist()
+    state = family.states[SD_SCRIPTS]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts)
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed."""
+    del place
+    tensors = dict(contents.tensors)
+    match family.name:
+        case "sdxl":
+            first, second, pooled = _taken(tensors, "hidden_state1", "hidden_state2", "pool2")
+            made = {f"{PROMPT}.text_encoder": _rows(first), f"{PROMPT}.{SECOND}": _rows(second), POOLED: without_batch("pool2", pooled, 1)}
+        case "sd3":
+            both, pooled, third = _taken(tensors, "lg_out", "lg_pooled", "t5_out")
+            made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both))}
+            made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1))
+        case _:
+            pooled, rows = _taken(tensors, "l_pooled", "t5_out")
+            ids = tensors.pop("txt_ids", None)
+            if ids is not None and not is_zero(ids):
+                what = "its txt_ids are not zeros"
+                raise refuse(what)
+            made = {PROMPT: _rows(rows), POOLED: without_batch("l_pooled", pooled, 1)}
+    return Text(made, {_PREFIX + name: raw for name, raw in tensors.items()})
+
+
+def _rows(raw: Raw) -> Raw:
+    return without_batch("its embedding", raw, 2)
+
+
+def _taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
+    """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
+    if lacking := [name for name in names if name not in tensors]:
+        what = f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}"
+        raise refuse(what)
+    return [tensors.pop(name) for name in names]
+
+
+def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+    if named.size is None:
+        what = "the picture's own size is not known, and it is part of the name"
+        raise refuse(what)
+    height, width = latents.tensor[1][-2:]
+    suffix = "" if family.name in _BARE else f"_{height}x{width}"
+    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    made = {
+        "latents": latents.tensor,
+        "original_size": from_array(np.array(named.size, np.int64)),
+        "crop_ltrb": from_array(np.array(_crop(named), np.int64)),
+        **own,
+    }
+    path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
+    return path, Contents({(name if _KEY.fullmatch(name) and name != "latents" else name + suffix): raw for name, raw in made.items()})
+
+
+def _crop(named: Named) -> tuple[int, int, int, int]:
+    """What of the picture was taken, in its own pixels; all of it where that is not known."""
+    assert named.size is not None
+    if named.crop is None or named.resized is None:
+        return 0, 0, *named.size
+    across, down = named.size[0] / named.resized[0], named.size[1] / named.resized[1]
+    left, top, right, bottom = named.crop
+    return round(left * across), round(top * down), round(right * across), round(bottom * down)
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text. Masks and flags are those of the imported file, else as an encoder without masks has them."""
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    no = from_array(np.array(False))  # noqa: FBT003 - a value, not a flag
+    match family.name:
+        case "sdxl":
+            names = {"hidden_state1": f"{PROMPT}.text_encoder", "hidden_state2": f"{PROMPT}.{SECOND}", "pool2": POOLED}
+            made = {key: text.tensors[name] for key, name in names.items()}
+        case "sd3":
+            both, third = clip_together(PROMPT, text.tensors), text.tensors[f"{PROMPT}.{THIRD}"]
+            ones = from_array(np.ones(both[1][0], np.int64))
+            made = {"lg_out": both, "lg_pooled": clip_together(POOLED, text.tensors), "t5_out": third}
+            made |= {"clip_l_attn_mask": ones, "clip_g_attn_mask": ones, "t5_attn_mask": mask_of(text, third[1][0], named.tokens)}
+            made |= {"apply_lg_attn_mask": no, "apply_t5_attn_mask": no}
+        case _:
+            rows = text.tensors[PROMPT]
+            ids = from_array(np.zeros((rows[1][0], 3), np.float32))
+            made = {"l_pooled": text.tensors[POOLED], "t5_out": rows, "txt_ids": ids}
+            made |= {"t5_attn_mask": mask_of(text, rows[1][0], named.tokens), "apply_t5_attn_mask": no}
+    return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **own})

@@ -1,0 +1,100 @@
+"""The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cachestore.errors import BadInput
+from cachestore.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
+from cachestore.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
+from cachestore.formats.matching import Matches, Named, Place
+from cachestore.formats.value import Contents, Latents, Text
+from cachestore.samples import Sample
+
+Container = Literal["npz", "safetensors", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a format's files are named and filled."""
+
+    latents: Callable[[Family, Named, Latents], tuple[str, Contents]]
+    """(path relative to the folder, contents). Raises EncodeFailed."""
+    text: Callable[[Family, Named, Text], tuple[str, Contents]]
+    latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Dtypes that are not kept, and what they become."""
+    text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One trainer's cache."""
+
+    name: str
+    container: Container
+    is_ours: Callable[[str], bool]
+    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
+    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
+    read_latents: Callable[[Contents, Family, Place], Latents]
+    read_text: Callable[[Contents, Family, Place], Text]
+    writing: Writing | None
+
+
+FORMATS: Final = {
+    one.name: one
+    for one in (
+        Format(
+            SD_SCRIPTS,
+            "npz",
+            sd_scripts.is_ours,
+            sd_scripts.match,
+            sd_scripts.read_latents,
+            sd_scripts.read_text,
+            Writing(sd_scripts.latents_file, sd_scripts.text_file, sd_scripts.LATENTS_CASTS, sd_scripts.CASTS),
+        ),
+        Format(
+            SIMPLETUNER,
+            "torch",
+            simpletuner.is_ours,
+            simpletuner.match,
+            simpletuner.read_latents,
+            simpletuner.read_text,
+            Writing(simpletuner.latents_file, simpletuner.text_file),
+        ),
+        Format(
+            MUSUBI,
+            "safetensors",
+            musubi.is_ours,
+            musubi.match,
+            musubi.read_latents,
+            musubi.read_text,
+            Writing(musubi.latents_file, musubi.text_file),
+        ),
+        Format(
+            AI_TOOLKIT,
+            "safetensors",
+            ai_toolkit.is_ours,
+            ai_toolkit.match,
+            ai_toolkit.read_latents,
+            ai_toolkit.read_text,
+            Writing(ai_toolkit.latents_file, ai_toolkit.text_file),
+        ),
+        Format(
+            DIFFUSION_PIPE,
+            "torch",
+            diffusion_pipe.is_ours,
+            None,
+            diffusion_pipe.read_latents,
+            diffusion_pipe.read_text,
+            None,
+        ),
+    )
+}
+
+
+def format_named(name: str) -> Format:
+    """A format by its name. Raises BadInput that lists the known ones."""
+    if name not in FORMATS:
+        message = f"the format {name!r} is not known; known are {', '.join(FORMATS)}"
+        raise BadInput(message)
+    return FORMATS[name]
