@@ -108,6 +108,9 @@ class PrecomputeRequest:
         """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
         known = {one.name for one in fields(cls)}
         body: dict[str, Any] = {name: value for name, value in hints.items() if name in known}
+        if "imported" in hints:
+            message = f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again"
+            raise BadInput(message)
         if "data" not in body or "model" not in body:
             message = "this catalog does not say how it was made; run `cachestore precompute` with its source and model again"
             raise BadInput(message)

@@ -1,0 +1,624 @@
+"""`import`: a cache that another trainer made, as entries and a catalog of ours. One more caller of the loop: its encoders read files.
+
+What is imported is never taken for what was made: its recipe says from which format it came and what the user claims made it, so that
+its fingerprint, and with it every key, is another. Whether the claim holds is found out by `verify --recompute`.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+from cachestore.captions import CaptionPolicy
+from cachestore.claims import IMPORTED, as_made
+from cachestore.encode import families as recipes
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.errors import BadInput, EncodeFailed, RecipeMismatch
+from cachestore.files.paths import MARKER, Layout
+from cachestore.formats import diffusion_pipe
+from cachestore.formats.families import Family, family_named, family_of_pipeline
+from cachestore.formats.matching import Matches, Place
+from cachestore.formats.table import Format, format_named
+from cachestore.formats.text import T5
+from cachestore.formats.value import Latents
+from cachestore.inputs import request_for
+from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
+from cachestore.loop import Job, OnProgress, Report, run_pass
+from cachestore.ranks import Placement
+from cachestore.request import encoders_of
+from cachestore.samples import CAPTION, IMAGE, Sample
+from cachestore.sources import CaptionLines, Listing, Remarks, list_source
+from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.commit import create_store
+from cachestore.storage.model_digests import load_digests
+from cachestore.untrusted import CacheFiles, TorchFiles, size_and_time
+from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
+from cachestore.work.workers import host_name
+from cachestore.worker import Cancel
+
+VERSION: Final = 1
+"""Raised when the code makes other tensors of the same files."""
+
+_LIMITS: Final = {"wan": 512}
+"""Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
+_TOGETHER: Final = 64
+_NAMED: Final = 10_000
+_CAPTION_SUFFIXES: Final = (".txt", ".caption")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of an import: what `cachestore import --json` prints."""
+
+    report: Report
+    """Of the pass; `encoded` counts values that were imported by it."""
+    format: str
+    family: str
+    fingerprints: Mapping[str, str]
+    """By encoder."""
+    unmatched: tuple[str, ...]
+    """Files of the cache that are no sample's."""
+    stale: tuple[str, ...]
+    """Files older than the picture or caption they should be of."""
+    remarks: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample's values were found and read, or no more failed than was allowed."""
+        return self.report.complete
+
+    def as_json(self) -> dict[str, Json]:
+        """The report of the pass, with what an import adds."""
+        own = {name: list(getattr(self, name)) for name in ("unmatched", "stale", "remarks")}
+        kept = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
+        return {**self.report.as_json(), "imported": self.report.encoded, **kept, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """Everything that `import` takes: one field for each option of the command."""
+
+    format: str
+    folder: str
+    store: str
+    data: str
+    model: str | None = None
+    claims: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    family: str | None = None
+    name: str = "train"
+    encode: tuple[str, ...] = ()
+    """Of `text` and `latents`; whatever the folder holds where empty."""
+    captions: Literal["first", "all"] = "first"
+    caption_lines: CaptionLines = "whole"
+    caption: str | None = None
+    vae: str | None = None
+    text_encoder: str | None = None
+    encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    replace: bool = False
+
+    def hints(self) -> dict[str, Json]:
+        """What a catalog's header keeps of it; paths are absolute."""
+        body: dict[str, Json] = {name: value for name, value in asdict(self).items() if name not in {"store", "replace"}}
+        for name in ("folder", "data", "model", "vae", "text_encoder"):
+            if body[name] is not None and Path(body[name]).exists():
+                body[name] = str(Path(body[name]).absolute())
+        return {**body, "encode": list(self.encode), IMPORTED: self.format}
+
+
+def import_cache(
+    format: str,  # noqa: A002 - the word of the command
+    folder: str | Path,
+    *,
+    store: str | Path,
+    data: str | Path,
+    model: str | Path | None = None,
+    claims: Mapping[str, Json] | None = None,
+    family: str | None = None,
+    name: str = "train",
+    encode: Sequence[str] = (),
+    captions: Literal["first", "all"] = "first",
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    encode_args: Mapping[str, Json] | None = None,
+    replace: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+) -> ImportReport:
+    """Take what another trainer has cached into a store, with a data set that `CachedDataset` reads.
+
+    Files are found by the trainer's own naming rules. What the store holds already is not read again; a file that cannot be read, and a
+    sample without one, is listed in `report.failures`, and hides nobody else. Run again, it goes on where it stopped.
+
+    Args:
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
+        folder: the cache; of sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
+        store: the store's folder; made if it does not exist.
+        data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
+        model: which model made it. Its files are digested and become part of the fingerprint; nothing is loaded.
+        claims: settings that say so in place of a model, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
+        family: such as "flux", where neither file names nor the model tell it, or where the folder holds several.
+        name: of the data set. What it holds of other encoders is kept, so text and latents may be imported one after the other.
+        encode: "text", "latents" or both; by default what the folder holds.
+        captions: as for `precompute`; formats with one file a picture know the first caption only.
+        caption_lines: as for `precompute`.
+        caption: what a sample without a caption gets.
+        vae: the VAE, where it is not the model's own.
+        text_encoder: the text encoder, where it is not the model's own.
+        encode_args: what `encode_prompt` was given, where that was not the default; part of the claim.
+        replace: let it take the place of other values under the same name.
+        on_progress: called with the pass's counts, as for `precompute`.
+        cancel: anything with `is_set()`; set, it stops, and Incomplete is raised.
+
+    Raises:
+        BadInput: a folder, source, family or claim that cannot be used, or a folder with nothing of this source.
+        RecipeMismatch: the name is used for other values, and `replace` is not given.
+        Incomplete: cancelled; the same call goes on from there.
+        WriteFailed: the disk refuses.
+    """
+    request = ImportRequest(
+        format=format,
+        folder=str(folder),
+        store=str(store),
+        data=str(data),
+        model=None if model is None else str(model),
+        claims=dict(claims or {}),
+        family=family,
+        name=name,
+        encode=tuple(encode),
+        captions=captions,
+        caption_lines=caption_lines,
+        caption=caption,
+        vae=None if vae is None else str(vae),
+        text_encoder=None if text_encoder is None else str(text_encoder),
+        encode_arg=dict(encode_args or {}),
+        replace=replace,
+    )
+    return run_import(request, on_progress=on_progress, cancel=cancel)
+
+
+def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None, cancel: Cancel | None = None) -> ImportReport:
+    """As `import_cache`, of a request."""
+    wanted = format_named(request.format)
+    _check(request)
+    policy = CaptionPolicy.parse(request.captions)
+    listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    seen = Remarks()
+    samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
+    files = _files(Path(request.folder), wanted)
+    layout = create_store(Path(request.store))
+    with ExitStack() as stack:
+        cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
+        matches, unreadable = _match(cache, [path for path, _size, _time in files], samples, request)
+        made = _claimed(layout, request)
+        family = _family(request, matches, made)
+        encoders = _encoders(cache, matches, family, request, made)
+        if samples and not encoders:
+            raise BadInput(_nothing(request, files, samples))
+        cached = digest_parts("cachestore-cache", canonical([list(file) for file in files])).hex()
+        plan = _plan(request, listing, samples, encoders, cached)
+        _check_name(layout, plan, request)
+        if not is_published(layout, plan.name):
+            publish_plan(layout, plan)
+        job = Job(
+            layout,
+            plan,
+            encoders,
+            listing,
+            Placement(rank=None),
+            f"own:{secrets.token_hex(8)}",
+            request=request.hints(),
+            cancel=cancel,
+            on_progress=on_progress,
+        )
+        report = run_pass(job)
+    counted = {encoder.recipe.encoder for encoder in encoders}
+    used = _used(matches, counted)
+    return ImportReport(
+        report,
+        wanted.name,
+        family.name if family is not None else "",
+        {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
+        tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
+        tuple(_stale(request, matches, listing, samples, counted))[:_NAMED],
+        (*seen.in_words(), *matches.remarks, *unreadable),
+    )
+
+
+def _check(request: ImportRequest) -> None:
+    if not Path(request.folder).is_dir():
+        message = f"{request.folder} is no folder; pass the folder in which {request.format} keeps its cache"
+        raise BadInput(message)
+    if unknown := sorted(set(request.encode) - {"text", "latents"}):
+        message = f"cannot import {unknown[0]!r}; known are text and latents"
+        raise BadInput(message)
+    if request.model is None and not request.claims:
+        message = (
+            "files of other trainers do not say which model made them: pass --model with its folder, or --claim NAME=VALUE with what you"
+            " know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint"
+        )
+        raise BadInput(message)
+
+
+def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samples: Sequence[Sample]) -> str:
+    names = ", ".join(repr(path) for path, _size, _time in files[:3]) or "no such files at all"
+    return (
+        f"nothing in {request.folder} is of {request.data} by the naming rules of {request.format}: it holds {names}; the source's first"
+        f" sample is {samples[0].id!r}, its caption {samples[0].captions[0][:60]!r}"
+    )
+
+
+# The cache
+
+
+def _files(folder: Path, wanted: Format) -> list[tuple[str, int, int]]:
+    """(relative path, size, mtime_ns) of the files that may be of a cache, sorted. Stores in the folder are passed over."""
+    found: list[tuple[str, int, int]] = []
+    for root, folders, names in os.walk(folder):
+        if MARKER in names:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for path in (Path(root) / name for name in names if not name.startswith(".")):
+            relative = path.relative_to(folder).as_posix()
+            if wanted.is_ours(relative):
+                found.append((relative, *size_and_time(path)))
+    return sorted(found)
+
+
+def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], request: ImportRequest) -> tuple[Matches, list[str]]:
+    """Whose files these are, and remarks on those that could not be looked into."""
+    matches = Matches(None if request.family is None else family_named(request.family))
+    if cache.format.match is not None:
+        cache.format.match(paths, samples, matches)
+        return matches, []
+    unreadable: list[str] = []
+    items = list(_items(cache, paths, unreadable))
+    diffusion_pipe.match(items, samples, matches)
+    if matches.family is None:
+        names = {part for path in paths for part in PurePosixPath(path).parts} | {Path(request.folder).absolute().name}
+        for family in ("flux", "sdxl"):
+            if family in names:
+                matches.counts(family_named(family))
+    return matches, unreadable
+
+
+def _items(cache: CacheFiles, paths: Sequence[str], unreadable: list[str]) -> Iterator[diffusion_pipe.Item]:
+    """Each value of a cache of shards with what it says of itself; what cannot be read is remarked."""
+    for path in paths:
+        try:
+            places = list(diffusion_pipe.places_in(cache.root, [path]))
+        except EncodeFailed as error:
+            unreadable.append(str(error))
+            continue
+        for place in places:
+            try:
+                contents = cache.contents(place, cache.bytes_at(place))
+            except (EncodeFailed, OSError) as error:
+                unreadable.append(f"{place.path}, byte {place.start}: {error}")
+                continue
+            yield diffusion_pipe.item_of(place, contents)
+
+
+def _is_table(path: str) -> bool:
+    return PurePosixPath(path).name == "metadata.db"
+
+
+def _used(matches: Matches, counted: set[str]) -> set[str]:
+    """Files that are some sample's, of what was asked for."""
+    text = {place.path for place in matches.text.values()} if "text" not in counted else set[str]()
+    latents = {place.path for place in matches.latents.values()} if "latents" not in counted else set[str]()
+    return matches.used - text - latents
+
+
+def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: Iterable[Sample], counted: set[str]) -> Iterator[str]:
+    """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
+    for sample in samples:
+        reference = next(iter(sample.images.get(IMAGE, ())), None)
+        if reference is None:
+            continue
+        source = listing.stat(reference)
+        place = matches.latents.get(reference) if "latents" in counted else None
+        if place is not None and source is not None and source[1] > size_and_time(Path(request.folder) / place.path)[1]:
+            yield place.path
+        place = matches.text.get(sample.captions[0]) if "text" in counted and sample.captions else None
+        texts = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in _CAPTION_SUFFIXES)
+        newest = max((found[1] for found in texts if found is not None), default=0)
+        if place is not None and newest > size_and_time(Path(request.folder) / place.path)[1]:
+            yield place.path
+
+
+# What it is claimed to be
+
+
+def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Recipe]:
+    """By encoder, the recipe that the user says made the cache; nothing without a model. Its files are digested, and nothing is loaded."""
+    if request.model is None:
+        return {}
+    known = load_digests(layout, host_name())
+    found: dict[str, Recipe] = {}
+    refused: BadInput | None = None
+    for encoder in request.encode or ("text", "latents"):
+        try:
+            made = encoders_of(as_made(request.hints(), encoder, store=request.store), known)
+        except BadInput as error:
+            if encoder in request.encode:
+                raise
+            refused = error  # a VAE alone has no text encoder, and says nothing of text
+            continue
+        found |= {one.recipe.encoder: one.recipe for one in made}
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
+def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]) -> Family | None:
+    """The family of a cache: as the user says, else as names tell, else the model's; None where there is nothing of it.
+
+    Raises BadInput where they contradict each other, or none tells.
+    """
+    if not matches.text and not matches.latents:
+        return matches.family
+    pipeline = made["text"].make.get("pipeline") if "text" in made else None
+    told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
+    if matches.family is None and len(matches.families) > 1:
+        message = f"{request.folder} holds caches of {', '.join(sorted(matches.families))}: pass --family with the one to import"
+        raise BadInput(message)
+    family = matches.family or next(iter(matches.families.values()), None) or told
+    if family is None:
+        message = f"neither the files of {request.folder} nor the model tell which family they are of: pass --family, such as sdxl or flux"
+        raise BadInput(message)
+    if told is not None and told != family:
+        message = (
+            f"the files of {request.folder} are of {family.name}, and {request.model} is of {told.name}: pass the model that made them"
+        )
+        raise BadInput(message)
+    if request.format not in family.states:
+        family.written_as(request.format)  # raises
+    return family
+
+
+def text_recipe(family: Family, wanted: Format, claims: Mapping[str, Json]) -> Recipe:
+    """The recipe of imported text: read as the family's own is."""
+    row = recipes.text_family(family.pipeline)
+    read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths={"text_encoder_3": T5})
+    return Recipe("text", {**_make(family, wanted, claims), "outputs": recipes.stored_names(row)}, read)
+
+
+def latents_recipe(family: Family, wanted: Format, claims: Mapping[str, Json], made: Recipe | None) -> Recipe:
+    """The recipe of imported latents. The constants are those of the claimed VAE, else those of the family's released one."""
+    state = family.states[wanted.name]
+    released = {
+        "scaling_factor": family.scale.factor,
+        "shift_factor": family.scale.shift,
+        "latent_channels": family.channels,
+        "block_out_channels": [1] * 4,
+    }
+    read: dict[str, Json] = (
+        {**made.read, "stored": state.kind}
+        if made is not None
+        else recipes.latents_read(recipes.vae_family(family.vae_class), released, state.kind)
+    )
+    if state.is_scaled:
+        read["scaled"] = True
+    return Recipe("latents", {**_make(family, wanted, claims), "scaled": state.is_scaled, "outputs": [state.kind]}, read)
+
+
+def _make(family: Family, wanted: Format, claims: Mapping[str, Json]) -> dict[str, Json]:
+    made = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION}
+    return {**made, "format": wanted.name, "family": family.name, "claimed": dict(claims)}
+
+
+def _encoders(
+    cache: CacheFiles, matches: Matches, family: Family | None, request: ImportRequest, made: Mapping[str, Recipe]
+) -> "tuple[_Captions | _Pictures, ...]":
+    """Who reads the files: of what is asked for, or of what there is. Raises BadInput for text that is not understood."""
+    if family is None:
+        return ()
+    asked = request.encode or tuple(name for name, places in (("text", matches.text), ("latents", matches.latents)) if places)
+    found: list[_Captions | _Pictures] = []
+    if "text" in asked:
+        if cache.format.name not in family.text:
+            able = ", ".join(sorted(family.text)) or "none"
+            message = f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
+            raise BadInput(message)
+        recipe = text_recipe(family, cache.format, _claims(request, made.get("text")))
+        found.append(_Captions(recipe, cache, matches.text, family))
+    if "latents" in asked:
+        vae = made.get("latents")
+        recipe = latents_recipe(family, cache.format, _claims(request, vae), vae)
+        found.append(_Pictures(recipe, cache, matches.latents, family))
+    return tuple(found)
+
+
+def _claims(request: ImportRequest, made: Recipe | None) -> dict[str, Json]:
+    return {**request.claims, **({"recipe": dict(made.make)} if made is not None else {})}
+
+
+@dataclass(slots=True)
+class _Captions:
+    """Implements `unit.Encoder` for imported text."""
+
+    recipe: Recipe
+    cache: CacheFiles
+    places: Mapping[str, Place]
+    family: Family
+    window: int = _TOGETHER
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key of a caption, which no file is read for. Raises EncodeFailed where the cache has none of it."""
+        del read
+        caption = str(request["caption"])
+        place = self.places.get(caption)
+        if place is None:
+            message = f"no file of {self.cache.root} is of the caption {caption[:80]!r}"
+            raise EncodeFailed(message)
+        digest = digest_text(caption)
+        key = input_key(self.recipe.fingerprint, {"caption": digest}, {})
+        return Resolved(key, place, {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Read the file. Raises EncodeFailed, OSError."""
+        place: Place = resolved.item
+        text = self.cache.text(place, self.cache.bytes_at(place), self.family)
+        return Prepared({**text.tensors, **text.others}, IMPORTED)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """Files are read one by one; so many are handed on together."""
+        del group
+        return _TOGETHER
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """What was read."""
+        return lambda: dict(batch)
+
+    def close(self) -> None:
+        """End the process that reads files with pickles."""
+        self.cache.torch.close()
+
+
+@dataclass(slots=True)
+class _Pictures:
+    """Implements `unit.Encoder` for imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
+
+    recipe: Recipe
+    cache: CacheFiles
+    places: Mapping[str, Place]
+    family: Family
+    window: int = _TOGETHER
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it, OSError."""
+        reference = str(request["image"])
+        place = self.places.get(reference)
+        if place is None:
+            message = f"no file of {self.cache.root} is of the picture {reference!r}"
+            raise EncodeFailed(message)
+        picture, data = read(reference), self.cache.bytes_at(place)
+        digest = digest_bytes(picture)
+        latents = self.cache.latents(place, data, self.family)
+        self._check_channels(place, latents)
+        factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
+        facts = _placed({**latents.facts, "bucket": [width * factor, height * factor]}, picture)
+        cached = hashlib.sha256(data).hexdigest()
+        key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
+        about = {"input_digest": digest, "bucket": facts["bucket"], **_provenance(self.recipe, place, cached, latents.info)}
+        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, about, facts)
+
+    def _check_channels(self, place: Place, latents: Latents) -> None:
+        channels = int(self.recipe.read["channels"])
+        if latents.tensor[1][0] != channels:
+            message = f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}"
+            raise EncodeFailed(message)
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """What was read already."""
+        return Prepared(resolved.item, IMPORTED)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """As of captions."""
+        del group
+        return _TOGETHER
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """What was read."""
+        return lambda: dict(batch)
+
+    def close(self) -> None:
+        """End the process that reads files with pickles."""
+        self.cache.torch.close()
+
+
+def _provenance(recipe: Recipe, place: Place, cached: str | None = None, info: Mapping[str, Json] | None = None) -> dict[str, Json]:
+    """What an entry's JSON value says of where it came from."""
+    about: dict[str, Json] = {"format": recipe.make["format"], "file": place.path}
+    about |= {"file_digest": cached} if cached is not None else {}
+    about |= {"info": dict(info)} if info else {}
+    return {"encoder": recipe.encoder, "provenance": IMPORTED, IMPORTED: about}
+
+
+def _placed(told: Mapping[str, Json], picture: bytes) -> dict[str, Json]:
+    """Facts for the catalog: what the file tells, else what follows for a picture that covers its bucket and is cut at the centre."""
+    facts = dict(told)
+    if "size" not in facts and (size := _measured(picture)) is not None:
+        facts["size"] = list(size)
+    if "size" in facts and not {"resized", "crop"} <= facts.keys():
+        from cachestore.encode.buckets import Size, placement
+
+        place = placement(Size(*facts["size"]), Size(*facts["bucket"]))
+        facts |= {"resized": list(place.resized), "crop": list(place.crop)}
+    return facts
+
+
+def _measured(picture: bytes) -> tuple[int, int] | None:
+    """(width, height) from a picture's header; None without Pillow, or for what is no picture."""
+    try:
+        from cachestore.encode import images
+    except ImportError:
+        return None
+    try:
+        return images.measure(picture)
+    except EncodeFailed:
+        return None
+
+
+# The plan
+
+
+def _columns(encoders: "Sequence[_Captions | _Pictures]", cached: str) -> list[ColumnRequest]:
+    """A column for each encoder. As an option stands what the cache was: where a file of it changed, all are looked at again."""
+    columns: list[ColumnRequest] = []
+    for number, encoder in enumerate(encoders):
+        role = CAPTION if isinstance(encoder, _Captions) else IMAGE
+        columns.append(ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached}), partial(_requests, role)))
+    return columns
+
+
+def _requests(role: str, sample: Sample) -> list[Request]:
+    values = sample.captions if role == CAPTION else sample.images.get(role, ())[:1]
+    return [request_for(role, {}, value, {}) for value in values]
+
+
+def _plan(
+    request: ImportRequest, listing: Listing, samples: Sequence[Sample], encoders: "Sequence[_Captions | _Pictures]", cached: str
+) -> Plan:
+    """Lay out the plan; `cached` digests names, sizes and times of the cache's files."""
+    columns = _columns(encoders, cached)
+    fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
+    empty = [number for number, encoder in enumerate(encoders) if isinstance(encoder, _Captions) and "" in encoder.places]
+    return build_plan(
+        catalog=request.name,
+        request=digest_parts("cachestore-import", request.name, request.captions, cached, *fingerprints).hex(),
+        content=digest_parts(listing.content, request.captions).hex(),
+        recipes=[encoder.recipe for encoder in encoders],
+        samples=samples,
+        columns=columns,
+        texts=CaptionPolicy.parse(request.captions).encoding(),
+        extra=[(number, {"caption": ""}) for number in empty],
+    )
+
+
+def _check_name(layout: Layout, plan: Plan, request: ImportRequest) -> None:
+    """Refuse to put imported values in the place of others under the same name. Raises RecipeMismatch."""
+    previous = newest_catalog(layout, plan.catalog)
+    if previous is None or request.replace:
+        return
+    for column in plan.columns:
+        earlier = previous.column(column.encoder, column.role)
+        if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
+            message = (
+                f"{column.encoder} of the data set {plan.catalog!r} is there already and was made, imported or claimed otherwise:"
+                " pass another --name, or --replace to let this take its place"
+            )
+            raise RecipeMismatch(message)
+    if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
+        message = (
+            f"the data set {plan.catalog!r} has {len(previous.ids)} samples, and none of them is in {request.data}: pass another --name"
+        )
+        raise RecipeMismatch(message)

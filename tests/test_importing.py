@@ -1,0 +1,395 @@
+"""Import: caches of each trainer become data sets, bit for bit; what is no sample's, or cannot be read, is named and hides nobody else."""
+
+import json
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import cachestore as cs
+from cachestore.claims import IMPORTED
+from cachestore.cli import ERROR, FAILURES, OK, main
+from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.formats.torch_files import read_torch
+from cachestore.keys import digest_bytes
+from tests.formats import trainers
+from tests.formats.trainers import PICTURES
+
+pytestmark = pytest.mark.torch
+
+CLAIMS = {"model": "a model"}
+ONE = PICTURES[:1]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
+    monkeypatch.setattr("cachestore.untrusted.TorchFiles.read", lambda _files, data: read_torch(data))
+
+
+@pytest.fixture
+def data(tmp_path):
+    return trainers.make_source(tmp_path / "data")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+def bring(kind, folder, store, data, claims: Any = CLAIMS, **options: Any):
+    return cs.import_cache(kind, folder, store=store, data=data, claims=claims, **options)
+
+
+def sample_of(store, picture, name="train", **options):
+    data = cs.CachedDataset(store, name, **options)
+    return data[data.index(picture.reference)]
+
+
+def entry(store, picture, column="latents", name="train"):
+    """An entry of a picture's, with its JSON value."""
+    from cachestore.storage.catalog import newest_catalog
+
+    with cs.open(store) as reader:
+        catalog = newest_catalog(reader.layout, name)
+        found = next(one for one in catalog.columns if one.encoder == column)
+        key = found.row_keys(list(catalog.ids).index(picture.reference))[0]
+        assert key is not None
+        return reader.get(key), reader.describe(key).meta
+
+
+def equal(one, other):
+    """Bit for bit."""
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def check_text(sample, picture, family, dtype):
+    made = trainers.text_of(picture.caption, family, dtype)
+    assert equal(sample["prompt_embeds"], made["prompt"])
+    assert equal(sample["pooled_prompt_embeds"], made["pooled"])
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+def test_what_sd_scripts_cached_comes_out_bit_for_bit(data, store, family):
+    trainers.write_sd_scripts(data, family)
+    report = bring("sd-scripts", data, store, data)
+    assert (report.family, report.report.encoded, report.unmatched, report.complete) == (family, 6, (), True)
+    for picture in PICTURES:
+        sample = sample_of(store, picture, latents="raw" if family != "flux" else "sample")
+        assert equal(sample["latents"], trainers.latents_of(picture, family))
+        check_text(sample, picture, family, torch.float32)
+        assert sample["original_size"].tolist() == [picture.size[1], picture.size[0]]
+        assert sample["target_size"].tolist() == [8 * side for side in picture.latent]
+        assert sample["caption"] == picture.caption
+        stored, _meta = entry(store, picture)
+        assert torch.equal(stored["sd-scripts.latents_flipped"], trainers.latents_of(picture, family).flip(-1))
+
+
+def test_raw_latents_of_sd_scripts_are_normalised_when_they_are_read(data, store):
+    trainers.write_sd_scripts(data, "sd3", ONE)
+    bring("sd-scripts", data, store, data)
+    raw = trainers.latents_of(ONE[0], "sd3")
+    assert torch.equal(sample_of(store, ONE[0])["latents"], (raw - 0.0609) * 1.5305)
+
+
+def test_keys_with_their_size_and_older_names_of_sd_scripts_are_read_too(data, store):
+    trainers.write_sd_scripts(data, "sdxl", ONE, bare=False)
+    path = trainers.sd_latents_path(data, ONE[0], "sdxl")
+    path.rename(data / f"{ONE[0].stem}.npz")
+    report = bring("sd-scripts", data, store, data, encode=["latents"], family="sdxl")
+    assert report.report.encoded == 1
+    assert [failure["sample"] for failure in report.report.failures] == [picture.reference for picture in sorted(PICTURES[1:], key=str)]
+    assert torch.equal(sample_of(store, ONE[0], latents="raw")["latents"], trainers.latents_of(ONE[0], "sdxl"))
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_simpletuner_cached_comes_out_bit_for_bit(tmp_path, data, store, family, compress):
+    text, vae = tmp_path / "text", tmp_path / "vae"
+    trainers.write_simpletuner(text, vae, family, compress=compress)
+    bring("simpletuner", text, store, data)
+    report = bring("simpletuner", vae, store, data, family=family)
+    assert (report.report.encoded, report.unmatched) == (3, ())
+    for picture in PICTURES:
+        sample = sample_of(store, picture)
+        assert equal(sample["latents"], trainers.latents_of(picture, family, torch.bfloat16))
+        check_text(sample, picture, family, torch.bfloat16)
+    dropped = cs.CachedDataset(store, captions=cs.CaptionPolicy(dropout=1.0))
+    assert equal(dropped[0]["prompt_embeds"], trainers.text_of("", family, torch.bfloat16)["prompt"])
+
+
+def test_both_caches_of_simpletuner_in_one_folder_come_at_once(tmp_path, data, store):
+    """As an export writes them. The names of text tell the family of the latents."""
+    trainers.write_simpletuner(tmp_path / "both" / "text", tmp_path / "both" / "vae", "sdxl")
+    report = bring("simpletuner", tmp_path / "both", store, data)
+    assert (report.report.encoded, report.unmatched, report.family) == (6, (), "sdxl")
+
+
+def test_older_tuples_and_names_of_simpletuner_are_read_too(tmp_path, data, store):
+    made = trainers.text_of(ONE[0].caption, "sdxl", torch.bfloat16)
+    text = trainers.st_text_path(tmp_path / "cache", ONE[0].caption, "sdxl")
+    text.parent.mkdir()
+    torch.save((made["prompt"][None], made["pooled"][None]), text)
+    (tmp_path / "cache" / "a").mkdir()
+    torch.save(trainers.latents_of(ONE[0], "sdxl"), tmp_path / "cache" / "a" / "one.pt")
+    bring("simpletuner", tmp_path / "cache", store, data)
+    sample = sample_of(store, ONE[0])
+    assert equal(sample["latents"], trainers.latents_of(ONE[0], "sdxl"))
+    check_text(sample, ONE[0], "sdxl", torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", ["flux", "wan", "qwen-image", "z-image"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_musubi_cached_comes_out_bit_for_bit(tmp_path, data, store, family, dtype):
+    trainers.write_musubi(tmp_path / "cache", family, dtype=dtype)
+    report = bring("musubi", tmp_path / "cache", store, data)
+    assert (report.family, report.report.encoded, report.unmatched) == (family, 6, ())
+    frames = 1 if family in {"wan", "qwen-image"} else None
+    for picture in PICTURES:
+        sample = sample_of(store, picture, latents="raw" if family == "z-image" else "sample")
+        assert equal(sample["latents"], trainers.latents_of(picture, family, dtype, frames=frames))
+        assert equal(sample["prompt_embeds"], trainers.musubi_text(picture, family, dtype))
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+def test_what_ai_toolkit_cached_comes_out_bit_for_bit(data, store, family):
+    trainers.write_ai_toolkit(data, family)
+    report = bring("ai-toolkit", data, store, data)
+    assert (report.family, report.report.encoded, report.unmatched) == (family, 6, ())
+    for picture in PICTURES:
+        sample = sample_of(store, picture)
+        assert equal(sample["latents"], trainers.latents_of(picture, family, torch.bfloat16))
+        check_text(sample, picture, family, torch.bfloat16)
+        info = trainers.aitk_info(picture, family)
+        assert sample["crop_top_left"].tolist() == [info["crop_y"], info["crop_x"]]
+
+
+def test_what_diffusion_pipe_cached_comes_out_bit_for_bit(tmp_path, data, store):
+    trainers.write_diffusion_pipe(tmp_path / "cache" / "flux")
+    report = bring("diffusion-pipe", tmp_path / "cache" / "flux", store, data)
+    assert (report.family, report.report.encoded, report.unmatched) == ("flux", 6, ())
+    for picture in PICTURES:
+        sample = sample_of(store, picture)
+        assert equal(sample["latents"], trainers.latents_of(picture, "flux", torch.bfloat16))
+        check_text(sample, picture, "flux", torch.bfloat16)
+
+
+def test_importing_nothing_into_a_store_makes_an_empty_data_set(tmp_path, store):
+    (tmp_path / "nothing").mkdir()
+    report = bring("sd-scripts", tmp_path / "nothing", store, tmp_path / "nothing")
+    assert (report.complete, report.report.samples, report.report.wanted, report.unmatched) == (True, 0, 0, ())
+    assert len(cs.CachedDataset(store)) == 0
+
+
+def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", PICTURES[2:])
+    (tmp_path / "data" / "a" / "three.v2.png").unlink()
+    with pytest.raises(BadInput, match=r"nothing in .*vae.* first sample is 'a/one\.png'"):
+        bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+
+
+def test_provenance_stands_in_every_entry_and_in_the_recipe_and_no_claim_shares_a_key(data, store):
+    trainers.write_sd_scripts(data, "flux", ONE)
+    bring("sd-scripts", data, store, data)
+    bring("sd-scripts", data, store, data, name="other", claims={"model": "another"})
+    latents, about = entry(store, ONE[0])
+    assert (about["provenance"], about["encoder"]) == (IMPORTED, "latents")
+    assert about["input_digest"] == digest_bytes((data / ONE[0].reference).read_bytes())
+    assert about["imported"]["file"] == "a/one_0100x0080_flux.npz"
+    recipes = cs.CachedDataset(store).recipes
+    assert {recipe.make["provenance"] for recipe in recipes.values()} == {IMPORTED}
+    assert recipes["latents"].make["claimed"] == CLAIMS
+    assert recipes["latents"].fingerprint != cs.CachedDataset(store, "other").recipes["latents"].fingerprint
+    assert len(list(cs.open(store).keys())) == 4
+    assert "sample" in latents
+
+
+def test_a_second_import_reads_nothing_and_a_third_takes_only_what_changed(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    first = bring("sd-scripts", data, store, data)
+    second = bring("sd-scripts", data, store, data)
+    assert (second.report.encoded, second.report.reused, second.report.generation) == (0, 6, first.report.generation)
+    path = trainers.sd_latents_path(data, ONE[0], "flux")
+    arrays = dict(np.load(path))
+    np.savez(path, **{name: value + 1 if name.startswith("latents_6") else value for name, value in arrays.items()})
+    third = bring("sd-scripts", data, store, data)
+    assert (third.report.encoded, third.report.reused) == (1, 5)
+    assert torch.equal(sample_of(store, ONE[0])["latents"], trainers.latents_of(ONE[0], "flux") + 1)
+
+
+def test_files_of_no_sample_are_listed_and_samples_without_files_are_failures(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    (data / "two.png").unlink()
+    (data / "four.png").write_bytes((data / "a/one.png").read_bytes())
+    report = bring("sd-scripts", data, store, data)
+    assert report.unmatched == ("two_0064x0064_flux.npz", "two_flux_te.npz")
+    assert {failure["sample"] for failure in report.report.failures} == {"four.png"}
+    assert len(cs.CachedDataset(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "no readable npz"),
+        (lambda path: path.write_bytes(b""), "no readable npz file (BadZipFile"),
+        (lambda path: np.savez(path, latents_6x8=np.array([{"a": 1}], object)), "allow_pickle"),
+        (lambda path: np.savez(path, nothing=np.zeros(3)), "has no latents"),
+        (lambda path: np.savez(path, latents_6x8=np.zeros((4, 6, 8), np.float32)), "4 channels"),
+        (lambda path: np.savez(path, latents_6x8=np.full((16, 6, 8), np.nan, np.float32)), "NaN"),
+        (lambda path: np.savez(path, latents_6x8=np.zeros(5, np.float32)), "axes are expected"),
+        (lambda path: np.savez(path, latents_6x8=np.zeros((16, 6, 8), "U3")), "cannot be stored"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_hides_nobody(data, store, damage, reason):
+    trainers.write_sd_scripts(data, "flux")
+    damage(trainers.sd_latents_path(data, ONE[0], "flux"))
+    report = bring("sd-scripts", data, store, data)
+    assert [failure["sample"] for failure in report.report.failures] == [ONE[0].reference]
+    assert "one_0100x0080_flux.npz" in report.report.failures[0]["reason"]
+    assert reason in report.report.failures[0]["reason"]
+    assert len(cs.CachedDataset(store)) == 2
+
+
+def test_an_import_goes_on_where_it_was_stopped(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    late = trainers.sd_latents_path(data, ONE[0], "flux")
+    kept = late.read_bytes()
+    late.write_bytes(b"")
+    assert bring("sd-scripts", data, store, data).report.failed == 1
+    late.write_bytes(kept)
+    report = bring("sd-scripts", data, store, data)
+    assert (report.complete, report.report.encoded, report.report.reused) == (True, 1, 5)
+
+
+def test_text_and_latents_of_one_name_may_come_one_after_the_other(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
+    bring("simpletuner", tmp_path / "text", store, data)
+    assert set(cs.CachedDataset(store).recipes) == {"text"}
+    bring("simpletuner", tmp_path / "vae", store, data, family="flux")
+    assert set(cs.CachedDataset(store).recipes) == {"text", "latents"}
+    assert len(cs.CachedDataset(store)) == 3
+
+
+def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    bring("sd-scripts", data, store, data)
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        bring("sd-scripts", data, store, data, claims={"model": "another"})
+    bring("sd-scripts", data, store, data, claims={"model": "another"}, replace=True)
+    assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
+
+
+def test_what_made_a_cache_must_be_said(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    with pytest.raises(BadInput, match="--claim NAME=VALUE"):
+        bring("sd-scripts", data, store, data, claims=None)
+
+
+def test_two_families_in_a_folder_must_be_told_apart(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    trainers.write_sd_scripts(data, "sdxl")
+    with pytest.raises(BadInput, match="flux, sdxl: pass --family"):
+        bring("sd-scripts", data, store, data)
+    report = bring("sd-scripts", data, store, data, family="sdxl")
+    assert report.report.encoded == 6
+    assert len(report.unmatched) == 6
+
+
+def test_a_family_that_nothing_tells_must_be_given(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
+    with pytest.raises(BadInput, match="pass --family"):
+        bring("simpletuner", tmp_path / "vae", store, data)
+
+
+def test_a_name_that_two_pictures_share_is_nobodys(tmp_path, data, store):
+    """musubi's cache is flat: files of one name say nothing of the folder."""
+    trainers.write_musubi(tmp_path / "cache", "flux")
+    shutil.copy(data / "two.png", data / "a" / "two.png")
+    report = bring("musubi", tmp_path / "cache", store, data)
+    assert any("'two'" in remark for remark in report.remarks)
+    assert {failure["sample"] for failure in report.report.failures if failure["encoder"] == "latents"} == {"two.png", "a/two.png"}
+
+
+def test_text_that_says_it_is_of_another_caption_is_refused(tmp_path, data, store):
+    trainers.write_musubi(tmp_path / "cache", "flux")
+    (data / "two.txt").write_text("a caption that was edited")
+    report = bring("musubi", tmp_path / "cache", store, data)
+    assert [(one["sample"], one["encoder"]) for one in report.report.failures] == [("two.png", "text")]
+    assert "ein grüner Vogel" in report.report.failures[0]["reason"]
+
+
+def test_text_of_ai_toolkit_is_of_its_caption_or_of_nobody(data, store):
+    trainers.write_ai_toolkit(data, "flux")
+    (data / "two.txt").write_text("a caption that was edited")
+    report = bring("ai-toolkit", data, store, data)
+    assert report.unmatched == (str(trainers.aitk_paths(data, PICTURES[1], "flux")[1].relative_to(data)),)
+    assert [(one["sample"], one["encoder"]) for one in report.report.failures] == [("two.png", "text")]
+
+
+def test_latents_that_say_they_are_another_models_are_refused(data, store):
+    trainers.write_ai_toolkit(data, "flux")
+    path = trainers.aitk_paths(data, ONE[0], "flux")[0]
+    save_file(load_file(path), path, metadata={"latent_space_version": '"sd3"', "format": "pt"})
+    report = bring("ai-toolkit", data, store, data, encode=["latents"])
+    assert [one["sample"] for one in report.report.failures] == [ONE[0].reference]
+    assert "'sd3'" in report.report.failures[0]["reason"]
+
+
+def test_files_older_than_what_they_are_of_are_said(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    after = trainers.sd_latents_path(data, ONE[0], "flux").stat().st_mtime + 60
+    os.utime(data / ONE[0].reference, (after, after))
+    os.utime(data / "two.txt", (after, after))
+    assert bring("sd-scripts", data, store, data).stale == ("a/one_0100x0080_flux.npz", "two_flux_te.npz")
+
+
+def test_scaled_latents_are_never_handed_out_as_raw(data, store):
+    trainers.write_sd_scripts(data, "flux")
+    bring("sd-scripts", data, store, data)
+    with pytest.raises(BadInput, match="another trainer had normalised"):
+        cs.CachedDataset(store, latents="raw")
+    with pytest.raises(BadInput, match="keeps the sample"):
+        cs.CachedDataset(store, latents="mean")
+
+
+def test_a_batch_of_imported_samples_is_what_its_samples_are(data, store):
+    trainers.write_sd_scripts(data, "flux", [*ONE, PICTURES[1]])
+    bring("sd-scripts", data, store, data)
+    data_set = cs.CachedDataset(store)
+    straight, collated = data_set.read_batch([0]), data_set.collate([data_set[0]])
+    assert straight.keys() == collated.keys()
+    assert all(torch.equal(straight[name], collated[name]) for name in straight if isinstance(straight[name], torch.Tensor))
+
+
+def test_repair_and_verify_know_that_a_model_cannot_make_imported_values(data, store, capsys):
+    trainers.write_sd_scripts(data, "flux")
+    bring("sd-scripts", data, store, data)
+    assert cs.verify(store).ok
+    report = cs.verify(store, recompute=3)
+    assert report.ok
+    assert report.recomputed["chosen"] == 0
+    assert "imported" in report.recomputed["remarks"][0]
+    segment = next((store / "segments").rglob("*.safetensors"))
+    segment.unlink()
+    assert main(["repair", str(store), "--refill"]) == ERROR
+    assert "cachestore import" in capsys.readouterr().err
+
+
+def test_the_command_tells_what_the_function_returns(data, store, capsys):
+    trainers.write_sd_scripts(data, "flux")
+    arguments = ["import", "sd-scripts", str(data), "--store", str(store), "--data", str(data), "--claim", "model=x", "--json"]
+    assert main(arguments) == OK
+    told = json.loads(capsys.readouterr().out)
+    assert (told["imported"], told["complete"], told["format"], told["family"]) == (6, True, "sd-scripts", "flux")
+    trainers.sd_latents_path(data, ONE[0], "flux").write_bytes(b"")
+    (data / "stray.npz").write_bytes(b"")
+    assert main(arguments[:-1]) == FAILURES
+    words = capsys.readouterr().out
+    assert "one_0100x0080_flux.npz" in words
+    assert "1 files are no sample's: stray.npz" in words
+    assert main(["import", "nobody", *arguments[2:]]) == ERROR
