@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cachestore.errors import RecipeMismatch as RecipeMismatch
     from cachestore.errors import StoreNotFound as StoreNotFound
     from cachestore.errors import WriteFailed as WriteFailed
+    from cachestore.exporting import export_cache as export_cache
+    from cachestore.importing import import_cache as import_cache
     from cachestore.keys import Key as Key
     from cachestore.keys import Recipe as Recipe
     from cachestore.keys import key as key
@@ -55,8 +57,10 @@ _HOMES = {
     "RecipeMismatch": "errors",
     "StoreNotFound": "errors",
     "WriteFailed": "errors",
+    "export_cache": "exporting",
     "fill": "run",
     "fingerprint": "digests",
+    "import_cache": "importing",
     "key": "keys",
     "make_loader": "loading.loader",
     "open": "store",

@@ -6,13 +6,14 @@ Knows the storage's repair and verify, and the whole job. torch is imported by t
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from cachestore import upkeep
+from cachestore.claims import claimed_encoder, find_claimed_difference, is_imported
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
@@ -164,7 +165,15 @@ class _Cell:
         number, role = self.place - self.column.at[self.row], self.column.role
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
-        return request_for(role, self.column.options, value, images)
+        request = request_for(role, self.column.options, value, images)
+        if not is_imported(self.recipe):
+            return request
+        return {**request, "key": str(self.key), "bucket": list(self.column.cell(self.place).facts.get("bucket", ()))}
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it is said to be of."""
+        return self.catalog.recipes[self.column.fingerprint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +324,12 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str
     for catalog in catalogs:
         for number, column in enumerate(catalog.columns):
             try:
+                if is_imported(catalog.recipes[column.fingerprint]):
+                    makers[catalog.name, number] = _claimed_maker(layout, catalog, column, moved, known)
+                    continue
                 request = _request_of(layout, catalog, column.encoder, moved)
+            except RecipeMismatch:
+                raise
             except BadInput as error:
                 unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not looked at: {error}")
                 continue
@@ -326,6 +340,23 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str
             data = Path(request.data)
             makers[catalog.name, number] = _Maker(encoder, data if data.is_dir() else data.parent)
     return makers, unknown
+
+
+def _claimed_maker(
+    layout: Layout, catalog: Catalog, column: KeyColumn, moved: Mapping[str, str], known: MutableMapping[str, str]
+) -> _Maker:
+    """Who is claimed to have made an imported column. Raises BadInput without a model, RecipeMismatch where it is not the claimed one."""
+    hints = {**catalog.request.get(column.encoder, {}), **moved}
+    encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
+    now = encoder.encoder.recipe
+    if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
+        message = (
+            f"{hints['model']} is not what {column.encoder} of the data set {catalog.name!r} is claimed to be of"
+            f" ({_changes(claimed, now.make)}); nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
+        )
+        raise RecipeMismatch(message)
+    data = Path(str(hints["data"]))
+    return _Maker(encoder, data if data.is_dir() else data.parent)
 
 
 def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: Mapping[str, str]) -> PrecomputeRequest:
@@ -504,11 +535,18 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
     except (CacheStoreError, OSError) as error:
         tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), str(cell.key), cell.sample))
         return
-    difference = find_difference(stored, made, kind)
-    if difference is None:
+
+    def compare(one: Mapping[str, RawTensor], other: Mapping[str, RawTensor]) -> str | None:
+        difference = find_difference(one, other, kind)
+        return None if difference is None else f"{difference.tensor} {difference.words}"
+
+    is_claim = is_imported(cell.recipe)
+    words = find_claimed_difference(cell.recipe, stored, made, compare) if is_claim else compare(stored, made)
+    if words is None:
         tally.equal += 1
         return
-    tally.findings.append(_wrong(cell, f"makes something else: {difference.tensor} {difference.words}", _take_out(cell, reader)))
+    advice = "it is not what it is claimed to be: make it with `cachestore precompute`" if is_claim else _take_out(cell, reader)
+    tally.findings.append(_wrong(cell, f"makes something else: {words}", advice))
 
 
 def _wrong(cell: _Cell, what: str, advice: str) -> Finding:

@@ -31,6 +31,9 @@ def calls(root, data, trained):
     def sampler():
         return len(list(cs.BucketBatchSampler(cs.CachedDataset(trained), batch_size=1, rank=0, num_replicas=1)))
 
+    def export(folder):
+        return len(cs.export_cache(trained, format="sd-scripts", folder=folder, family="sdxl").failures)
+
     messages = {name: lambda name=name: str(getattr(cs, name)("what happened")) for name in cs.__all__ if is_error(name)}
     return messages | {
         "BucketBatchSampler": sampler,
@@ -40,8 +43,14 @@ def calls(root, data, trained):
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "ReadThrough": read_through,
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
+        "export_cache": lambda: export(root.parent / "exported"),
         "fill": fill,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
+        "import_cache": lambda: (
+            cs.import_cache(
+                "sd-scripts", root.parent / "none", store=root, data=root.parent / "none", claims={"model": "m"}, name="imported"
+            ).complete
+        ),
         "key": lambda: cs.key("a", b"b"),
         "make_loader": lambda: len(list(cs.make_loader(cs.CachedDataset(trained), batch_size=1, framework="single"))),
         "open": lambda: cs.open(root, mode="a").close(),
@@ -64,6 +73,7 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
             importlib.import_module(module.name)
     monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
     (tmp_path / "p.txt").write_text("a cat\n")
+    (tmp_path / "none").mkdir()
     trained = make_store(tmp_path / "trained", [Row("a"), Row("b")], recipes())
     before = threading.active_count()
     every = calls(tmp_path / "store", tmp_path, trained)

@@ -1,0 +1,47 @@
+"""`cachestore export`: write a data set as another trainer caches it."""
+
+import argparse
+
+from cachestore.cli import FAILURES, OK, add_store, human_bytes, print_json, printable
+
+HELP = "write a data set as another trainer's cache"
+_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("name", metavar="NAME", nargs="?", default="train", help="the data set's name (default train)")
+    parser.add_argument("--format", metavar="FORMAT", required=True, help="sd-scripts, simpletuner, musubi or ai-toolkit")
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="where to; of sd-scripts and ai-toolkit also DATA itself")
+    parser.add_argument("--generation", metavar="N", type=int, help="of the data set (default the newest)")
+    parser.add_argument("--family", metavar="FAMILY", help="such as flux, where the data set does not tell it")
+    parser.add_argument("--replace", action="store_true", help="overwrite files that are not an earlier export's")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was written; 3 if something could not be, or would have overwritten a stranger's file."""
+    from cachestore.exporting import export_cache
+
+    report = export_cache(
+        arguments.store,
+        arguments.name,
+        format=arguments.format,
+        folder=arguments.output,
+        generation=arguments.generation,
+        family=arguments.family,
+        replace=arguments.replace,
+    )
+    if arguments.json:
+        print_json(report.as_json())
+        return OK if report.complete else FAILURES
+    for failure in report.failures:
+        print(printable(f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}"))
+    if report.foreign:
+        named = ", ".join(report.foreign[:_SHOWN]) + (", …" if len(report.foreign) > _SHOWN else "")
+        print(printable(f"{len(report.foreign)} files are there with other bytes and are not an earlier export's (--replace): {named}"))
+    for cast in report.casts:
+        print(printable(f"not bit for bit as stored: {cast}"))
+    counts = f"{report.written} files written ({human_bytes(report.bytes)}), {report.unchanged} were there"
+    print(printable(f"{report.name!r}, generation {report.generation}, to {report.folder}: {counts}"))
+    return OK if report.complete else FAILURES
