@@ -1,0 +1,104 @@
+"""Proof that faults find nothing: `python3 scripts/torture.py [--only NAME] [--count N] [--seed N] [--json]`.
+
+Plays the campaigns of `tests/torture/`, one after the other, and prints one table: points, violations, seconds, seed. A violation is
+an acknowledged entry that is lost, a wrong value, a signal that nobody sent, a hang, an error that is not ours, or a store that the same
+command does not finish. Every point follows from the seed. `--only` (more than once) chooses campaigns, `--count` how many points
+of each. Exit 0 only without a violation.
+"""
+
+import environment
+
+if __name__ == "__main__":
+    environment.enter()
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+FOLDER: Final = environment.ROOT / "tests/torture"
+NAMED: Final = 5
+"""So many violations of a campaign are printed."""
+
+if TYPE_CHECKING:
+    from tests.torture.campaign import Campaign, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table."""
+
+    campaign: str
+    points: int
+    violations: int
+    seconds: float
+    seed: int
+
+
+def find_campaigns() -> dict[str, "Campaign"]:
+    """Every campaign by name: of all modules of the folder that have some."""
+    if str(environment.ROOT) not in sys.path:
+        sys.path.insert(0, str(environment.ROOT))
+    modules = [import_module(f"tests.torture.{path.stem}") for path in sorted(FOLDER.glob("*.py"))]
+    found: dict[str, Campaign] = {}
+    for module in modules:
+        found |= getattr(module, "CAMPAIGNS", {})
+    return found
+
+
+def play(name: str, campaign: "Campaign", *, count: int | None, seed: int) -> "tuple[Row, Outcome]":
+    """Play one campaign, whole or so many points of it."""
+    began = time.monotonic()
+    outcome = campaign.play(campaign.count if count is None else count, seed)
+    return Row(name, outcome.points, len(outcome.violations), round(time.monotonic() - began, 1), seed), outcome
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table, as Markdown has them. No rows are a heading."""
+    lines = ["| campaign | points | violations | seconds | seed |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {r.campaign} | {r.points:,} | {r.violations} | {r.seconds:.0f} | {r.seed} |" for r in rows)])
+
+
+def play_all(campaigns: "Mapping[str, Campaign]", *, count: int | None, seed: int, as_json: bool) -> int:
+    """Play campaigns and print what became of them; 0 without a violation and with at least one point in each."""
+    rows: list[Row] = []
+    found: dict[str, Outcome] = {}
+    for name, campaign in campaigns.items():
+        row, found[name] = play(name, campaign, count=count, seed=seed)
+        rows.append(row)
+        for violation in found[name].violations[:NAMED]:
+            print(f"VIOLATION in {name}: {violation}", file=sys.stderr, flush=True)
+        for remark in found[name].remarks:
+            print(f"{name}: {remark}", file=sys.stderr, flush=True)
+    if as_json:
+        print(
+            json.dumps({"rows": [asdict(row) for row in rows], "violations": {name: list(one.violations) for name, one in found.items()}})
+        )
+    else:
+        print(table(rows))
+    return int(any(row.violations or not row.points for row in rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play what the command line asks for; 0 if nothing was found."""
+    campaigns = find_campaigns()
+    parser = argparse.ArgumentParser(description="Campaigns of faults against a store.")
+    parser.add_argument("--only", action="append", choices=sorted(campaigns), metavar="NAME", help=f"of {', '.join(sorted(campaigns))}")
+    parser.add_argument("--count", type=int, metavar="N", help="points of each campaign; else the whole")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default 1")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args(arguments)
+    if not hasattr(os, "fork"):
+        print("torture.py forks: it needs a POSIX system", file=sys.stderr)
+        return 2
+    chosen = {name: campaign for name, campaign in campaigns.items() if asked.only is None or name in asked.only}
+    return play_all(chosen, count=asked.count, seed=asked.seed, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The table of campaigns: what is played, what is printed, and that a violation is never overlooked."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torture
+
+from tests.torture.campaign import Campaign, Outcome, judged, outcome_of
+
+
+def of(outcome, count=3):
+    return Campaign(lambda _count, _seed: outcome, count)
+
+
+def test_without_campaigns_the_table_is_a_heading(capsys):
+    assert torture.play_all({}, count=None, seed=1, as_json=False) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_campaign_is_played_whole_or_as_many_points_of_it_as_are_asked_for():
+    asked = []
+    campaign = Campaign(lambda count, seed: asked.append((count, seed)) or Outcome(count), 7)
+    assert torture.play("one", campaign, count=None, seed=3)[0].points == 7
+    assert torture.play("one", campaign, count=2, seed=3)[0].points == 2
+    assert asked == [(7, 3), (2, 3)]
+
+
+def test_a_violation_is_printed_and_ends_with_1(capsys):
+    assert torture.play_all({"good": of(Outcome(5)), "bad": of(Outcome(5, ("it is lost",)))}, count=None, seed=1, as_json=False) == 1
+    said = capsys.readouterr()
+    assert "VIOLATION in bad: it is lost" in said.err
+    assert "| bad | 5 | 1 |" in said.out
+    assert torture.play_all({"good": of(Outcome(5))}, count=None, seed=1, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["points"] == 5
+
+
+def test_a_campaign_that_judged_nothing_ends_with_1():
+    assert torture.play_all({"empty": of(Outcome(0))}, count=None, seed=1, as_json=False) == 1
+
+
+def misbehave(point):
+    match point:
+        case "signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise OSError(point)
+        case "hang":
+            time.sleep(60)
+        case "find":
+            return ["one", "two"]
+    return []
+
+
+def test_what_judges_find_raise_die_of_and_hang_in_is_told():
+    found = dict(judged(["good", "signal", "raise", "hang", "find"], misbehave, seconds=2))
+    assert found["good"] == []
+    assert found["find"] == ["one", "two"]
+    assert "-9" in found["signal"][0]
+    assert "OSError" in found["raise"][0]
+    assert found["hang"] == ["it did not end in time"]
+    assert outcome_of(found.items()).points == 5
+    assert len(outcome_of(found.items()).violations) == 4
+
+
+def test_without_points_nobody_judges():
+    assert list(judged([], pytest.fail)) == []
