@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cachestore.errors import Incomplete as Incomplete
     from cachestore.errors import LockTimeout as LockTimeout
     from cachestore.errors import MissingEntry as MissingEntry
+    from cachestore.errors import ReadFailed as ReadFailed
     from cachestore.errors import RecipeMismatch as RecipeMismatch
     from cachestore.errors import StoreNotFound as StoreNotFound
     from cachestore.errors import WriteFailed as WriteFailed
@@ -52,6 +53,7 @@ _HOMES = {
     "LockTimeout": "errors",
     "MissingEntry": "errors",
     "MixedDataset": "loading.mixed",
+    "ReadFailed": "errors",
     "ReadThrough": "readthrough",
     "Recipe": "keys",
     "RecipeMismatch": "errors",

@@ -7,6 +7,7 @@
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
     ├── FormatError       the file is damaged, or newer than this version of cachestore
+    ├── ReadFailed        mend the file system, or this user's rights, then run the same command again
     ├── WriteFailed       make room, or mend the file system, then run the same command again
     ├── LockTimeout       wait, or look who holds it
     ├── EncodeFailed      this input cannot be encoded: mend or remove it
@@ -42,6 +43,10 @@ class CorruptEntry(CacheStoreError):
 
 class FormatError(CacheStoreError):
     """A file of the store is malformed, or written by a newer version of cachestore."""
+
+
+class ReadFailed(CacheStoreError, OSError):
+    """The file system refused a look at a file that may be there: nobody can tell what it holds."""
 
 
 class WriteFailed(CacheStoreError, OSError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
+from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
 from cachestore.keys import Json, Key
@@ -285,7 +286,7 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
     except FileNotFoundError:
         return
     except OSError as error:
-        message = f"{path} cannot be read ({error.strerror or error}), so nobody can tell what is needed; nothing was removed"
+        message = f"{path} cannot be read ({reason_of(error)}), so nobody can tell what is needed; nothing was removed"
         raise FormatError(message) from error
     yield from (key for key, _sample in needed_by(catalog))
 

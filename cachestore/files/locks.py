@@ -37,9 +37,9 @@ def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Generator[None]
     """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
     from filelock import Timeout
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = _make(path, bits)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=seconds, poll_interval=0.02)
     except (Timeout, NotImplementedError, OSError) as error:
         message = f"the lock {path} was not free within {seconds:g} s"
@@ -47,7 +47,8 @@ def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Generator[None]
     try:
         yield
     finally:
-        lock.release()
+        with suppress(OSError):  # it goes with the process
+            lock.release()
 
 
 class LifeLock:
@@ -77,10 +78,11 @@ class LifeLock:
             _forget(path)
 
     def release(self) -> None:
-        """Give the lock back; a forked child does nothing here."""
+        """Give the lock back; a forked child does nothing here. One that the file system does not take back goes with the process."""
         if self.is_held and self._pid == os.getpid():
-            self._lock.release()
             self.is_held = False
+            with suppress(OSError):
+                self._lock.release()
 
     def __enter__(self) -> Self:
         """Return the held lock."""

@@ -1,6 +1,7 @@
 """Safe opening and reading: never follows a link, never blocks on a fifo, never trusts a size.
 
-Positional reads only, because a forked child shares the offset of a descriptor with its parent.
+Positional reads only, because a forked child shares the offset of a descriptor with its parent. What the file system refuses is raised
+as ReadFailed, with path, reason and `errno`; a file that is not there as FileNotFoundError, as callers then look elsewhere.
 """
 
 import errno
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from cachestore.errors import FormatError
+from cachestore.errors import CacheStoreError, FormatError, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,6 +29,7 @@ _OPEN_FLAGS: Final = (
 
 _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""
+_ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _PRESENT_ONLY: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -50,16 +52,20 @@ class FileIdentity:
 def open_regular(path: Path) -> tuple[int, os.stat_result]:
     """Open a regular file for reading and return (descriptor, status); the caller closes it.
 
-    Raises FormatError for a link, fifo, device or folder under that name, FileNotFoundError and other OSErrors as they come.
+    Raises FormatError for a link, fifo, device or folder under that name, FileNotFoundError, ReadFailed.
     """
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
-        if path.is_symlink():
+        if os.path.islink(path):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
             message = f"{path} is a link; links inside a store are refused (`cachestore verify` lists them)"
             raise FormatError(message) from error
-        raise
-    status = os.fstat(descriptor)
+        refuse_reading(path, error)
+    try:
+        status = os.fstat(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        refuse_reading(path, error)
     if stat.S_ISREG(status.st_mode):
         return descriptor, status
     os.close(descriptor)
@@ -69,10 +75,12 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
 
 @contextmanager
 def opened(path: Path) -> "Generator[tuple[int, os.stat_result]]":
-    """`open_regular` as a context that closes the descriptor."""
+    """`open_regular` as a context that closes the descriptor. What is refused inside of it is raised as ReadFailed too."""
     descriptor, status = open_regular(path)
     try:
         yield descriptor, status
+    except OSError as error:
+        refuse_reading(path, error)
     finally:
         os.close(descriptor)
 
@@ -169,7 +177,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
 
 
 def read_whole(path: Path, *, limit_bytes: int) -> bytearray:
-    """Read a regular file of at most `limit_bytes`. Raises FormatError if it is larger, FileNotFoundError if it is not there."""
+    """Read a regular file of at most `limit_bytes`. Raises FormatError if it is larger, FileNotFoundError, ReadFailed."""
     with opened(path) as (descriptor, status):
         if status.st_size > limit_bytes:
             message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
@@ -199,15 +207,41 @@ def let_go(view: memoryview) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted; a folder that does not exist is empty.
+    """The names in a folder, sorted; a folder that does not exist is empty. Raises ReadFailed: what cannot be listed is not empty.
 
     Existence in a store is decided by listing: on NFS a look-up of a name that once was missing stays negative for 30 s,
     while a fresh listing is right at once.
     """
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted, not paths: a million of them
-    except (FileNotFoundError, NotADirectoryError):
+    except _ABSENT:
         return []
+    except OSError as error:
+        refuse_reading(folder, error)
+
+
+def look_at(path: Path) -> os.stat_result | None:
+    """What a path leads to, or None where there is nothing. Raises ReadFailed."""
+    try:
+        return path.stat()
+    except _ABSENT:
+        return None
+    except OSError as error:
+        refuse_reading(path, error)
+
+
+def refuse_reading(path: Path, error: OSError) -> NoReturn:
+    """Raise what a refused look is raised as: ReadFailed; an error of ours, and that of a file that is not there, as they are."""
+    if isinstance(error, (CacheStoreError, *_ABSENT)):
+        raise error
+    failed = ReadFailed(f"cannot read {path}: {reason_of(error)}; mend that, then run the same command again")
+    failed.errno = error.errno
+    raise failed from error
+
+
+def reason_of(error: OSError) -> str:
+    """Why the file system refused something, in its words alone."""
+    return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
 
 
 def descriptor_limit(default: int = 1024) -> int:

@@ -10,6 +10,7 @@ the kernel marks the pages clean, so a second one would lie. Nothing else in the
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
@@ -18,13 +19,14 @@ from cachestore.errors import LockTimeout, WriteFailed
 from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
-from cachestore.files.opening import opened
+from cachestore.files.opening import look_at, open_regular, reason_of
 from cachestore.files.paths import Layout
 
 _CREATE_FLAGS: Final = (
     os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+_NO_RIGHT: Final = {errno.EACCES, errno.EPERM}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 _RENAME_LOCK_SECONDS: Final = 2.0
@@ -38,29 +40,33 @@ def make_folder(layout: Layout, folder: Path) -> None:
     """Make a folder of the store and those above it, with the store's bits, durably. One that exists is fine."""
     unsure: list[Path] = []
     # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
-    while not folder.is_dir() or (folder.is_relative_to(layout.root) and folder not in _durable):
+    while not _is_folder(folder) or (folder.is_relative_to(layout.root) and folder not in _durable):
         unsure.append(folder)
         folder = folder.parent
     for path in reversed(unsure):
         try:
-            if not path.is_dir():
+            if not _is_folder(path):
                 path.mkdir()
                 path.chmod(layout.mode.folder_bits)
         except OSError as error:
-            if not (isinstance(error, FileExistsError) and path.is_dir()):
+            if not (isinstance(error, FileExistsError) and _is_folder(path)):
                 _refuse(path, error)
-        sync_folder(path.parent)
+        if path != layout.root and path.is_relative_to(layout.root):
+            sync_folder(path.parent)
+        else:
+            _sync_above(path.parent)
         _durable.add(path)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Does nothing where folders cannot be opened (Windows) or synced (some network file systems)."""
+    """Make the names in a folder durable. Does nothing where folders cannot be opened (Windows) or synced (some network file systems).
+
+    Raises WriteFailed: what lies in a folder that this user may not open cannot be acknowledged.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder above the store, in which one may make files but not list them
-        return
     except OSError as error:
         _refuse(folder, error)
     try:
@@ -70,6 +76,20 @@ def sync_folder(folder: Path) -> None:
             _refuse(folder, error)
     finally:
         os.close(descriptor)
+
+
+def _sync_above(folder: Path) -> None:
+    """Make the store's own name durable, where that can be had: above it one may be allowed to make files, but not to list them."""
+    try:
+        sync_folder(folder)
+    except WriteFailed as error:
+        if error.errno not in _NO_RIGHT:
+            raise
+
+
+def _is_folder(path: Path) -> bool:
+    status = look_at(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only: bool = False) -> bool:
@@ -96,13 +116,20 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
     """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
     try:
         temporary.chmod(_READ_ONLY_BITS)
-        with opened(temporary) as (descriptor, _status):
-            os.fsync(descriptor)
+        _sync_file(temporary)
         return _finish(layout, temporary, final)
     except OSError as error:
         _refuse(final, error)
     finally:
         _remove(temporary)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor, _status = open_regular(path)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def note(layout: Layout, final: Path, data: Buffer) -> bool:
@@ -245,7 +272,7 @@ def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
         errno.EACCES: "this user may not write there",
         errno.EMFILE: "too many open files: raise `ulimit -n`",
     }.get(error.errno or 0, "see the reason")
-    message = f"cannot write {path}: {error.strerror or error} ({help_text}); nothing was acknowledged, the same command goes on from here"
+    message = f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was acknowledged, the same command goes on from here"
     failed = WriteFailed(message)
     failed.errno = error.errno
     raise failed from error

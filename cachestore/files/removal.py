@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
+from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 
 if TYPE_CHECKING:
@@ -107,6 +108,6 @@ def _refuse_strange(path: Path) -> None:
 
 
 def _failed(path: Path, error: OSError) -> WriteFailed:
-    failed = WriteFailed(f"cannot remove {path}: {error.strerror or error}; what is left is whole, the same command goes on from here")
+    failed = WriteFailed(f"cannot remove {path}: {reason_of(error)}; what is left is whole, the same command goes on from here")
     failed.errno = error.errno
     return failed

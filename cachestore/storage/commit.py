@@ -1,6 +1,7 @@
 """Creating a store, and committing: publishing an index that covers what is there."""
 
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Final
 from cachestore.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
-from cachestore.files.opening import names_in
+from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.publish import make_folder, publish, publish_file
 from cachestore.files.records import encode_record
@@ -41,7 +42,8 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     if layout.marker.name in names:
         return _open_listed(layout)
     foreign = [name for name in names if name not in _FOLDERS]
-    if foreign or (root.exists() and not root.is_dir()):
+    status = look_at(root)
+    if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
         raise BadInput(message)
     make_folder(layout, layout.root)

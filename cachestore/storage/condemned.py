@@ -38,7 +38,8 @@ class CondemnedList:
 def list_condemned(layout: Layout) -> list[CondemnedList]:
     """All lists that can be read; none is the usual case. A damaged one counts for nobody, as nobody can act on it either.
 
-    Raises FormatError for a list of a newer format: what it condemns must not be counted on.
+    Raises FormatError for a list of a newer format, ReadFailed for one that the file system refuses: what it condemns must not be
+    counted on.
     """
     found: list[CondemnedList] = []
     for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
@@ -47,7 +48,7 @@ def list_condemned(layout: Layout) -> list[CondemnedList]:
         except FormatError as error:
             if NEWER in str(error):
                 raise
-        except OSError:
+        except FileNotFoundError:  # it was spent, and went meanwhile
             continue
     return found
 

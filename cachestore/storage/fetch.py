@@ -5,11 +5,20 @@ import mmap
 import os
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, NoReturn
 
 from cachestore.errors import CorruptEntry, FormatError
 from cachestore.files.container import ALIGNMENT
-from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_at, read_present, read_scattered
+from cachestore.files.opening import (
+    ask_for,
+    ask_for_mapped,
+    descriptor_limit,
+    open_regular,
+    read_at,
+    read_present,
+    read_scattered,
+    refuse_reading,
+)
 from cachestore.files.paths import Layout
 from cachestore.keys import KEY_BYTES, Key
 from cachestore.storage.entry import checksum_of, size_of
@@ -119,7 +128,7 @@ class Fetcher:
     def fetch(self, key: Key, place: Place) -> memoryview:
         """The bytes of one copy, writable and the caller's own (with `io="mmap"`: a read-only view of the file).
 
-        Raises CorruptEntry if they are not what was stored under this key, OSError as it comes.
+        Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
         run = self._read(place)
         if self._verify != "never":
@@ -166,12 +175,19 @@ class Fetcher:
         """Read what can be had without waiting; whether that was all."""
         if not self._can_tell:
             return False
-        count = read_present(segment.descriptor, run.buffers(), run.start)
+        try:
+            count = read_present(segment.descriptor, run.buffers(), run.start)
+        except OSError as error:
+            self._refuse_reading(run.entries[0].place, error)
         self._can_tell = count is not None
         return count == run.size
 
     def _read_run(self, run: _Run, segment: _Segment) -> None:
-        if read_scattered(segment.descriptor, run.buffers(), run.start) < run.size:
+        try:
+            count = read_scattered(segment.descriptor, run.buffers(), run.start)
+        except OSError as error:
+            self._refuse_reading(run.entries[0].place, error)
+        if count < run.size:
             raise self._cut_short(run.entries[-1].place)
 
     def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
@@ -191,10 +207,17 @@ class Fetcher:
         segment = self._segment(place)
         if segment.mapping is not None:
             return memoryview(segment.mapping)[place.offset : place.offset + place.size_bytes]
-        run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
+        try:
+            run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
+        except OSError as error:
+            self._refuse_reading(place, error)
         if len(run) < place.size_bytes:
             raise self._cut_short(place)
         return run
+
+    def _refuse_reading(self, place: Place, error: OSError) -> NoReturn:
+        self._forget(place.segment.digest)
+        refuse_reading(self._layout.segment(place.segment.digest), error)
 
     def _segment(self, place: Place) -> _Segment:
         if self._pid != os.getpid():

@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -238,12 +238,15 @@ def build(
     size = _estimated_bytes(base, fresh, layouts, everything)
     try:
         _write(temporary, tables, map_bytes=_SPARE_BYTES + (4 * size >> 20 << 20))
-    except lmdb.Error as error:
-        temporary.unlink(missing_ok=True)
+        return temporary, IndexName(number, digest_file(temporary))
+    except (lmdb.Error, OSError) as error:
+        with suppress(OSError):
+            temporary.unlink()
         what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
         message = f"{what}; nothing was acknowledged, the same command goes on from here"
-        raise WriteFailed(message) from error
-    return temporary, IndexName(number, digest_file(temporary))
+        failed = WriteFailed(message)
+        failed.errno = error.errno if isinstance(error, OSError) else None
+        raise failed from error
 
 
 def _estimated_bytes(

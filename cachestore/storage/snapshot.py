@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachestore.errors import FormatError, StoreNotFound
-from cachestore.files.opening import names_in
+from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import read_record
 from cachestore.keys import Key
@@ -218,10 +218,8 @@ def take_over(layout: Layout, given: Handover) -> Snapshot:
 
 
 def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
-    try:
-        return layout.segment(ref.digest).stat().st_size == ref.size_bytes
-    except FileNotFoundError:
-        return False
+    status = look_at(layout.segment(ref.digest))
+    return status is not None and status.st_size == ref.size_bytes
 
 
 def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:

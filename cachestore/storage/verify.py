@@ -5,6 +5,7 @@ full    all of that, and every byte of every segment against the digest in its n
 """
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
-from cachestore.files.opening import names_in, open_regular, opened, read_into
+from cachestore.files.opening import look_at, names_in, open_regular, opened, read_into, reason_of
 from cachestore.files.paths import (
     MARKER,
     Layout,
@@ -225,9 +226,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     except FormatError as error:
         return _Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
-        return _Looked(
-            digest, 0, 0, [Finding("unreadable", where, f"{where}: {error.strerror or error}; nothing was moved")], is_unreadable=True
-        )
+        return _Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True)
     if bad is None:
         return _Looked(digest, contents.size_bytes, len(keys), [], keys)
     findings = [
@@ -316,7 +315,7 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot) -> Iterator[Finding]:
         except FormatError as error:
             yield Finding("bad-index", str(path.relative_to(layout.root)), str(error))
         except OSError as error:
-            yield Finding("unreadable", str(path.relative_to(layout.root)), f"{path}: {error.strerror or error}")
+            yield Finding("unreadable", str(path.relative_to(layout.root)), f"{path}: {reason_of(error)}")
     if snapshot.index is None:
         return
     for message in _disagreements(layout, snapshot):
@@ -348,7 +347,7 @@ def _look_at_recipes(layout: Layout) -> Iterator[Finding]:
             yield Finding("bad-recipe", where, f"{where}: {error}")
             continue
         except OSError as error:
-            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+            yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
             continue
         if found != fingerprint:
             yield Finding("bad-recipe", where, f"{where} holds the recipe {found}; run `cachestore repair {layout.root}`")
@@ -364,7 +363,7 @@ def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
             except FormatError as error:
                 yield Finding("bad-catalog", where, str(error))
             except OSError as error:
-                yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+                yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
 
 
 def _lost_catalogs(layout: Layout, lost: Mapping[str, int]) -> Iterator[Finding]:
@@ -383,7 +382,7 @@ def _look_at_lists(layout: Layout) -> Iterator[Finding]:
         except FormatError as error:
             yield Finding("bad-list", where, str(error))
         except OSError as error:
-            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+            yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
 
 
 def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
@@ -455,7 +454,8 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
 
 def _strange_segments(layout: Layout) -> Iterator[Finding]:
     for folder in names_in(layout.segments):
-        if not (layout.segments / folder).is_dir():
+        status = look_at(layout.segments / folder)
+        if status is None or not stat.S_ISDIR(status.st_mode):
             yield _foreign(f"segments/{folder}")
         for name in names_in(layout.segments / folder):
             if (parse_segment(name) or "")[:2] != folder:

@@ -91,7 +91,7 @@ def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tup
             generation = read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["generation"]
             if generation is not None:
                 found.add((read_outline(layout, ref.plan).catalog, int(generation)))
-        except (FormatError, OSError):  # not begun, or damaged: then it is not joined either
+        except (FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
             continue
     return found
 

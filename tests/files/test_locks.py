@@ -211,3 +211,18 @@ class TestWithoutSharedLocks:
     def test_nobody_can_tell_where_locks_are_refused(self, path, no_locks):
         path.touch()
         assert is_locked(path) is None
+
+
+def test_a_lock_that_the_file_system_does_not_take_back_ends_nothing(tmp_path, monkeypatch):
+    lock = LifeLock(tmp_path / "life.lock")
+    really = fcntl.flock
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda descriptor, what: refuse() if what & fcntl.LOCK_UN else really(descriptor, what))
+        lock.release()
+        with locked(tmp_path / "word.lock", seconds=0):
+            pass
+    assert not lock.is_held
+
+
+def refuse():
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.errors import FormatError, ReadFailed
 from cachestore.files import opening
 from cachestore.files.opening import (
     FileIdentity,
@@ -19,6 +19,7 @@ from cachestore.files.opening import (
     ask_for_mapped,
     descriptor_limit,
     let_go,
+    look_at,
     map_whole,
     names_in,
     open_regular,
@@ -306,3 +307,36 @@ def test_a_link_is_not_mapped(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with pytest.raises(FormatError):
         map_whole(tmp_path / "link", limit_bytes=9)
+
+
+@pytest.mark.parametrize("name", ["open", "fstat", "preadv"])
+def test_a_look_that_is_refused_says_the_path_and_the_reason(tmp_path, monkeypatch, name):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, refusal(errno.EIO))
+        with pytest.raises(ReadFailed, match=rf"cannot read .*file: {os.strerror(errno.EIO)}") as caught:
+            read_whole(path, limit_bytes=100)
+    assert caught.value.errno == errno.EIO
+    assert read_whole(path, limit_bytes=100) == b"content"
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "listdir", refusal(errno.EMFILE))
+    with pytest.raises(ReadFailed, match=os.strerror(errno.EMFILE)):
+        names_in(tmp_path)
+
+
+def test_looking_at_nothing_is_no_error_and_being_refused_is_one(tmp_path, monkeypatch):
+    assert look_at(tmp_path / "nothing") is None
+    assert look_at(tmp_path) is not None
+    monkeypatch.setattr(os, "stat", refusal(errno.ESTALE))
+    with pytest.raises(ReadFailed, match=os.strerror(errno.ESTALE)):
+        look_at(tmp_path)
+
+
+def refusal(code):
+    def fail(*_arguments, **_named):
+        raise OSError(code, os.strerror(code))
+
+    return fail

@@ -14,7 +14,7 @@ from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file, sync_folder
+from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
 WHOLE = b"one two three"
@@ -299,9 +299,20 @@ def test_a_system_that_opens_no_folders_is_fine(layout, final, monkeypatch):
     make_folder(layout, layout.workers)
 
 
-def test_a_folder_that_may_not_be_listed_is_not_synced(tmp_path, monkeypatch):
+def test_a_folder_above_the_store_that_may_not_be_listed_is_not_synced(layout, monkeypatch):
+    monkeypatch.setattr(publishing, "_durable", set())
     monkeypatch.setattr(os, "open", raiser(errno.EACCES))
-    sync_folder(tmp_path)
+    make_folder(layout, layout.root)
+
+
+def test_nothing_is_acknowledged_in_a_folder_of_the_store_that_may_not_be_listed(layout, final, monkeypatch):
+    monkeypatch.setattr(publishing, "_durable", set())
+    really, refuse = os.open, raiser(errno.EACCES)
+    monkeypatch.setattr(os, "open", lambda path, flags, *rest: (refuse if flags & os.O_DIRECTORY else really)(path, flags, *rest))
+    with pytest.raises(WriteFailed, match=r"Permission denied"):
+        publish(layout, final, CONTENT)
+    with pytest.raises(WriteFailed, match=r"Permission denied"):
+        make_folder(layout, layout.plans)
 
 
 class TestFolders:

@@ -1,10 +1,12 @@
 """Condemned segments: hidden from who plans, shown to who reads, and never given back."""
 
+import errno
+import os
 from contextlib import closing
 
 import pytest
 
-from cachestore.errors import FormatError
+from cachestore.errors import FormatError, ReadFailed
 from cachestore.files.opening import names_in
 from cachestore.files.records import encode_record
 from cachestore.storage.commit import commit, create_store
@@ -93,6 +95,21 @@ def test_a_list_of_a_newer_format_is_refused_as_nobody_knows_what_it_says(layout
         load_snapshot(layout, for_planning=True)
     load_snapshot(layout).close()
     assert repair_store(layout.root).quarantined == ()
+
+
+def test_a_list_that_cannot_be_read_lets_nobody_plan_as_others_act_on_it(layout, monkeypatch):
+    digest = put(layout, 1)
+    path = layout.condemned_list(str(condemn(layout, [digest])))
+    read_condemned.cache_clear()
+
+    def refuse(*_arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", refuse)
+        with pytest.raises(ReadFailed, match=path.name):
+            condemned_segments(layout)
+    assert condemned_segments(layout) == {digest}
 
 
 def test_a_foreign_file_beside_the_lists_is_told_and_left(layout):
