@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +22,17 @@ Point = TypeVar("Point")
 
 HANG_SECONDS: Final = 10.0
 """What takes longer hangs."""
+_WARM: Final = (
+    "filelock",
+    "numpy.ma",
+    "cachestore.encode.environment",
+    "cachestore.encode.images",
+    "cachestore.forecast",
+    "cachestore.recompute",
+    "cachestore.storage.stats",
+    "cachestore.store",
+)
+"""What every judge would else import for itself, when it is first used."""
 _MEMORY_FOLDER: Final = Path("/dev/shm")
 
 
@@ -60,84 +73,116 @@ def scratch() -> Generator[Path]:
 
 
 def judged(
-    points: Iterable[Point], judge: Callable[[Point], Sequence[str]], *, at_once: int | None = None, seconds: float = 6 * HANG_SECONDS
+    points: Iterable[Point],
+    judge: Callable[[Point], Sequence[str]],
+    *,
+    each: int = 1,
+    at_once: int | None = None,
+    seconds: float = 6 * HANG_SECONDS,
 ) -> Iterator[tuple[Point, Sequence[str]]]:
-    """Judge each point in a forked process, several at once; yields (point, violations) as they end. No points yield nothing.
+    """Judge points in forked processes, several at once and `each` so many; yields (point, violations) as they come. None of no points.
 
-    This process must have no threads. What ends a judge by a signal, takes it longer than `seconds` or makes it raise is a violation
-    too; the processes that it started are ended with it.
+    This process must have no threads. What ends a judge by a signal, takes it longer than `seconds` for one point or makes it raise is a
+    violation too; the processes that it started are ended with it, and the points that it had not begun are another's.
     """
+    warm_up()
     waiting = iter(points)
     running: dict[int, _Judge[Point]] = {}
     limit = at_once or jobs()
+    left: list[Point] = []
     try:
         while True:
-            while len(running) < limit and (point := next(waiting, None)) is not None:
-                one = _begin(point, judge, time.monotonic() + seconds)
+            while len(running) < limit and (some := left[:each] or list(islice(waiting, each))):
+                del left[: len(some)]
+                one = _begin(some, judge, seconds)
                 running[one.reading] = one
             if not running:
                 return
-            for reading in select.select(list(running), [], [], 0.5)[0]:
-                if _take_in(running[reading]):
-                    one = running.pop(reading)
-                    yield one.point, _verdict(one)
-            for late in [one for one in running.values() if time.monotonic() > one.deadline]:
-                del running[late.reading]
-                yield late.point, _verdict(late, is_late=True)
+            ready = select.select(list(running), [], [], 0.5)[0]
+            late = [one.reading for one in running.values() if time.monotonic() > one.deadline]
+            for one in [running[reading] for reading in {*ready, *late}]:
+                has_ended = one.take_in() if one.reading in ready else False
+                yield from one.said()
+                if has_ended or time.monotonic() > one.deadline:
+                    del running[one.reading]
+                    yield from one.end(is_late=not has_ended)
+                    left += one.points
     finally:
         for one in running.values():
-            _verdict(one, is_late=True)
+            list(one.end(is_late=True))
+
+
+def warm_up() -> None:
+    """Import here what every judge would else import for itself, when it is first used."""
+    from PIL import Image
+
+    Image.init()
+    for module in _WARM:
+        import_module(module)
 
 
 @dataclass(slots=True)
 class _Judge(Generic[Point]):
-    point: Point
+    """A process that judges points, as its parent sees it."""
+
+    points: list[Point]
+    """Those that it said nothing of yet, in order."""
     pid: int
     reading: int
+    seconds: float
     deadline: float
-    said: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
+
+    def take_in(self) -> bool:
+        """Read what it says; whether it has ended."""
+        data = os.read(self.reading, 65_536)
+        self.data += data
+        return not data
+
+    def said(self) -> Iterator[tuple[Point, Sequence[str]]]:
+        """The verdicts that are complete."""
+        while (end := self.data.find(_END)) >= 0:
+            text = self.data[:end].decode()
+            del self.data[: end + len(_END)]
+            self.deadline = time.monotonic() + self.seconds
+            yield self.points.pop(0), text.split(_BETWEEN) if text else []
+
+    def end(self, *, is_late: bool) -> Iterator[tuple[Point, Sequence[str]]]:
+        """Wait for its end, or see to it; what it was at then is a violation."""
+        if is_late:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        os.close(self.reading)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if self.points and (is_late or code != 0):
+            yield self.points.pop(0), ["it did not end in time" if is_late else f"the judge ended with {code}"]
 
 
-def _begin(point: Point, judge: Callable[[Point], Sequence[str]], deadline: float) -> _Judge[Point]:
+_BETWEEN: Final = "\0"
+_END: Final = b"\1"
+
+
+def _begin(points: list[Point], judge: Callable[[Point], Sequence[str]], seconds: float) -> _Judge[Point]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writing)
-        return _Judge(point, pid, reading, deadline)
+        return _Judge(points, pid, reading, seconds, time.monotonic() + seconds)
     code = 1
     try:
         os.setpgid(0, 0)
         os.close(reading)
-        try:
-            violations = judge(point)
-        except BaseException:  # noqa: BLE001 - the boundary of a process: a judge that raises has found something
-            violations = [f"raised {traceback.format_exc()}"]
         with os.fdopen(writing, "wb") as out:
-            out.write("\0".join(violations).encode("utf-8", "replace"))
+            for point in points:
+                try:
+                    violations = judge(point)
+                except BaseException:  # noqa: BLE001 - the boundary of a process: a judge that raises has found something
+                    violations = [f"raised {traceback.format_exc()}"]
+                out.write(_BETWEEN.join(violations).encode("utf-8", "replace") + _END)
+                out.flush()
         code = 0
     finally:
         os._exit(code)
-
-
-def _take_in(one: _Judge[Point]) -> bool:
-    """Read what a judge says; whether it has said everything."""
-    data = os.read(one.reading, 65_536)
-    one.said += data
-    return not data
-
-
-def _verdict(one: _Judge[Point], *, is_late: bool = False) -> list[str]:
-    """The violations of a judge that has ended, or that is ended now."""
-    if is_late:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, signal.SIGKILL)
-    os.close(one.reading)
-    code = os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1])
-    if is_late:
-        return ["it did not end in time"]
-    if code != 0:
-        return [f"the judge ended with {code}"]
-    return one.said.decode().split("\0") if one.said else []
 
 
 def outcome_of(results: Iterable[tuple[object, Sequence[str]]], *, remarks: Sequence[str] = ()) -> Outcome:

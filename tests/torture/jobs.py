@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from cachestore.storage.gc import condemn
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot
 from cachestore.tensors import to_raw
-from cachestore.work import agreement, choice
+from cachestore.work import agreement, choice, workers
 from tests import fakes
 
 FILLED: Final = range(12)
@@ -81,13 +82,25 @@ class Unfinished(Exception):
     """A command ended with a report that says it is not complete."""
 
 
+def _patch(module: ModuleType, name: str, value: object) -> None:
+    """Replace something that must be there: what patches what nobody reads would test nothing."""
+    if not hasattr(module, name):
+        message = f"{module.__name__} has no {name} any more"
+        raise AttributeError(message)
+    setattr(module, name, value)
+
+
 def hurry() -> None:
     """Let waits of seconds take hundredths, in this process: no fault that is played here is a slow one."""
-    for module, name, seconds in ((choice, "POLL_SECONDS", 0.01), (agreement, "LOOK_SECONDS", 0.01), (agreement, "STILL_SECONDS", 0.5)):
-        if not hasattr(module, name):
-            message = f"{module.__name__} has no {name} any more"
-            raise AttributeError(message)
-        setattr(module, name, seconds)
+    _patch(choice, "POLL_SECONDS", 0.01)
+    _patch(agreement, "LOOK_SECONDS", 0.01)
+    _patch(agreement, "STILL_SECONDS", 0.5)
+
+
+def start_again() -> None:
+    """Presume those dead soon, in this process, whose beats or locks a power cut took; else that takes three minutes."""
+    _patch(workers, "SILENT_SECONDS", 0.2)
+    _patch(workers, "FIRST_BATCH_SECONDS", 0.05)
 
 
 def _nothing(root: Path) -> None:
