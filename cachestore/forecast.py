@@ -1,6 +1,5 @@
 """What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed
+from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.inputs import references_of
 from cachestore.keys import Json
@@ -83,7 +83,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         to_encode=len(missing),
         estimated_bytes=size,
         estimated_seconds=_seconds(layout, len(missing)),
-        free_bytes=shutil.disk_usage(layout.root).free,
+        free_bytes=free_bytes(layout.root),
         buckets={f"{width}x{height}": count for (width, height), count in sorted(buckets.items())},
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
         distinct_captions=_distinct_captions(plan),

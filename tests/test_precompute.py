@@ -407,7 +407,7 @@ def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
-    monkeypatch.setattr("cachestore.forecast.shutil.disk_usage", lambda _path: shutil._ntuple_diskusage(100, 90, 10))
+    monkeypatch.setattr("cachestore.forecast.free_bytes", lambda _path: 10)
     with pytest.raises(WriteFailed, match="10 are free"):
         run(data, root)
     assert makers.encoded() == []

@@ -200,6 +200,22 @@ def test_what_is_named_by_a_catalog_after_all_is_copied_before_its_segment_goes(
     assert is_ok(root)
 
 
+def test_two_collectors_at_once_both_end_and_what_is_needed_is_there(root, monkeypatch):
+    run(root, "a", "b")
+    upkeep.condemn(Layout(root), list_segments(Layout(root)))
+    really = upkeep.remove_condemned
+
+    def other_first(layout, removals):
+        monkeypatch.setattr(upkeep, "remove_condemned", really)
+        assert collect(root, apply=True, grace_seconds=0).copied == 2
+        return really(layout, removals)
+
+    monkeypatch.setattr(upkeep, "remove_condemned", other_first)
+    collect(root, apply=True, grace_seconds=0)
+    assert readable(root, "a", "b") == ["a", "b"]
+    assert is_ok(root)
+
+
 def test_a_copy_in_a_condemned_segment_lets_no_other_go(root):
     run(root, "a")
     layout = Layout(root)

@@ -7,6 +7,7 @@ as ReadFailed, with path, reason and `errno`; a file that is not there as FileNo
 import errno
 import mmap
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -228,6 +229,14 @@ def look_at(path: Path) -> os.stat_result | None:
         return None
     except OSError as error:
         refuse_reading(path, error)
+
+
+def free_bytes(folder: Path) -> int:
+    """How many bytes this user may still write where a folder lies. Raises ReadFailed, FileNotFoundError."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        refuse_reading(folder, error)
 
 
 def refuse_reading(path: Path, error: OSError) -> NoReturn:

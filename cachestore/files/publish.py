@@ -157,13 +157,18 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:
-    """Move a file to another folder of the store durably, without replacing one there (repair's way into quarantine)."""
+    """Move a file to another folder of the store durably, without replacing one there (repair's way into quarantine).
+
+    One that is gone, as somebody else moved it just now, is left to them.
+    """
     try:
         if _place(layout, source, target):
             sync_folder(target.parent)  # before the old name goes, or a power cut could take both
             source.unlink(missing_ok=True)
         sync_folder(source.parent)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and look_at(source) is None:
+            return
         _refuse(target, error)
 
 

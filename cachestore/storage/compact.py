@@ -5,13 +5,13 @@ published; only then are the old ones condemned. They stay readable, and a later
 A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.failpoints import failpoint
+from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit
@@ -105,7 +105,7 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
 
 def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
     need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
-    free = shutil.disk_usage(layout.root).free
+    free = free_bytes(layout.root)
     if need > free:
         message = f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
         raise WriteFailed(message)

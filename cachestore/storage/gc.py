@@ -123,7 +123,10 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     """
     copies = [removal for removal in removals if removal.to_copy]
     for removal in copies:
-        good = [as_entry(entry, run) for entry, run in good_entries(layout, removal.digest, removal.to_copy)]
+        try:
+            good = [as_entry(entry, run) for entry, run in good_entries(layout, removal.digest, removal.to_copy)]
+        except FileNotFoundError:  # another collector removed it just now, and copied what is needed before
+            continue
         if len(good) < len(removal.to_copy):
             message = f"segment {removal.digest} was damaged just now; nothing was removed: run `cachestore repair {layout.root}`"
             raise CorruptEntry(message)

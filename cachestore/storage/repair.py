@@ -71,7 +71,8 @@ def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
     if dry_run:
         return RepairReport(salvaged, tuple(quarantined), ("index",) if quarantined else (), 0, dry_run=True)
     for one in damaged:
-        _salvage(layout, one)
+        with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
+            _salvage(layout, one)
     for where in broken:
         _quarantine(layout, layout.root / where)
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:

@@ -9,14 +9,14 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
-from cachestore.files.opening import look_at, names_in, open_regular, opened, read_into, reason_of
+from cachestore.files.opening import look_at, names_in, opened, read_into, reason_of
 from cachestore.files.paths import (
     MARKER,
     Layout,
@@ -287,14 +287,10 @@ class _EntriesInPassing:
 def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
     """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
 
-    `places` may name several places of a key; the first good one is taken.
+    `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
     saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
-    try:
-        descriptor, _status = open_regular(layout.segment(digest))
-    except FormatError:
-        return []
-    try:
+    with suppress(FormatError), opened(layout.segment(digest)) as (descriptor, _status):
         for entry in places:
             if entry.key in saved:
                 continue
@@ -302,8 +298,6 @@ def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> 
             count = read_into(descriptor, memoryview(run), entry.offset)
             if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
                 saved[entry.key] = (entry, run)
-    finally:
-        os.close(descriptor)
     return list(saved.values())
 
 

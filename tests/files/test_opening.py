@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import re
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from cachestore.files.opening import (
     ask_for,
     ask_for_mapped,
     descriptor_limit,
+    free_bytes,
     let_go,
     look_at,
     map_whole,
@@ -333,6 +335,13 @@ def test_looking_at_nothing_is_no_error_and_being_refused_is_one(tmp_path, monke
     monkeypatch.setattr(os, "stat", refusal(errno.ESTALE))
     with pytest.raises(ReadFailed, match=os.strerror(errno.ESTALE)):
         look_at(tmp_path)
+
+
+def test_room_that_cannot_be_asked_for_is_told(tmp_path, monkeypatch):
+    assert free_bytes(tmp_path) > 0
+    monkeypatch.setattr(os, "statvfs", refusal(errno.EIO))
+    with pytest.raises(ReadFailed, match=re.escape(str(tmp_path))):
+        free_bytes(tmp_path)
 
 
 def refusal(code):

@@ -424,3 +424,24 @@ def test_the_report_is_json(layout):
     shown = report.as_json()
     assert (shown["salvaged"], shown["missing"], shown["refilled"]) == (1, 1, 0)
     assert shown["findings"][0]["kind"] == "missing-entry"
+
+
+def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
+    put(layout, 1, 2)
+    put(layout, 3)
+    commit(layout).close()
+    damage(layout, 1)
+    path = layout.index(list_indexes(layout)[0])
+    flip(path, path.stat().st_size // 2)
+    really = repairing._broken_files
+
+    def other_repair_first(store):
+        found = really(store)
+        monkeypatch.setattr(repairing, "_broken_files", really)
+        assert repair_store(store.root).salvaged == 1
+        return found
+
+    monkeypatch.setattr(repairing, "_broken_files", other_repair_first)
+    repair_store(layout.root)
+    assert [read(layout, n) for n in (2, 3)] == [tensors_of(2), tensors_of(3)]
+    assert {(finding.kind, finding.key) for finding in verify(layout.root).findings} == {("missing-entry", str(key_of(1)))}
