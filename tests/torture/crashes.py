@@ -68,7 +68,7 @@ def record(job: Job, template: Path, folder: Path, *, dead_after: int | None = N
             finally:
                 os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code != (0 if dead is None else -signal.SIGKILL):
+        if code != 0 and (dead is None or code != -signal.SIGKILL):
             message = f"{job.name} ended with {code} while it was recorded"
             raise RuntimeError(message)
     return [json.loads(line) for line in log.read_text().splitlines()]

@@ -1,0 +1,99 @@
+"""Mutants: copies of the package with one protection removed each. A campaign that finds nothing in one of them proves nothing.
+
+The package is copied and one passage of one file replaced, which must be there exactly once; the campaign then runs in a process that
+imports the copy. Without a mutation it must find nothing.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.torture.campaign import scratch
+
+ROOT: Final = Path(__file__).parent.parent.parent
+_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A protection, where it stands, what stands there without it, and which campaign must notice, within so many points."""
+
+    file: str
+    protected: str
+    bare: str
+    campaign: str
+    points: int
+
+
+_CRASHES: Final = ("crashes", 400)
+_EXCHANGE: Final = ("exchange", 100)
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        os.fsync(descriptor)\n', "", *_CRASHES),
+    "directory fsync": Mutant(
+        "files/publish.py", "    _remove(temporary)\n    sync_folder(final.parent)\n", "    _remove(temporary)\n", *_CRASHES
+    ),
+    "checksum": Mutant(
+        "storage/fetch.py", "if checksum_of(key, place.specs, buffers) != place.checksum:", "if not place.checksum:", *_EXCHANGE
+    ),
+    "key bound to checksum": Mutant("storage/entry.py", "    state.update(key)\n", "", *_EXCHANGE),
+    "acknowledgement order": Mutant(
+        "storage/append.py",
+        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest):\n        return None\n",
+        '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
+        *_CRASHES,
+    ),
+    "link refusal": Mutant("files/opening.py", '    os.O_RDONLY\n    | getattr(os, "O_NOFOLLOW", 0)\n', "    os.O_RDONLY\n", *_EXCHANGE),
+}
+
+_PROGRAM: Final = """
+import json, sys
+import cachestore, torture
+name, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+outcome = torture.find_campaigns()[name].play(count, seed)
+print(json.dumps({"package": cachestore.__file__, "points": outcome.points, "violations": outcome.violations}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a campaign saw of a mutant."""
+
+    points: int
+    violations: tuple[str, ...]
+
+
+def bare_copy(mutant: Mutant | None, folder: Path) -> None:
+    """The package in a folder, without one protection, or whole. Raises ValueError where what protects is not found exactly once."""
+    shutil.copytree(ROOT / "cachestore", folder / "cachestore", ignore=shutil.ignore_patterns("__pycache__"))
+    if mutant is None:
+        return
+    path = folder / "cachestore" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.protected) != 1:
+        times = text.count(mutant.protected)
+        message = f"{mutant.file} has {mutant.protected!r} {times} times: bring tests/torture/mutants.py up to date"
+        raise ValueError(message)
+    path.write_text(text.replace(mutant.protected, mutant.bare))
+
+
+def play(mutant: Mutant | None, campaign: str, points: int, seed: int) -> Seen:
+    """Let a campaign look at a mutant, or at the whole package. Raises RuntimeError where it did not come to an end."""
+    with scratch() as folder:
+        bare_copy(mutant, folder)
+        paths = os.pathsep.join(map(str, (folder, ROOT / "scripts", ROOT)))
+        command = [sys.executable, "-c", _PROGRAM, campaign, str(points), str(seed)]
+        surroundings = {**os.environ, "PYTHONPATH": paths}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=folder, env=surroundings)
+        if ended.returncode != 0:
+            message = f"the campaign {campaign!r} ended with {ended.returncode}: {ended.stderr[-2000:]}"
+            raise RuntimeError(message)
+        said = json.loads(ended.stdout.splitlines()[-1])
+        assert Path(said["package"]).is_relative_to(folder), said["package"]
+        return Seen(said["points"], tuple(said["violations"]))
