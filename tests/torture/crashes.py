@@ -38,6 +38,7 @@ _BLOCK: Final = 512
 _IN_VAIN: Final = 1_000
 """Drawing ends after so many states of a recording that were there before."""
 _STRIDE: Final = 40
+_FEW: Final = 4
 _LIKELY: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 """How likely it is that something unsynced is there; one of these for a whole state."""
 _DEAD_AFTER: Final = (40, 120, 200)
@@ -84,7 +85,7 @@ def _be_recorded(job: Job, area: Path, log: Path, dead_after: int | None) -> Non
     jobs.hurry()
     os.environ["CACHESTORE_LAUNCH"] = "one launch"
     random = Random(f"{job.name} {dead_after}")
-    secrets.token_hex = lambda size=32: random.randbytes(size).hex()
+    secrets.token_hex = lambda nbytes=None: random.randbytes(nbytes or 32).hex()
     write = calls.say_to(log)
     made = 0
 
@@ -349,7 +350,8 @@ def _relative(word: Any, area: Path) -> Any:
 
 
 def play(names: Sequence[str], number: int, seed: int) -> Outcome:
-    """Judge so many different states of these jobs."""
+    """Judge so many different states of these jobs; a few are of a few jobs, as recording takes longer than judging."""
+    names = Random(f"jobs {seed}").sample(names, min(len(names), max(1, number // _FEW)))
     with scratch() as folder:
         templates = {name: calls.prepare(jobs.job(name), folder) for name in names}
         before = {name: calls.held_before(jobs.job(name), template) for name, template in templates.items()}

@@ -1,0 +1,60 @@
+"""A sample of the campaigns that strike calls, cut the power and exchange entries, and of the mutants; the whole is `scripts/torture.py`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes import ROOT
+from tests.torture.mutants import MUTANTS, bare_copy
+
+pytestmark = pytest.mark.processes
+
+
+def play(*arguments, timeout=58):
+    """The script as a program without threads, as it forks: its exit code and the object it prints."""
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), str(ROOT)])}
+    command = [sys.executable, "-c", "import torture, sys; sys.exit(torture.main())", "--json", *arguments]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout, env=surroundings
+    )
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_a_few_kills_errors_power_cuts_and_exchanges_find_nothing():
+    only = [word for name in ("kills", "errors", "crashes", "exchange") for word in ("--only", name)]
+    code, body = play(*only, "--count", "12", "--seed", str(os.getpid()))
+    assert (code, body["violations"]) == (0, {"kills": [], "errors": [], "crashes": [], "exchange": []})
+    assert all(row["points"] > 0 for row in body["rows"])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_a_mutant_lacks_stands_in_the_package_once(tmp_path, name):
+    bare_copy(MUTANTS[name], tmp_path)
+    assert (tmp_path / "cachestore" / MUTANTS[name].file).read_text() != (ROOT / "cachestore" / MUTANTS[name].file).read_text()
+
+
+def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.torture.mutants.ROOT", tmp_path)
+    (tmp_path / "cachestore" / "storage").mkdir(parents=True)
+    (tmp_path / "cachestore" / MUTANTS["checksum"].file).write_text("nothing")
+    with pytest.raises(ValueError, match="up to date"):
+        bare_copy(MUTANTS["checksum"], tmp_path / "copy")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "count"), [("kills", 300), ("errors", 300), ("crashes", 1000), ("exchange", 224)])
+def test_a_campaign_finds_nothing(name, count):
+    code, body = play("--only", name, "--count", str(count), timeout=580)
+    assert (code, body["violations"]) == (0, {name: []})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_mutant_is_found_and_nothing_in_the_whole_package():
+    code, body = play("--mutants", timeout=580)
+    assert (code, body["found"], body["of"]) == (0, 6, 6)
