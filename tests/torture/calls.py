@@ -14,10 +14,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Literal
@@ -310,21 +310,19 @@ def _all_points(job: Job, template: Path, folder: Path, strikes: Sequence[Strike
             yield from (Point(job.name, world, rank, number, strike) for strike in strikes if strike.befalls(call))
 
 
-def chosen(points: Sequence[Point], number: int, seed: int) -> list[Point]:
-    """So many of these points, of each job and world alike as far as they have some: those with few calls get all of theirs."""
+def chosen(points: Sequence[Point], seed: int) -> Iterator[Point]:
+    """These points in an order by the seed, of each job and world in turn as long as they have some."""
     groups: dict[tuple[str, int], list[Point]] = {}
     for point in points:
         groups.setdefault((point.job, point.world), []).append(point)
     random = Random(f"calls {seed}")
     for group in groups.values():
         random.shuffle(group)
-    found: list[Point] = []
-    while len(found) < number and groups:
+    while groups:
         for name in list(groups):
-            found.append(groups[name].pop())
+            yield groups[name].pop()
             if not groups[name]:
                 del groups[name]
-    return found[:number]
 
 
 NOT_STRUCK: Final = "the run ended before"
@@ -442,8 +440,9 @@ def play(strikes: Sequence[Strike], names: Sequence[str], worlds: Sequence[int],
             for name, world in groups[: max(1, number // _FEW)]
             for point in _all_points(jobs.job(name), templates[name], folder, strikes, world)
         ]
-        results = judged(chosen(points, number, seed), partial(judge, templates=templates, before=before, folder=folder), each=EACH)
-        struck = [(point, found) for point, found in results if list(found) != [NOT_STRUCK]]
+        judging = partial(judge, templates=templates, before=before, folder=folder)
+        with closing(judged(chosen(points, seed), judging, each=EACH)) as results:
+            struck = list(islice(((point, found) for point, found in results if list(found) != [NOT_STRUCK]), number))
     each = ", ".join(f"{name} {sum(point.job == name for point, _found in struck)}" for name in names)
     return outcome_of(struck, remarks=[f"of {len(points):,} points that there are: {each}"])
 

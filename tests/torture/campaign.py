@@ -79,11 +79,12 @@ def judged(
     each: int = 1,
     at_once: int | None = None,
     seconds: float = 6 * HANG_SECONDS,
-) -> Iterator[tuple[Point, Sequence[str]]]:
+) -> Generator[tuple[Point, Sequence[str]]]:
     """Judge points in forked processes, several at once and `each` so many; yields (point, violations) as they come. None of no points.
 
     This process must have no threads. What ends a judge by a signal, takes it longer than `seconds` for one point or makes it raise is a
-    violation too; the processes that it started are ended with it, and the points that it had not begun are another's.
+    violation too; the processes that it started are ended with it, and the points that it had not begun are another's. Closed before its
+    end, it ends who is judging.
     """
     warm_up()
     waiting = iter(points)

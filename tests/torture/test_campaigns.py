@@ -1,4 +1,4 @@
-"""A sample of the campaigns that strike calls, cut the power and exchange entries, and of the mutants; the whole is `scripts/torture.py`."""
+"""A sample of the campaigns that strike calls, cut the power and exchange entries, and of the mutants; see `scripts/torture.py`."""
 
 import json
 import os
