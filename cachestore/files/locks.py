@@ -74,7 +74,8 @@ class LifeLock:
             return
         self.is_held = is_locked(path) is True
         if not self.is_held:
-            self._lock.release()
+            with suppress(OSError):
+                self._lock.release()
             _forget(path)
 
     def release(self) -> None:

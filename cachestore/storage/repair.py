@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cachestore.errors import FormatError
+from cachestore.errors import FormatError, ReadFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
@@ -23,8 +23,9 @@ from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
+from cachestore.storage.index import Index, check
 from cachestore.storage.segment import StoredEntry, as_entry, read_contents
-from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
 from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
 
 
@@ -61,9 +62,9 @@ class _Damaged:
 
 
 def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
-    """Make a store consistent; see the module's text. Raises StoreNotFound, FormatError for a newer store, WriteFailed."""
+    """Make a store consistent; see the module's text. Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed."""
     layout = open_layout(Layout(Path(path).absolute()))
-    with closing(load_snapshot(layout)) as snapshot:
+    with closing(_load(layout)) as snapshot:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
     broken = _broken_files(layout)
     quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
@@ -78,6 +79,25 @@ def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
         rebuilt = ("index",) if after.generation != before.generation else ()
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0))
+
+
+def _load(layout: Layout) -> Snapshot:
+    """A snapshot with the newest index that is whole: of a segment whose header is damaged it alone knows where entries stand.
+
+    Raises ReadFailed where that index cannot be read just now; everybody else then does without.
+    """
+    for name in list_indexes(layout):
+        try:
+            verdict = check(layout, name)
+        except (FormatError, FileNotFoundError):
+            continue
+        try:
+            with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
+                return load_snapshot(layout, verdict=verdict)
+        except FormatError as error:
+            message = f"the index {layout.index(name)} is whole, but cannot be opened ({error.__cause__}); nothing was moved: run it again"
+            raise ReadFailed(message) from error
+    return load_snapshot(layout)
 
 
 def finish_report(root: Path, report: RepairReport, *, find_lost: Callable[[Layout], Mapping[str, int]] | None = None) -> RepairReport:

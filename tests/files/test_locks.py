@@ -224,5 +224,15 @@ def test_a_lock_that_the_file_system_does_not_take_back_ends_nothing(tmp_path, m
     assert not lock.is_held
 
 
+def test_a_lock_that_cannot_be_probed_counts_for_nothing_and_ends_nothing(tmp_path, monkeypatch):
+    really = fcntl.flock
+    monkeypatch.setattr(
+        fcntl, "flock", lambda descriptor, what: really(descriptor, what) if what == fcntl.LOCK_EX | fcntl.LOCK_NB else refuse()
+    )
+    lock = LifeLock(tmp_path / "life.lock")
+    assert not lock.is_held
+    assert not (tmp_path / "life.lock").exists()
+
+
 def refuse():
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

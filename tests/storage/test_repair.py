@@ -5,9 +5,10 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 
-from cachestore.errors import CorruptEntry, FormatError, StoreNotFound
+from cachestore.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
 from cachestore.files.opening import names_in
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record, read_record
@@ -445,3 +446,28 @@ def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
     repair_store(layout.root)
     assert [read(layout, n) for n in (2, 3)] == [tensors_of(2), tensors_of(3)]
     assert {(finding.kind, finding.key) for finding in verify(layout.root).findings} == {("missing-entry", str(key_of(1)))}
+
+
+@pytest.mark.parametrize("call", ["open", "lmdb.open"])
+def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_header_lost(layout, monkeypatch, call):
+    put(layout, 1, 2)
+    commit(layout).close()
+    [digest] = list_segments(layout)
+    flip(layout.segment(digest), 40)
+
+    def refuse(*_arguments, **_named):
+        raise lmdb.Error("Too many open files") if call == "lmdb.open" else OSError(errno.EIO, os.strerror(errno.EIO))
+
+    really = os.open
+    with monkeypatch.context() as patch:
+        if call == "lmdb.open":
+            patch.setattr(lmdb, "open", refuse)
+        else:
+            patch.setattr(
+                os, "open", lambda path, *rest, **named: (refuse if str(path).endswith(".lmdb") else really)(path, *rest, **named)
+            )
+        with pytest.raises(ReadFailed, match=r"index.*(Too many open files|Input/output error)"):
+            repair_store(layout.root)
+    assert list_segments(layout) == {digest}
+    assert repair_store(layout.root).salvaged == 2
+    assert [read(layout, n) for n in (1, 2)] == [tensors_of(1), tensors_of(2)]
