@@ -671,10 +671,10 @@ def test_ranks_that_make_the_store_at_the_same_moment_share_it(root, monkeypatch
 
     really = commit.names_in
 
-    def late(folder):
+    def late(folder, **options):
         monkeypatch.setattr(commit, "names_in", really)
         cs.open(root, mode="a").close()
-        return really(folder)
+        return really(folder, **options)
 
     monkeypatch.setattr(commit, "names_in", late)
     cs.open(root, mode="a").close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from cachestore.errors import LockTimeout
+from cachestore.files.paths import Mode
 
 try:
     import fcntl
@@ -33,13 +34,16 @@ def _make(path: Path, bits: int) -> "BaseFileLock":
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float, bits: int = 0o664) -> "Generator[None]":
+def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> "Generator[None]":
     """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
     from filelock import Timeout
 
-    lock = _make(path, bits)
+    lock = _make(path, mode.file_bits)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # another user made it a moment ago
+                path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)
     except (Timeout, NotImplementedError, OSError) as error:
         message = f"the lock {path} was not free within {seconds:g} s"

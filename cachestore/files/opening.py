@@ -57,10 +57,14 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     """
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
+    except NotADirectoryError as error:  # a file where its folder should be
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
         if os.path.islink(path):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
             message = f"{path} is a link; links inside a store are refused (`cachestore verify` lists them)"
             raise FormatError(message) from error
+        if _is_strange(path):  # a socket cannot even be opened
+            raise FormatError(_no_regular_file(path)) from error
         refuse_reading(path, error)
     try:
         status = os.fstat(descriptor)
@@ -70,8 +74,19 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     if stat.S_ISREG(status.st_mode):
         return descriptor, status
     os.close(descriptor)
-    message = f"{path} is not a regular file; it is left alone (`cachestore verify` lists it)"
-    raise FormatError(message)
+    raise FormatError(_no_regular_file(path))
+
+
+def _is_strange(path: Path) -> bool:
+    """Whether something bears this name that is no regular file."""
+    try:
+        return not stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _no_regular_file(path: Path) -> str:
+    return f"{path} is not a regular file; it is left alone (`cachestore verify` lists it)"
 
 
 @contextmanager
@@ -207,12 +222,15 @@ def let_go(view: memoryview) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted; a folder that does not exist is empty. Raises ReadFailed: what cannot be listed is not empty.
+def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
+    """The names in a folder, sorted; one that does not exist, or is no folder, is empty. Raises ReadFailed: what cannot be listed is not empty.
 
     Existence in a store is decided by listing: on NFS a look-up of a name that once was missing stays negative for 30 s,
-    while a fresh listing is right at once.
+    while a fresh listing is right at once. Raises FormatError for a link to a folder, unless it is the store's root, which is the
+    user's own path: what lies behind another one is not a part of the store.
     """
+    if not is_root:
+        _refuse_link(folder)
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted, not paths: a million of them
     except _ABSENT:
@@ -251,6 +269,12 @@ def refuse_reading(path: Path, error: OSError) -> NoReturn:
 def reason_of(error: OSError) -> str:
     """Why the file system refused something, in its words alone."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        message = f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
+        raise FormatError(message)
 
 
 def descriptor_limit(default: int = 1024) -> int:

@@ -348,6 +348,11 @@ def parse_worker(name: str) -> str | None:
     return match[1] if match else None
 
 
+def is_worker(text: object) -> bool:
+    """Whether this names a worker: 32 hex digits. What a claim or an attempt says must be that before a path is made of it."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
 def parse_worker_lock(name: str) -> str | None:
     """The worker in the name of a lock, or None."""
     match = _WORKER_LOCK.fullmatch(name)

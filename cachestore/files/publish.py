@@ -45,6 +45,8 @@ def make_folder(layout: Layout, folder: Path) -> None:
         folder = folder.parent
     for path in reversed(unsure):
         try:
+            if path.is_symlink() and path.is_relative_to(layout.root) and path != layout.root:
+                raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - told as any refusal
             if not _is_folder(path):
                 path.mkdir()
                 path.chmod(layout.mode.folder_bits)
@@ -254,7 +256,7 @@ def _place_by_rename(layout: Layout, temporary: Path, final: Path) -> bool:
     """The way without links. The lock narrows the race; if it cannot be had in 2 s, go on: equal names hold interchangeable content."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(LockTimeout):
-            stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS))
+            stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS, mode=layout.mode))
         if final.exists():
             return False
         temporary.rename(final)

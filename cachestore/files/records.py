@@ -1,6 +1,8 @@
 """Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, beats, `done.json`, `cachestore.json`.
 
 {"body": {...}, "checksum": "<xxh3_128 of the canonical body>", "format": "cachestore-ledger/1"}
+
+From format 2 on the checksum covers the format too. So one flipped bit in a `/1` is damage, and never looks like a newer version.
 """
 
 import json
@@ -20,7 +22,12 @@ RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
 def encode_record(kind: str, version: int, body: Mapping[str, Json]) -> bytes:
     """The bytes of a record. Pure: equal bodies give equal bytes."""
     raw = canonical(dict(body))
-    return b'{"body":' + raw + b',"checksum":"' + digest_of([raw]).encode() + b'","format":"' + f'{kind}/{version}"}}\n'.encode()
+    checksum = _checksum(raw, kind, version).encode()
+    return b'{"body":' + raw + b',"checksum":"' + checksum + b'","format":"' + f'{kind}/{version}"}}\n'.encode()
+
+
+def _checksum(raw: bytes, kind: str, version: int) -> str:
+    return digest_of([raw] if version <= 1 else [raw, f"{kind}/{version}".encode()])
 
 
 def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Path) -> dict[str, Any]:
@@ -30,17 +37,17 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
         found_kind, _, found_version = str(record["format"]).partition("/")
         body, checksum = record["body"], record["checksum"]
         number = int(found_version)
-        is_whole = digest_of([canonical(body)]) == checksum
+        raw = canonical(body)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         message = f"{where} is not a record of cachestore: {type(error).__name__}; run `cachestore repair`"
         raise FormatError(message) from error
     if found_kind != kind or not isinstance(body, dict):
         message = f"{where} holds {found_kind!r} where {kind!r} belongs; run `cachestore verify`"
         raise FormatError(message)
-    if number > version:
+    if number > version and checksum != _checksum(raw, kind, 1):
         message = f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one"
         raise FormatError(message)
-    if not is_whole:
+    if checksum != _checksum(raw, kind, number):
         message = f"{where} does not match its checksum; run `cachestore repair`"
         raise FormatError(message)
     return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -27,6 +28,8 @@ TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 _NUMBER_BYTES: Final = 8
+_VERSION_DIGITS: Final = 10
+_TEXT: Final = ".text"
 
 T = TypeVar("T")
 
@@ -279,6 +282,12 @@ def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:
     return {f"{name}.text": ("U8", (len(text),), text), f"{name}.offsets": number_column(offsets_of(map(len, encoded)))}
 
 
+def never_falls(numbers: Sequence[int]) -> bool:
+    """Whether each list starts where the one before ends, or later. In C, as a million rows are checked each time."""
+    listed = numbers.tolist() if isinstance(numbers, memoryview) else numbers
+    return all(map(le, listed, islice(listed, 1, None)))
+
+
 def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
     """Where each list starts, and where the last one ends: one number more than there are lists."""
     position = 0
@@ -301,7 +310,7 @@ def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: M
         "header": canonical(dict(header)).decode("utf-8", "surrogatepass"),
         "checksums": canonical({name: [dtype, list(shape), digest_of([raw])] for name, (dtype, shape, raw) in ordered}).decode(),
     }
-    metadata["digest"] = _digest(metadata["header"], metadata["checksums"])
+    metadata["digest"] = _digest(metadata["header"], metadata["checksums"], metadata["format"])
     return [build_header(tensors, metadata), *(raw for _name, (_dtype, _shape, raw) in ordered)]
 
 
@@ -324,8 +333,44 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     if checksums != found:
         message = f"{path} does not match its checksums; run `cachestore repair`"
         raise FormatError(message)
+    for name, column in columns.items():
+        if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
+            message = f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run `cachestore repair`"
+            raise FormatError(message)
     widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
     return Table(header, columns, widths, container.metadata["digest"], found)
+
+
+def _are_strings(text: memoryview, raw: memoryview) -> bool:
+    """Whether offsets cut a text into whole strings of UTF-8. A piece of a mapped text is in memory at once, as for its checksum."""
+    import numpy as np
+
+    if len(raw) % _NUMBER_BYTES or not len(raw):
+        return not len(raw) and not len(text)
+    offsets = np.frombuffer(raw, np.int64)
+    if offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
+        return False
+    start = 0
+    while start < len(text):
+        # From the start of one string to that of another, so that no character is cut where the strings are right.
+        place = int(np.searchsorted(offsets, start + _PIECE_BYTES, side="right")) - 1
+        end = int(offsets[place]) if offsets[place] > start else int(offsets[np.searchsorted(offsets, start, side="right")])
+        if not _is_text(text[start:end], offsets[(offsets >= start) & (offsets < end)] - start):
+            return False
+        let_go(text)
+        start = end
+    return True
+
+
+def _is_text(piece: memoryview, starts: Any) -> bool:
+    """Whether bytes are UTF-8, and every string starts where a character does."""
+    import numpy as np
+
+    try:
+        str(piece, "utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return not ((np.frombuffer(piece, np.uint8)[starts] & 0xC0) == 0x80).any()
 
 
 def open_table(path: Path, kind: str, version: int) -> Table:
@@ -363,28 +408,35 @@ def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
 
 def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, where: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """(header, checksums of the columns) from a container's metadata, held against their digest."""
-    _check_format(metadata.get("format", ""), kind, version, where=where)
-    try:
-        header_text, checksums_text, digest = (metadata[name] for name in ("header", "checksums", "digest"))
-        header, checksums = json.loads(header_text), json.loads(checksums_text)
-    except (KeyError, ValueError, RecursionError) as error:
-        message = f"{where} lacks a header or checksums; run `cachestore repair`"
-        raise FormatError(message) from error
-    if _digest(header_text, checksums_text) != digest:
-        message = f"{where} does not match its checksums; run `cachestore repair`"
-        raise FormatError(message)
-    return header, checksums
-
-
-def _digest(header: str, checksums: str) -> str:
-    return digest_of([header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode()])
-
-
-def _check_format(found: str, kind: str, version: int, *, where: Path) -> None:
-    found_kind, _, number = found.partition("/")
-    if found_kind != kind or not number.isdecimal():
-        message = f"{where} holds {found!r} where {kind}/{version} belongs; run `cachestore verify`"
-        raise FormatError(message)
-    if int(number) > version:
+    found = metadata.get("format", "")
+    number = _number_of(found, kind, version, where=where)
+    header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
+    if number > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
         message = f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one"
         raise FormatError(message)
+    if digest != _digest(header_text, checksums_text, found):
+        message = f"{where} does not match its checksums; run `cachestore repair`"
+        raise FormatError(message)
+    try:
+        header, checksums = json.loads(header_text), json.loads(checksums_text)
+    except (ValueError, RecursionError) as error:
+        message = f"{where} lacks a header or checksums; run `cachestore repair`"
+        raise FormatError(message) from error
+    if not isinstance(header, dict) or not isinstance(checksums, dict):
+        message = f"{where} has a header or checksums that are no objects; run `cachestore repair`"
+        raise FormatError(message)
+    return header, checksums  # pyright: ignore[reportUnknownVariableType] - read field by field where it is used
+
+
+def _digest(header: str, checksums: str, written_as: str) -> str:
+    """Of a header's two texts. From format 2 on it covers the format too, so that a flipped bit in a `/1` never looks like a newer one."""
+    parts = [header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode("utf-8", "surrogatepass")]
+    return digest_of(parts if written_as.endswith("/1") else [*parts, b"\0", written_as.encode()])
+
+
+def _number_of(found: str, kind: str, version: int, *, where: Path) -> int:
+    found_kind, _, number = found.partition("/")
+    if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
+        message = f"{where} holds {found!r} where {kind}/{version} belongs; run `cachestore verify`"
+        raise FormatError(message)
+    return int(number)
