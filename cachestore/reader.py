@@ -212,8 +212,12 @@ class Reader:
         path = self.layout.segment(digest)
         if digest not in self._values:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
+        where = path.relative_to(self.layout.root)
+        if key not in self._values[digest]:
+            message = f"entry {key} is not in {where}, where it was published; run `cachestore repair {self.layout.root}`"
+            raise CorruptEntry(message)
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
-        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(path.relative_to(self.layout.root)))
+        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
 
     def __contains__(self, key: AnyKey) -> bool:
         """Whether the store held this key when it was opened or refreshed."""

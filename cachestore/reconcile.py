@@ -259,8 +259,10 @@ class Reconciler:
             history.tries += worked
             for ledger in read_ledgers(folder, number):
                 self.rise()
-                history.outcomes.record(ledger.outcomes)
                 places = [outcome.unit for outcome in ledger.outcomes]
+                if max(places, default=0) >= max(count, 1):  # of another plan: its units count as missing
+                    continue
+                history.outcomes.record(ledger.outcomes)
                 history.earlier[places] = not (began or ledger.launch == self.launch)
         return history
 

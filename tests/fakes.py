@@ -246,6 +246,11 @@ def open_pass(one: Job):
     return ref
 
 
+def ending(plan, **fields):
+    """What `done.json` says of a pass at least: nothing done, and no data set."""
+    return {"complete": True, "name": "", "plan": plan, "generation": 0, **dict.fromkeys(("reused", "encoded", "failed"), 0), **fields}
+
+
 def adds_up(report):
     """What the contract says of every report."""
     return report.wanted == report.reused + report.encoded + report.failed + report.missing

@@ -272,7 +272,7 @@ def reason_of(error: OSError) -> str:
 
 
 def _refuse_link(folder: Path) -> None:
-    if folder.is_symlink():
+    if os.path.islink(folder):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
         message = f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
         raise FormatError(message)
 

@@ -18,15 +18,13 @@ A row has one cell for each caption, or for each image of the role and variant, 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped
-from cachestore.files.table import Digests, Table, offsets_of, open_table, read_table
+from cachestore.files.table import Digests, Table, never_falls, offsets_of, open_table, read_table
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
 FORMAT: Final = "cachestore-catalog"
@@ -159,6 +157,18 @@ class Catalog:
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
     """Read and check a catalog; `io` as in `read_table`. Raises FormatError, or FileNotFoundError."""
     catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path, generation)
+    _check_home(catalog, path, generation)
+    _check_shape(catalog, path)
+    return catalog
+
+
+def read_stray(path: Path) -> Catalog:
+    """Read and check a catalog that is not where it belongs; its generation is the one that it says, 0 where it says none.
+
+    Raises FormatError, or FileNotFoundError.
+    """
+    table = read_table(path, FORMAT, VERSION)
+    catalog = _parse(table, path, table.header.get("generation", 0))
     _check_shape(catalog, path)
     return catalog
 
@@ -170,6 +180,7 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     looks raise FormatError where the file was cut short meanwhile.
     """
     catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
+    _check_home(catalog, path, generation)
     if catalog.digest != digest:
         message = f"{path} is another catalog than the one that was opened before; run `cachestore verify`"
         raise FormatError(message)
@@ -177,41 +188,50 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
 
 
 def _parse(table: Table, path: Path, generation: int) -> Catalog:
-    """A table's columns by what they mean. Raises FormatError where one is missing, or where it is another data set's."""
+    """A table's columns by what they mean. Raises FormatError where one is missing."""
     header = table.header
     try:
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
         catalog = Catalog(
-            name=header["name"],
-            request=header["request"],
+            name=_text(header["name"]),
+            request=dict(header["request"]),
             recipes={recipe.fingerprint: recipe for recipe in recipes},
             ids=table.strings("ids"),
             captions_at=table.numbers("captions/at"),
             captions=table.strings("captions"),
-            images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in header["roles"]},
+            images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in map(_text, header["roles"])},
             extras=table.strings("extras"),
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
-            texts=header.get("texts", {}),
-            generation=generation,
-            digest=header["digest"],
+            texts=dict(header.get("texts", {})),
+            generation=header.get("generation", generation),
+            digest=_text(header["digest"]),
             checksums=table.checksums,
         )
-        is_at_home = encode_name(catalog.name) == path.parent.name
+        encode_name(catalog.name)
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run `cachestore repair`"
         raise FormatError(message) from error
-    if not is_at_home:
-        message = f"{path} is a catalog of {catalog.name!r}, not of the data set whose folder it is in; run `cachestore repair`"
+    if type(catalog.generation) is not int:
+        message = f"{path} does not say which generation it is; run `cachestore repair`"
         raise FormatError(message)
     return catalog
 
 
+def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
+    """Refuse what is another data set's, or another generation of its own, under this name: the pairing would be another."""
+    if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
+        message = (
+            f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run `cachestore repair`"
+        )
+        raise FormatError(message)
+
+
 def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
     return KeyColumn(
-        described["encoder"],
-        described["role"],
-        described["fingerprint"],
-        described["options"],
+        _text(described["encoder"]),
+        _text(described["role"]),
+        _text(described["fingerprint"]),
+        dict(described["options"]),
         table.numbers(f"{prefix}/at"),
         Digests(table.columns.get(f"{prefix}/keys", memoryview(b"")), KEY_BYTES),
         Digests(table.columns.get(f"{prefix}/inputs", memoryview(b"")), INPUT_BYTES),
@@ -220,12 +240,19 @@ def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> Key
     )
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        message = f"{value!r:.80} is no text"
+        raise TypeError(message)
+    return value
+
+
 def _check_shape(catalog: Catalog, path: Path) -> None:
     """Every list column must cover exactly the rows, or a look-up later would read another row's cells."""
     rows = len(catalog.ids)
     lists = [(catalog.captions_at, len(catalog.captions)), *((at, len(values)) for at, values in catalog.images.values())]
     lists += [(column.at, len(column.keys)) for column in catalog.columns]
-    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and _never_falls(at) for at, total in lists)
+    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and never_falls(at) for at, total in lists)
     cells = all(
         len(column.inputs) == len(column.keys)
         and len(column.stats) == 2 * len(column.keys)
@@ -235,12 +262,6 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
     if not (fits and cells and len(catalog.extras) == rows):
         message = f"the columns of {path} do not have one row for each of its {rows} samples; run `cachestore repair`"
         raise FormatError(message)
-
-
-def _never_falls(at: Sequence[int]) -> bool:
-    """Whether each list starts where the one before ends, or later. In C, as a million rows are checked each time."""
-    numbers = at.tolist() if isinstance(at, memoryview) else at
-    return all(map(le, numbers, islice(numbers, 1, None)))
 
 
 def list_names(layout: Layout) -> list[str]:

@@ -1,6 +1,7 @@
 """Writing catalogs: their bytes, and publishing them put-if-absent. Reading is in `catalog`, which trainers load."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from cachestore.files.checksum import Buffer, digest_of
@@ -16,7 +17,18 @@ DROPPED_FORMAT: Final = "cachestore-dropped"
 
 
 def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
-    """(digest, chunks) of a catalog's file. Pure."""
+    """(digest, chunks) of a catalog's file, which says the generation that it is, if that is known. Pure."""
+    header, columns = _lay_out(catalog)
+    return header["digest"], _chunks(header, columns, catalog.generation)
+
+
+def _chunks(header: Mapping[str, Any], columns: Mapping[str, Column], generation: int) -> list[Buffer]:
+    """The number stands in the file as well as in its name: a generation that was renamed must not be taken for another."""
+    return encode_table(FORMAT, VERSION, {**header, "generation": generation} if generation else header, columns)
+
+
+def _lay_out(catalog: Catalog) -> tuple[dict[str, Any], dict[str, Column]]:
+    """Header, without the generation, and columns."""
     columns: dict[str, Column] = {
         **string_columns("ids", catalog.ids),
         "captions/at": number_column(catalog.captions_at),
@@ -27,7 +39,7 @@ def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
         columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
     for number, column in enumerate(catalog.columns):
         columns |= _encode_column(f"key/{number}", column)
-    header = {
+    header: dict[str, Any] = {
         "name": catalog.name,
         "request": dict(catalog.request),
         "recipes": [recipe.as_json() for _fingerprint, recipe in sorted(catalog.recipes.items())],
@@ -46,7 +58,7 @@ def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
     if catalog.texts:
         header["texts"] = dict(catalog.texts)
     header["digest"] = _digest(header, columns)
-    return header["digest"], encode_table(FORMAT, VERSION, header, columns)
+    return header, columns
 
 
 def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
@@ -70,7 +82,8 @@ def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
 
     Put-if-absent: who loses a race looks again and takes the next number.
     """
-    digest, chunks = encode_catalog(catalog)
+    header, columns = _lay_out(catalog)
+    digest: str = header["digest"]
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.catalog_folder(catalog.name))
     while True:
@@ -79,14 +92,14 @@ def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
             return newest.generation, digest
         generation = last_generation(layout, catalog.name) + 1
         failpoint("catalog.before_publish")
-        if publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True):
+        if publish(layout, layout.catalog(catalog.name, generation), _chunks(header, columns, generation), read_only=True):
             failpoint("catalog.after_publish")
             return generation, digest
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
     """Publish a generation that is gone under the number it had; False, and nothing is published, where its digest is another."""
-    found, chunks = encode_catalog(catalog)
+    found, chunks = encode_catalog(replace(catalog, generation=generation))
     if found != digest:
         return False
     make_folder(layout, layout.temporary)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.errors import FormatError
-from cachestore.files.opening import names_in
+from cachestore.files.checksum import digest_of
+from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_condemned
-from cachestore.files.records import read_record
+from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 
 FORMAT: Final = "cachestore-condemned"
 VERSION: Final = 1
@@ -61,7 +62,11 @@ def condemned_segments(layout: Layout) -> frozenset[str]:
 @lru_cache(256)
 def read_condemned(path: Path) -> CondemnedList:
     """One list; a name is never reused, so it is read once. Raises FormatError, OSError."""
-    body = read_record(path, FORMAT, VERSION)
+    raw = read_whole(path, limit_bytes=RECORD_LIMIT_BYTES)
+    body = decode_record(FORMAT, VERSION, raw, where=path)
+    if digest_of([raw]) != path.stem:
+        message = f"{path} is another list than its name says; `cachestore repair` puts it aside"
+        raise FormatError(message)
     try:
         return CondemnedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
     except (KeyError, TypeError, ValueError) as error:

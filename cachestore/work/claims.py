@@ -6,7 +6,7 @@ from typing import Final
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim
+from cachestore.files.paths import ClaimName, Layout, PassFolder, is_worker, parse_claim
 from cachestore.files.publish import note
 from cachestore.files.records import encode_record, read_record
 from cachestore.work.choice import Held
@@ -52,8 +52,9 @@ class Claims:
         """Who made a claim; None where the file is damaged or gone."""
         if name not in self._holders:
             try:
-                self._holders[name] = read_record(self.folder.claim(name), FORMAT, VERSION)["worker"]
-            except (FormatError, OSError, KeyError):
+                worker = read_record(self.folder.claim(name), FORMAT, VERSION).get("worker")
+                self._holders[name] = worker if is_worker(worker) else None
+            except (FormatError, OSError):
                 self._holders[name] = None
         return self._holders[name]
 

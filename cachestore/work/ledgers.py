@@ -5,7 +5,7 @@ A ledger says "look there", never "present": reconcile looks. A row is a list, t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
@@ -19,6 +19,7 @@ FORMAT: Final = "cachestore-ledger"
 VERSION: Final = 1
 
 Result = Literal["made", "found", "failed"]
+_BEYOND_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
         [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient]
         for o in ledger.outcomes
     ]
-    body: dict[str, Json] = {"worker": ledger.worker, "launch": ledger.launch, "rows": rows}
+    body: dict[str, Json] = {"of": _place(folder, ledger.name), "worker": ledger.worker, "launch": ledger.launch, "rows": rows}
     return note(layout, folder.ledger(ledger.name), encode_record(FORMAT, VERSION, body))
 
 
@@ -72,18 +73,34 @@ def list_ledgers(folder: PassFolder, number: int) -> frozenset[tuple[int, int]]:
 
 
 def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
-    """The ledgers of a round. A damaged one is left out: its units count as missing and come back in the next round."""
+    """The ledgers of a round. A damaged or misplaced one is left out: its units count as missing and come back in the next round."""
     for name in filter(None, map(parse_ledger, names_in(folder.ledgers))):
         if name.round != number:
             continue
         try:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
-            ledger = Ledger(name, body["worker"], body["launch"], tuple(_outcome(row) for row in body["rows"]))
+            ledger = Ledger(name, str(body["worker"]), str(body["launch"]), tuple(_outcome(row) for row in body["rows"]))
+            is_at_home = body.get("of", _place(folder, name)) == _place(folder, name)
         except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
             continue
-        yield ledger
+        if is_at_home:
+            yield ledger
+
+
+def _place(folder: PassFolder, name: LedgerName) -> list[Json]:
+    """Which partition a ledger is of: units are numbers, which mean others in another plan."""
+    return [folder.root.parent.name, folder.root.name, *name]
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    unit, result, key, digest, stat, facts, reason, is_transient = row
-    return Outcome(unit, result, Key.parse(key) if key else None, digest, (stat[0], stat[1]), facts, reason, is_transient)
+    """One row. Raises TypeError, ValueError for what is none."""
+    unit, result, key, digest, stat, found, reason, is_transient = row
+    size, time = stat
+    facts: dict[str, Json] = dict(found)
+    is_row = type(unit) is int and 0 <= unit < _BEYOND_INT64 and result in get_args(Result)
+    if not (is_row and all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (size, time))):
+        message = "a row of a ledger is a unit's number, what became of it, and how its file stood"
+        raise ValueError(message)
+    return Outcome(
+        unit, result, Key.parse(key) if key else None, bytes.fromhex(digest).hex(), (size, time), facts, str(reason), bool(is_transient)
+    )

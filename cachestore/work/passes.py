@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, PassFolder, parse_pass, parse_round
+from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record, read_record
 from cachestore.keys import Json
@@ -87,14 +87,25 @@ def list_passes(layout: Layout, plan: str) -> list[int]:
 
 
 def read_done(layout: Layout, ref: PassRef) -> Done | None:
-    """How a pass ended, or None while it has not. Found by listing. A damaged one counts as not there."""
+    """How a pass ended, or None while it has not. Found by listing. A damaged one, and one of another plan, counts as not there."""
     if not has_ended(layout, ref):
         return None
     try:
         body = read_record(ref.folder(layout).done, DONE_FORMAT, VERSION)
-    except (FormatError, FileNotFoundError):
+        done = Done(dict(body["report"]), tuple(map(str, body["launches"])), dict(body.get("request", {})))
+        is_at_home = done.report["plan"] == ref.plan and _is_report(done.report)
+    except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
         return None
-    return Done(body["report"], tuple(body["launches"]), body.get("request", {}))
+    return done if is_at_home else None
+
+
+def _is_report(report: Mapping[str, Any]) -> bool:
+    """Whether a report has what others look at. Raises KeyError, TypeError where it lacks it, BadInput where its name can be nobody's."""
+    numbers = [report[name] for name in ("generation", "reused", "encoded", "failed")]
+    rows = [(row["sample"], row["encoder"], row["reason"]) for row in report.get("failures", ())]
+    if report["name"]:
+        encode_name(report["name"])
+    return all(type(number) is int for number in numbers) and all(isinstance(text, str) for row in rows for text in (*row, report["name"]))
 
 
 def has_ended(layout: Layout, ref: PassRef) -> bool:
@@ -160,10 +171,25 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
     """Read a round. Raises FormatError, FileNotFoundError."""
     path = ref.folder(layout).round(number)
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
-    units = tuple(plan.units_of(recipe) if listed is None else tuple(listed) for recipe, listed in enumerate(body["units"]))
-    if len(units) != len(plan.recipes) or any(
-        place not in plan.units_of(recipe) for recipe, listed in enumerate(units) for place in listed
-    ):
+    generation = body.get("generation")
+    try:
+        units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
+        found = Round(number, units, str(body["launch"]), float(body["started"]), None if generation is None else int(generation))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         message = f"{path} names units that its plan does not have; run `cachestore repair`"
+        raise FormatError(message) from error
+    if len(units) != len(plan.recipes):
+        message = f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run `cachestore repair`"
         raise FormatError(message)
-    return Round(number, units, body["launch"], body["started"], body["generation"])
+    return found
+
+
+def _units_in(plan: Plan, recipe: int, listed: Sequence[int] | None) -> Sequence[int]:
+    """The units that a round lists of a recipe, None for all of them. Raises ValueError for those of another plan."""
+    there = plan.units_of(recipe)
+    if listed is None:
+        return there
+    if any(type(place) is not int or place not in there for place in listed):
+        message = "a unit of another recipe or plan"
+        raise ValueError(message)
+    return tuple(listed)

@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
@@ -24,9 +24,11 @@ from cachestore.files.publish import make_folder, publish
 from cachestore.files.table import (
     Column,
     Digests,
+    Table,
     Texts,
     digest_column,
     encode_table,
+    never_falls,
     number_column,
     offsets_of,
     read_header,
@@ -119,8 +121,13 @@ class Plan:
         return bisect_right(self.units_at, place) - 1
 
     def unit(self, place: int) -> Unit:
-        """A unit with its request."""
-        return Unit(place, self.unit_ids[place], self.recipe_of(place), json.loads(self.unit_requests[place]))
+        """A unit with its request. Raises FormatError for one that is no JSON."""
+        try:
+            request = json.loads(self.unit_requests[place])
+        except (ValueError, RecursionError) as error:
+            message = f"unit {place} of plan {self.name} has a request that is no JSON; `cachestore repair` puts the plan aside"
+            raise FormatError(message) from error
+        return Unit(place, self.unit_ids[place], self.recipe_of(place), request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,17 +358,33 @@ def is_published(layout: Layout, name: str) -> bool:
     return layout.plan(name).name in names_in(layout.plan_folder(name))
 
 
-def read_plan(layout: Layout, name: str) -> Plan:
-    """Read a published plan; what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
-    table = read_table(layout.plan(name), FORMAT, VERSION, io="mmap")
+def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap") -> Plan:
+    """Read a published plan; what is not looked at takes no memory, unless it is read whole. Raises FormatError, FileNotFoundError."""
+    path = layout.plan(name)
+    table = read_table(path, FORMAT, VERSION, io=io)
+    try:
+        plan = _parse(table, name)
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path} lacks a part of a plan ({type(error).__name__}: {error}); `cachestore repair` puts it aside"
+        raise FormatError(message) from error
+    if not _fits(plan):
+        message = f"{path} is not the plan that its folder names, or its columns do not fit; `cachestore repair` puts it aside"
+        raise FormatError(message)
+    return plan
+
+
+def _parse(table: Table, name: str) -> Plan:
+    """A table's columns by what they mean. Raises KeyError, TypeError, ValueError where one is missing or of another kind."""
     header: Mapping[str, Any] = table.header
     return Plan(
         name=name,
-        request=header["request"],
-        content=header["content"],
-        catalog=header["catalog"],
+        request=str(header["request"]),
+        content=str(header["content"]),
+        catalog=str(header["catalog"]),
         recipes=tuple(Recipe.from_json(recipe) for recipe in header["recipes"]),
-        columns=tuple(PlanColumn(one["recipe"], one["encoder"], one["role"], one["options"]) for one in header["columns"]),
+        columns=tuple(
+            PlanColumn(int(one["recipe"]), str(one["encoder"]), str(one["role"]), dict(one["options"])) for one in header["columns"]
+        ),
         ids=table.strings("ids"),
         captions_at=table.numbers("captions/at"),
         captions=table.strings("captions"),
@@ -371,10 +394,28 @@ def read_plan(layout: Layout, name: str) -> Plan:
         units_at=table.numbers("units/at"),
         unit_ids=Digests(table.columns["units/id"], KEY_BYTES),
         unit_requests=table.strings("units/request"),
-        ids_are_keys=header["ids_are_keys"],
-        remarks=tuple(header["remarks"]),
-        texts=header.get("texts", {}),
+        ids_are_keys=bool(header["ids_are_keys"]),
+        remarks=tuple(map(str, header["remarks"])),
+        texts=dict(header.get("texts", {})),
         checksums=table.checksums,
+    )
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether a plan is the one it is named as, and every list covers exactly its rows or units."""
+    rows, starts = len(plan.ids), plan.units_at
+    lists = [(plan.captions_at, len(plan.captions)), *((at, len(values)) for at, values in plan.images.values())]
+    lists += [(at, len(units)) for at, units in plan.cells]
+    has_lists = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and never_falls(at) for at, total in lists)
+    has_units = len(starts) == len(plan.recipes) + 1 and starts[0] == 0 and starts[-1] == len(plan.unit_ids) and never_falls(starts)
+    return (
+        plan.name == plan_name(plan.request, plan.content)
+        and has_lists
+        and has_units
+        and len(plan.unit_requests) == len(plan.unit_ids)
+        and len(plan.extras) == rows
+        and all(0 <= column.recipe < len(plan.recipes) for column in plan.columns)
+        and all(min(units) >= 0 and max(units) < len(plan.unit_ids) for _at, units in plan.cells if len(units))
     )
 
 

@@ -8,7 +8,7 @@ once by each observer, and a plan's rows are not read at all.
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cachestore.errors import FormatError
 from cachestore.files.locks import is_locked
@@ -232,11 +232,12 @@ class Observer:
         if (ref, number) not in self._rounds:
             starts = self._outline(ref.plan).units_at
             path = ref.folder(self.layout).round(number)
-            listed = read_record(path, ROUND_FORMAT, VERSION)["units"]
+            found = read_record(path, ROUND_FORMAT, VERSION).get("units")
+            listed = cast("list[Any]", found) if isinstance(found, list) else []
             if len(listed) != len(starts) - 1:
                 message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run `cachestore repair`"
                 raise FormatError(message)
-            sizes = [starts[at + 1] - starts[at] if units is None else len(units) for at, units in enumerate(listed)]
+            sizes = [starts[at + 1] - starts[at] if units is None else _count(units) for at, units in enumerate(listed)]
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
@@ -305,6 +306,11 @@ class Observer:
         reader = Claims(self.layout, folder, "", Watch(self.layout))
         busy = {reader.holder(name) for name in claims.values()}
         return [replace(one, phase=WAITING) if one.phase == WORKING and one.worker not in busy and one.is_silent else one for one in ranks]
+
+
+def _count(units: Any) -> int:
+    """How many units a round lists of a recipe; none where it lists something else."""
+    return len(cast("list[Any]", units)) if isinstance(units, list) else 0
 
 
 def _open_claims(folder: PassFolder, number: int, recipes: int, finished: Collection[Slot]) -> dict[Slot, ClaimName]:

@@ -68,10 +68,25 @@ def _changed(path: Path) -> float:
 
 
 def keys_of_plans(layout: Layout) -> Iterator[Key]:
-    """Every key that a plan of keys (`fill`) asks for. Raises FormatError for a plan that cannot be read."""
+    """Every key that a plan of keys (`fill`) asks for. Raises FormatError for a plan that cannot be read, or was put aside as damaged."""
     for plan in list_plans(layout):
-        if is_published(layout, plan) and not read_outline(layout, plan).catalog:
+        if not is_published(layout, plan):
+            _refuse_put_aside(layout, plan)
+        elif not read_outline(layout, plan).catalog:
             yield from map(Key, read_plan(layout, plan).unit_ids)
+
+
+def _refuse_put_aside(layout: Layout, plan: str) -> None:
+    """A plan without rows tells nobody what it needs. That of a data set, whose catalogs do, is told by the end of a pass."""
+    passes = (read_done(layout, PassRef(plan, number)) for number in list_passes(layout, plan))
+    is_of_data_set = any(done is not None and done.report["name"] for done in passes)
+    if not is_of_data_set and any(name.startswith(f"plans_{plan}_") for name in names_in(layout.quarantine)):
+        folder = layout.plan_folder(plan)
+        message = (
+            f"the rows of {folder} were damaged and put aside, so nobody can tell what is needed: run the `fill` or precompute that made"
+            " them again, or remove that folder if what it made is to go"
+        )
+        raise FormatError(message)
 
 
 def keys_of_passes(layout: Layout, passes: frozenset[PassRef]) -> Iterator[Key]:
@@ -88,12 +103,21 @@ def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tup
     found: set[tuple[str, int]] = set()
     for ref in passes:
         try:
-            generation = read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["generation"]
-            if generation is not None:
-                found.add((read_outline(layout, ref.plan).catalog, int(generation)))
+            if (generation := generation_of_pass(layout, ref)) is not None:
+                found.add((read_outline(layout, ref.plan).catalog, generation))
         except (FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
             continue
     return found
+
+
+def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
+    """The generation that a pass took units from; None where it took none. Raises FormatError, OSError for one that cannot tell."""
+    path = ref.folder(layout).round(0)
+    generation = read_record(path, ROUND_FORMAT, VERSION).get("generation")
+    if generation is not None and type(generation) is not int:
+        message = f"{path} does not say which generation its units are from; run `cachestore repair`"
+        raise FormatError(message)
+    return generation
 
 
 @dataclass(frozen=True, slots=True)

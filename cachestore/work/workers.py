@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from cachestore.errors import FormatError
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_worker
+from cachestore.files.paths import Layout, parse_plan, parse_worker
 from cachestore.files.publish import make_folder, overwrite
 from cachestore.files.records import encode_record, read_record
 from cachestore.keys import Json
@@ -36,6 +36,13 @@ SILENT_SECONDS: Final = 180.0
 SILENT_BATCHES: Final = 3.0
 SLOW_SECONDS: Final = 10.0
 SLOW_BATCHES: Final = 5.0
+_FIELDS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("host", "boot", "launch", "plan", "phase"), str),
+    **dict.fromkeys(("pid", "world_size", "pass", "count", "reused", "encoded", "failed"), int),
+    **dict.fromkeys(("slowest_batch", "started", "updated"), (int, float)),
+}
+"""What every beat says, and of which kind it is."""
+
 FIRST_BATCH_SECONDS: Final = 60.0
 """Stands for the slowest batch until there was one."""
 
@@ -144,11 +151,18 @@ class Beat:
 
 
 def read_beat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
-    """What a worker last showed, or None where its file is gone or damaged."""
+    """What a worker last showed, or None where its file is gone, damaged, or another worker's."""
     try:
-        return read_record(layout.worker(worker), FORMAT, VERSION)
+        beat = read_record(layout.worker(worker), FORMAT, VERSION)
     except (FormatError, OSError):
         return None
+    return beat if beat.get("worker") == worker and _is_beat(beat) else None
+
+
+def _is_beat(beat: Mapping[str, Any]) -> bool:
+    """Whether it has what others look at, each of its kind."""
+    is_whole = all(isinstance(beat.get(name), kind) for name, kind in _FIELDS.items())
+    return is_whole and isinstance(beat.get("rank", ""), int | None) and (not beat["plan"] or parse_plan(beat["plan"]) is not None)
 
 
 def read_beats(layout: Layout, *, plan: str | None = None) -> list[Mapping[str, Any]]:

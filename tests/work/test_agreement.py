@@ -9,7 +9,7 @@ from cachestore.work.agreement import STILL_SECONDS, Intent, counted, in_words, 
 from cachestore.work.passes import join_pass, publish_done
 from cachestore.work.plan import plan_of_keys, publish_plan
 from cachestore.work.workers import Beat
-from tests.fakes import Clock, FakeEncoder, captions, plan_of
+from tests.fakes import Clock, FakeEncoder, captions, ending, plan_of
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_who_has_ended_or_died_does_not_differ(layout):
 def test_who_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):
     here, there = published(layout, captions("a")), published(layout, captions("b"))
     ref = join_pass(layout, there.name, "launch")
-    publish_done(layout, ref, {"complete": True}, ["launch"])
+    publish_done(layout, ref, ending(there.name), ["launch"])
     with meaning(layout, there) as beat:
         beat.join(ref.plan, ref.number, "launch")
         assert differ(layout, intent(here)) == []

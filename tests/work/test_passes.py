@@ -21,10 +21,10 @@ from cachestore.work.passes import (
     read_round,
 )
 from cachestore.work.plan import publish_plan
-from tests.fakes import FakeEncoder, captions, plan_of
+from tests.fakes import FakeEncoder, captions, ending, plan_of
 
 PLAN = plan_of(captions(*(f"caption {n}" for n in range(10))), [FakeEncoder("text"), FakeEncoder("text", model="b")])
-REPORT = {"complete": True, "wanted": 20}
+REPORT = ending(PLAN.name, wanted=20)
 
 
 @pytest.fixture
@@ -96,8 +96,9 @@ def test_passes_are_ordered_by_number_not_by_name(layout):
 
 def test_who_ends_a_pass_second_gets_the_report_of_the_first(layout):
     ref = opened(layout)
-    publish_done(layout, ref, {"encoded": 1}, ["a"])
-    assert publish_done(layout, ref, {"encoded": 2}, ["b"]).report == {"encoded": 1}
+    first, second = (ending(PLAN.name, encoded=encoded) for encoded in (1, 2))
+    publish_done(layout, ref, first, ["a"])
+    assert publish_done(layout, ref, second, ["b"]).report == first
     assert read_done(layout, ref).launches == ("a",)
 
 
