@@ -17,7 +17,7 @@ from cachestore.claims import claimed_encoder, find_claimed_difference, is_impor
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
-from cachestore.files.paths import Layout
+from cachestore.files.paths import MARKER, Layout
 from cachestore.inputs import combined_digest, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
 from cachestore.reader import Reader
@@ -26,16 +26,16 @@ from cachestore.request import PrecomputeRequest, encoders_of, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import CAPTION
 from cachestore.sources import Listing
-from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
 from cachestore.tensors import RawTensor, to_raw
-from cachestore.upkeep import lost_catalogs, lost_generations
+from cachestore.upkeep import look_further, lost_catalogs
 from cachestore.work.passes import read_done
 from cachestore.work.plan import read_plan
-from cachestore.work.retention import Told
+from cachestore.work.retention import Told, generation_of_pass, told_catalogs
 from cachestore.work.workers import host_name
 
 T = TypeVar("T")
@@ -78,7 +78,9 @@ def repair(
         RecipeMismatch: the moved model is another one.
         BadInput: the source or model cannot be found; pass where they are now.
     """
-    report = repair_store(path, dry_run=dry_run)
+    report = repair_store(path, dry_run=dry_run, look_further=look_further)
+    if dry_run and MARKER in report.rebuilt:
+        return report  # what else is damaged cannot be told before
     layout = open_layout(Layout(Path(path).absolute()))
     lost = lost_catalogs(layout)
     if dry_run:
@@ -87,18 +89,19 @@ def repair(
     rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     if not refill:
-        return finish_report(layout.root, report, find_lost=lost_generations) if lost else report
+        return finish_report(layout.root, report, look_further=look_further) if lost else report
     refilled = 0
     for name in list_names(layout):
         catalog = newest_catalog(layout, name)
         if catalog is not None and _lacks_entries(layout, catalog):
             refilled += _refill(layout, catalog, moved)
-    return finish_report(layout.root, replace(report, refilled=refilled), find_lost=lost_generations)
+    return finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
 
 
 def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
     """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
     try:
+        _rebuild_before(layout, told, moved)
         plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
         hints: Mapping[str, Json] = done.request if done is not None else {}
         data = Path(moved.get("data") or str(hints.get("data", layout.root)))
@@ -106,6 +109,17 @@ def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
         return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest)
     except (FormatError, FileNotFoundError):
         return False
+
+
+def _rebuild_before(layout: Layout, told: Told, moved: Mapping[str, str]) -> None:
+    """Build the generation that a pass took its units from, where that is gone too. Each is older than the one it is needed for."""
+    earlier = generation_of_pass(layout, told.ref)
+    if earlier is None or earlier >= told.generation or earlier in list_generations(layout, told.name):
+        return
+    same = (each for each in told_catalogs(layout) if (each.name, each.generation) == (told.name, earlier))
+    for each in sorted(same, key=lambda each: (each.ended, each.ref.number)):
+        if _rebuild(layout, each, moved):
+            return
 
 
 def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:

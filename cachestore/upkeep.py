@@ -19,6 +19,7 @@ from cachestore.keys import Json, Key
 from cachestore.storage import verify as storage_verify
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
+from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
 from cachestore.storage.condemned import CondemnedList, condemned_segments
 from cachestore.storage.gc import (
@@ -38,6 +39,7 @@ from cachestore.storage.snapshot import list_segments, load_snapshot, open_layou
 from cachestore.storage.usage import Needs, survey
 from cachestore.storage.verify import Finding, VerifyReport, needed_by
 from cachestore.work.passes import PassRef
+from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
     Told,
     at_work,
@@ -45,6 +47,7 @@ from cachestore.work.retention import (
     generations_of_passes,
     keys_of_passes,
     keys_of_plans,
+    list_plans,
     open_passes,
     plans_of,
     remove_plan,
@@ -159,6 +162,7 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
     partly = [usage for usage in usages if usage.loose and usage.needed]
     freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
     if apply:
+        commit(layout).close()  # before a list goes that says of a segment why it is not there
         freed = remove_condemned(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
         condemn(layout, [usage.ref.digest for usage in idle])
     return GcReport(
@@ -305,9 +309,22 @@ def lost_catalogs(layout: Layout) -> list[Told]:
     return lost
 
 
-def lost_generations(layout: Layout) -> dict[str, int]:
-    """By data set, the generation that is gone: what `verify` is told."""
-    return {told.name: told.generation for told in lost_catalogs(layout)}
+def look_further(layout: Layout) -> Iterator[Finding]:
+    """What only plans and passes tell of: catalogs that are gone though a pass published them, and plans that cannot be read."""
+    for told in lost_catalogs(layout):
+        where = str(layout.catalog(told.name, told.generation).relative_to(layout.root))
+        message = f"{where} is gone though a pass published it; run `cachestore repair {layout.root}`, which builds it again"
+        yield Finding("bad-catalog", where, message)
+    for plan in list_plans(layout):
+        path = layout.plan(plan)
+        where = str(path.relative_to(layout.root))
+        try:
+            if is_published(layout, plan):
+                read_plan(layout, plan, io="pread")
+        except FormatError as error:
+            yield Finding("bad-plan", where, str(error))
+        except OSError as error:
+            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
 
 
 def verify(
@@ -318,7 +335,7 @@ def verify(
     on_finding: Callable[[Finding], None] | None = None,
 ) -> VerifyReport:
     """`storage.verify`, which is told what passes say of catalogs. Raises as that does."""
-    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, find_lost=lost_generations)
+    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further)
 
 
 def _refuse_lost_catalogs(layout: Layout) -> None:

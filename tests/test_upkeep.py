@@ -381,8 +381,7 @@ def test_a_folder_that_became_a_link_is_not_followed(root, tmp_path):
     folder = layout.segment(digest).parent
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FormatError, match="link"):
-        collect(root, apply=True, grace_seconds=0)
+    assert collect(root, apply=True, grace_seconds=0).removed.segments == 0
     assert (tmp_path / "elsewhere" / f"{digest}.safetensors").exists()
 
 

@@ -38,7 +38,7 @@ UNCOVERED_LIMIT: Final = 512
 def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     """Make a store, or open the one that is there. Raises BadInput for a folder that holds something else, WriteFailed."""
     layout = Layout(root.absolute(), mode)
-    names = names_in(root)
+    names = names_in(root, is_root=True)
     if layout.marker.name in names:
         return _open_listed(layout)
     foreign = [name for name in names if name not in _FOLDERS]
@@ -47,10 +47,15 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
         raise BadInput(message)
     make_folder(layout, layout.root)
-    make_folder(layout, layout.temporary)
-    body = {"store_id": secrets.token_hex(16), "mode": mode.value}
-    publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
+    publish_marker(layout)
     return _open_listed(layout)
+
+
+def publish_marker(layout: Layout) -> None:
+    """Make a folder a store, of the layout's mode, under an id of its own; one that is a store already is left as it is."""
+    make_folder(layout, layout.temporary)
+    body = {"store_id": secrets.token_hex(16), "mode": layout.mode.value}
+    publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
 
 
 def _open_listed(layout: Layout) -> Layout:
@@ -60,7 +65,7 @@ def _open_listed(layout: Layout) -> Layout:
         try:
             return open_layout(layout)
         except StoreNotFound:
-            if time.monotonic() >= until or layout.marker.name not in names_in(layout.root):
+            if time.monotonic() >= until or layout.marker.name not in names_in(layout.root, is_root=True):
                 raise
         time.sleep(_LOOK_SECONDS)
 
@@ -102,7 +107,7 @@ def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
     if len(snapshot.uncovered) <= UNCOVERED_LIMIT:
         return snapshot
     try:
-        with locked(layout.lock("commit"), seconds=0):
+        with locked(layout.lock("commit"), seconds=0, mode=layout.mode):
             return commit(layout, snapshot=snapshot)
     except LockTimeout:
         return snapshot

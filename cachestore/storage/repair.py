@@ -8,25 +8,39 @@ A file that cannot be read (an I/O error) is left where it is. Running it again 
 find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+import stat
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cachestore.errors import FormatError, ReadFailed
+from cachestore.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout
+from cachestore.files.paths import MARKER, Layout, Mode
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
 from cachestore.storage.append import publish_segment
-from cachestore.storage.commit import commit
+from cachestore.storage.catalog import read_stray
+from cachestore.storage.commit import commit, publish_marker
+from cachestore.storage.condemned import NEWER
 from cachestore.storage.index import Index, check
 from cachestore.storage.segment import StoredEntry, as_entry, read_contents
-from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
-from cachestore.storage.verify import LOST_FORMAT, LOST_SUFFIX, LOST_VERSION, Finding, good_entries, look_at_segment, verify
+from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
+from cachestore.storage.verify import (
+    LOST_FORMAT,
+    LOST_SUFFIX,
+    LOST_VERSION,
+    Finding,
+    LookFurther,
+    good_entries,
+    look_at_segment,
+    vanished_keys,
+    verify,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +75,22 @@ class _Damaged:
     """Which pass wrote it, as far as that can still be told; else empty, as of a writer, so that nothing takes it for superfluous."""
 
 
-def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
-    """Make a store consistent; see the module's text. Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed."""
-    layout = open_layout(Layout(Path(path).absolute()))
+def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookFurther | None = None) -> RepairReport:
+    """Make a store consistent; see the module's text. `look_further` as for `verify`.
+
+    Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed.
+    """
+    root = Path(path).absolute()
+    if is_marker_broken(root):
+        if dry_run:
+            return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)
+        _mend_marker(root)
+        report = repair_store(root, look_further=look_further)
+        return replace(report, rebuilt=(MARKER, *report.rebuilt))
+    layout = open_layout(Layout(root))
     with closing(_load(layout)) as snapshot:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
-    broken = _broken_files(layout)
+    broken = _broken_files(layout, look_further)
     quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
     salvaged = sum(one.good for one in damaged)
     if dry_run:
@@ -74,11 +98,13 @@ def repair_store(path: str | Path, *, dry_run: bool = False) -> RepairReport:
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
             _salvage(layout, one)
-    for where in broken:
-        _quarantine(layout, layout.root / where)
+    with closing(load_snapshot(layout)) as snapshot:
+        _note_vanished(layout, snapshot)
+    aside = [_put_aside(layout, layout.root / where) for where in broken]
+    back = tuple(name for path in aside if (name := _put_back(layout, path)))
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
-        rebuilt = ("index",) if after.generation != before.generation else ()
-    return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0))
+        rebuilt = ("index", *back) if after.generation != before.generation else back
+    return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -100,10 +126,44 @@ def _load(layout: Layout) -> Snapshot:
     return load_snapshot(layout)
 
 
-def finish_report(root: Path, report: RepairReport, *, find_lost: Callable[[Layout], Mapping[str, int]] | None = None) -> RepairReport:
+def is_marker_broken(root: Path) -> bool:
+    """Whether the file that makes a folder a store is damaged, or gone though the folder holds segments.
+
+    Raises StoreNotFound where there is no store, FormatError where the file is of a newer version: that one is not ours to judge.
+    """
+    try:
+        open_layout(Layout(root))
+    except StoreNotFound:
+        if not list_segments(Layout(root)):
+            raise
+        return True
+    except FormatError as error:
+        if NEWER in str(error):
+            raise
+        return True
+    return False
+
+
+def _broken_marker(root: Path) -> tuple[str, ...]:
+    """What is to be moved before a marker can be made."""
+    return (MARKER,) if os.path.lexists(root / MARKER) else ()
+
+
+def _mend_marker(root: Path) -> None:
+    """Make the marker anew. Whether a group may write is seen by the folder's own bits, as nothing else in a store says it."""
+    is_group = bool(root.stat().st_mode & stat.S_IWGRP)
+    layout = Layout(root, Mode.GROUP if is_group else Mode.PRIVATE)
+    for name in _broken_marker(root):
+        _quarantine(layout, root / name)
+    publish_marker(layout)
+
+
+def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther | None = None) -> RepairReport:
     """The same report with what is still wrong now."""
     left = tuple(
-        finding for finding in verify(root, "quick", find_lost=find_lost).findings if finding.kind not in {"stale-temp", "foreign-file"}
+        finding
+        for finding in verify(root, "quick", look_further=look_further).findings
+        if finding.kind not in {"stale-temp", "foreign-file"}
     )
     missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
     return RepairReport(report.salvaged, report.quarantined, report.rebuilt, missing, report.refilled, findings=left)
@@ -136,7 +196,7 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     try:
         in_header = read_contents(path).entries
     except FormatError as error:
-        if "install a newer one" in str(error) and digest_file(path) == digest:
+        if NEWER in str(error) and digest_file(path) == digest:
             raise
     values = {entry.key: entry.meta for entry in in_header}
     return (*in_header, *_entries_in_index(snapshot, digest, values))
@@ -161,29 +221,81 @@ def _salvage(layout: Layout, damaged: _Damaged) -> None:
     failpoint("repair.after_salvage")
     make_folder(layout, layout.quarantine)
     saved = {entry.key for entry in good}
-    if bad := dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved):
-        body: dict[str, Json] = {"segment": damaged.digest, "keys": [str(key) for key in bad]}
-        publish(layout, layout.quarantine / f"{damaged.digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+    _note_lost(layout, damaged.digest, dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved))
     _quarantine(layout, layout.segment(damaged.digest))
 
 
-def _quarantine(layout: Layout, path: Path) -> None:
-    """Move a file aside under a name of its own; it is never deleted."""
+def _note_lost(layout: Layout, digest: str, keys: Iterable[Key]) -> None:
+    """Keep the keys that went with a segment, so that they are told of until they are made again. No keys make no file."""
+    body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in keys]}
+    if body["keys"]:
+        make_folder(layout, layout.quarantine)
+        publish(layout, layout.quarantine / f"{digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+
+
+def _note_vanished(layout: Layout, snapshot: Snapshot) -> None:
+    """Of segments that are gone without having been condemned: the next index will know nothing of them any more."""
+    for digest, keys in vanished_keys(layout, snapshot).items():
+        _note_lost(layout, digest, keys)
+
+
+def _put_aside(layout: Layout, path: Path) -> Path:
+    """Move a damaged file away; returns where to.
+
+    The keys of a list of lost ones are gathered again from the segment that it stood for, where it is left.
+    """
+    if path.parent != layout.quarantine:
+        return _quarantine(layout, path)
+    digest = path.name.removesuffix(LOST_SUFFIX)
+    target = layout.quarantine / _free_name(layout, f"{path.name}.damaged")
+    move(layout, path, target)
+    with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:
+        entries = read_contents(layout.quarantine / _flat(layout, layout.segment(digest))).entries
+        _note_lost(layout, digest, [entry.key for entry in entries if entry.key not in snapshot])
+    return target
+
+
+def _put_back(layout: Layout, path: Path) -> str | None:
+    """Publish a whole catalog that bore another's name under its own, where nothing has that; returns the data set's name."""
+    try:
+        catalog = read_stray(path)
+        own = layout.catalog(catalog.name, catalog.generation)
+        if catalog.generation < 1 or own.name in names_in(own.parent):
+            return None
+        make_folder(layout, own.parent)
+        publish(layout, own, [path.read_bytes()], read_only=True)
+    except (FormatError, FileNotFoundError):
+        return None
+    return catalog.name
+
+
+def _quarantine(layout: Layout, path: Path) -> Path:
+    """Move a file aside under a name of its own, and return that; it is never deleted."""
     make_folder(layout, layout.quarantine)
+    target = layout.quarantine / _free_name(layout, _flat(layout, path))
+    move(layout, path, target)
+    return target
+
+
+def _flat(layout: Layout, path: Path) -> str:
+    return str(path.relative_to(layout.root)).replace("/", "_")
+
+
+def _free_name(layout: Layout, flat: str) -> str:
+    """A name in quarantine that nothing has: this one, or with a number behind it."""
     taken = set(names_in(layout.quarantine))
-    flat = str(path.relative_to(layout.root)).replace("/", "_")
     number = 0
     while (name := flat if number == 0 else f"{flat}.{number}") in taken:
         number += 1
-    move(layout, path, layout.quarantine / name)
+    return name
 
 
-def _broken_files(layout: Layout) -> list[str]:
-    """Index files, catalogs and recipes that do not match their checksums; newer formats are not ours to judge."""
-    kinds = {"bad-index", "bad-catalog", "bad-recipe", "bad-list"}
+def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:
+    """Index files, catalogs, plans, recipes and lists that do not match their checksums; newer formats are not ours to judge."""
+    kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
     found = {
         finding.path
-        for finding in verify(layout.root, "quick").findings
-        if finding.kind in kinds and "install a newer one" not in finding.message
+        for finding in verify(layout.root, "quick", look_further=look_further).findings
+        if finding.kind in kinds and NEWER not in finding.message
     }
-    return sorted(found)
+    return sorted(path for path in found if os.path.lexists(layout.root / path))

@@ -13,7 +13,7 @@ from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import read_record
 from cachestore.keys import Key
-from cachestore.storage.condemned import condemned_segments
+from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.places import Place, SegmentRef
 from cachestore.storage.segment import SegmentContents, read_contents
@@ -127,19 +127,29 @@ def open_layout(layout_root: Layout) -> Layout:
     try:
         body = read_record(path, FORMAT, VERSION)
     except (FileNotFoundError, NotADirectoryError) as error:
-        message = f"there is no store at {layout_root.root} (no {path.name} in it); `cachestore precompute … --store` makes one"
+        help_text = "`cachestore precompute … --store` makes one"
+        if list_segments(layout_root):
+            help_text = f"it holds segments: `cachestore repair {layout_root.root}` makes it a store again"
+        message = f"there is no store at {layout_root.root} (no {path.name} in it); {help_text}"
         raise StoreNotFound(message) from error
+    except FormatError as error:
+        if NEWER in str(error):
+            raise
+        message = f"{error}; `cachestore repair {layout_root.root}` makes it anew"
+        raise FormatError(message) from error
     try:
         return Layout(layout_root.root, Mode(body["mode"]))
     except (KeyError, ValueError) as error:
-        message = f"{path} does not say a mode that this cachestore knows; run `cachestore verify`"
+        message = f"{path} does not say a mode that this cachestore knows; `cachestore repair {layout_root.root}` makes it anew"
         raise FormatError(message) from error
 
 
 def list_segments(layout: Layout) -> frozenset[str]:
-    """Digests of all segments, by listing folders: the one way to know what exists."""
+    """Digests of all segments, by listing folders: the one way to know what exists. What lies behind a link is not there."""
     found: set[str] = set()
     for folder in names_in(layout.segments):
+        if (layout.segments / folder).is_symlink():
+            continue
         for name in names_in(layout.segments / folder):
             digest = parse_segment(name)
             if digest and digest[:2] == folder:

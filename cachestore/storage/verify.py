@@ -7,7 +7,7 @@ full    all of that, and every byte of every segment against the digest in its n
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
@@ -35,7 +35,7 @@ from cachestore.files.records import read_record
 from cachestore.keys import Json, Key, Recipe
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.condemned import read_condemned
+from cachestore.storage.condemned import condemned_segments, read_condemned
 from cachestore.storage.entry import begin_checksum, checksum_of
 from cachestore.storage.index import check
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
@@ -48,6 +48,7 @@ Kind = Literal[
     "wrong-value",
     "bad-index",
     "bad-catalog",
+    "bad-plan",
     "bad-recipe",
     "bad-list",
     "unreadable",
@@ -102,6 +103,10 @@ class VerifyReport:
         return asdict(self) | {"findings": [asdict(finding) for finding in self.findings]}
 
 
+LookFurther = Callable[[Layout], Iterable[Finding]]
+"""Finds what this room cannot: it knows no plans and no passes."""
+
+
 @dataclass(slots=True)
 class _Looked:
     """What was learned about one segment."""
@@ -120,7 +125,7 @@ def verify(
     *,
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
-    find_lost: Callable[[Layout], Mapping[str, int]] | None = None,
+    look_further: LookFurther | None = None,
 ) -> VerifyReport:
     """Check a store and change nothing.
 
@@ -129,7 +134,7 @@ def verify(
         level: "full" reads every byte, "quick" names, sizes and headers.
         subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
         on_finding: called with each finding as it is made.
-        find_lost: tells of newest catalogs that are gone, by data set, as only passes know of them.
+        look_further: finds what only plans and passes can tell of.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -141,14 +146,14 @@ def verify(
         raise BadInput(message)
     started = time.monotonic()
     layout = open_layout(Layout(Path(path).absolute()))
-    lost: Mapping[str, int] = find_lost(layout) if find_lost is not None else {}
+    further = tuple(look_further(layout)) if look_further is not None else ()
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
     needed = dict(_needed(layout))
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
         looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
-        for finding in (*_lost_catalogs(layout, lost), *_all_findings(layout, snapshot, looked, needed)):
+        for finding in (*further, *_all_findings(layout, snapshot, looked, needed)):
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
@@ -185,6 +190,7 @@ def _all_findings(
         # What an unreadable segment holds is unknown, so nothing can be called missing.
         yield from _missing(needed, good)
         yield from _lost(layout, good)
+        yield from _vanished(layout, snapshot, needed)
     yield from _strangers(layout)
 
 
@@ -360,13 +366,6 @@ def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
                 yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
 
 
-def _lost_catalogs(layout: Layout, lost: Mapping[str, int]) -> Iterator[Finding]:
-    for name, generation in lost.items():
-        where = str(layout.catalog(name, generation).relative_to(layout.root))
-        message = f"{where} is gone though a pass published it; run `cachestore repair {layout.root}`, which builds it again"
-        yield Finding("bad-catalog", where, message)
-
-
 def _look_at_lists(layout: Layout) -> Iterator[Finding]:
     """Lists of condemned segments. A damaged one counts for nobody: what it names is looked at anew by the next `gc`."""
     for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
@@ -409,31 +408,70 @@ def _missing(needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Ite
             yield Finding("missing-entry", where, message, str(key), sample)
 
 
-def lost_keys(layout: Layout) -> Iterator[tuple[str, Key]]:
-    """(file, key) of every entry that repair could not salvage, as noted beside the quarantined segment."""
-    for name in names_in(layout.quarantine):
-        if name.endswith(LOST_SUFFIX):
-            body = read_record(layout.quarantine / name, LOST_FORMAT, LOST_VERSION)
-            for text in body["keys"]:
-                yield name, Key.parse(text)
+def read_lost(path: Path) -> list[Key]:
+    """The keys of entries that repair could not save, as noted beside a quarantined segment. Raises FormatError, OSError."""
+    try:
+        body = read_record(path, LOST_FORMAT, LOST_VERSION)
+        keys, is_at_home = [Key.parse(text) for text in body["keys"]], path.name == f"{body['segment']}{LOST_SUFFIX}"
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path} is not a list of lost entries; run `cachestore repair`"
+        raise FormatError(message) from error
+    if not is_at_home:
+        message = f"{path} lists the lost entries of another segment; run `cachestore repair`"
+        raise FormatError(message)
+    return keys
+
+
+def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
+    """Values of a caller's own that the index shows in segments that are gone and were never condemned, by segment."""
+    if snapshot.index is None or not snapshot.vanished:
+        return {}
+    condemned = condemned_segments(layout)
+    gone = {snapshot.index.segments[number] for number in snapshot.vanished}
+    lost = {ref.digest for ref in gone if ref.digest not in condemned and not ref.origin}
+    found: dict[str, list[Key]] = {}
+    for key, places in snapshot.index.items() if lost else ():
+        for place in places:
+            if place.segment.digest in lost and key not in snapshot:
+                found.setdefault(place.segment.digest, []).append(key)
+    return found
 
 
 def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
-    try:
-        for name, key in lost_keys(layout):
+    for name in names_in(layout.quarantine):
+        if not name.endswith(LOST_SUFFIX):
+            continue
+        where = f"quarantine/{name}"
+        try:
+            keys = read_lost(layout.root / where)
+        except FormatError as error:
+            yield Finding("bad-list", where, str(error))
+            continue
+        except OSError as error:
+            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
+            continue
+        for key in keys:
             if key not in good:
                 message = (
                     f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
                 )
-                yield Finding("missing-entry", f"quarantine/{name}", message, str(key))
-    except (FormatError, OSError) as error:
-        yield Finding("unreadable", "quarantine", str(error))
+                yield Finding("missing-entry", where, message, str(key))
+
+
+def _vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
+    for digest, keys in vanished_keys(layout, snapshot).items():
+        where = str(layout.segment(digest).relative_to(layout.root))
+        for key in keys:
+            if key in needed:  # told already
+                continue
+            yield Finding("missing-entry", where, f"entry {key} went with {where}, which is gone; put it again", str(key))
 
 
 def _strangers(layout: Layout) -> Iterator[Finding]:
     """Files that are not ours, and temporary files that nobody will finish. Nothing is ever removed here."""
     known = {MARKER, *_OUR_NAMES, *_FREE_FOLDERS}
-    yield from (_foreign(name) for name in names_in(layout.root) if name not in known)
+    yield from (_no_folder(name) for name in (*_OUR_NAMES, *_FREE_FOLDERS) if _is_no_folder(layout.root / name))
+    yield from (_foreign(name) for name in names_in(layout.root, is_root=True) if name not in known)
     for folder, parse in _OUR_NAMES.items():
         yield from (_foreign(f"{folder}/{name}") for name in names_in(layout.root / folder) if parse(name) is None)
     for name in list_names(layout):
@@ -448,7 +486,12 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
 
 def _strange_segments(layout: Layout) -> Iterator[Finding]:
     for folder in names_in(layout.segments):
-        status = look_at(layout.segments / folder)
+        path = layout.segments / folder
+        if os.path.islink(path):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
+            where = f"segments/{folder}"
+            yield Finding("unreadable", where, f"{where!a} is a link, and what lies behind it is not read: put the folder in its place")
+            continue
+        status = look_at(path)
         if status is None or not stat.S_ISDIR(status.st_mode):
             yield _foreign(f"segments/{folder}")
         for name in names_in(layout.segments / folder):
@@ -468,6 +511,14 @@ def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
             continue
         if age > STALE_SECONDS:
             yield Finding("stale-temp", f"tmp/{name}", f"tmp/{name} was left {age / 3600:.0f} h ago by a process that died; it is harmless")
+
+
+def _is_no_folder(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _no_folder(name: str) -> Finding:
+    return Finding("unreadable", name, f"{name} is no folder, so nothing can be read or written there: move it away; nothing was moved")
 
 
 def _foreign(where: str) -> Finding:
