@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cachestore.errors import BadInput
+from cachestore.errors import BadInput, FormatError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,24 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
 
     What is (dtype, shape, bytes) already is passed on. Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
-    return {name: _raw(name, value) for name, value in tensors.items()}
+    raw = {name: _raw(name, value) for name, value in tensors.items()}
+    for name, (dtype, _shape, buffer) in raw.items():
+        if not _are_bools(dtype, buffer):
+            message = f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored"
+            raise BadInput(message)
+    return raw
+
+
+def _are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
+    """Whether bytes of BOOL are 0 or 1: what a library does with others is undefined. True for every other dtype."""
+    return dtype != "BOOL" or not bytes(buffer).strip(b"\0\1")
+
+
+def _check_bools(raw: Mapping[str, RawTensor]) -> None:
+    for name, (dtype, _shape, buffer) in raw.items():
+        if not _are_bools(dtype, buffer):
+            message = f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
+            raise FormatError(message)
 
 
 def _raw(name: str, value: Any) -> RawTensor:
@@ -89,9 +106,13 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 
 
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
-    """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied."""
+    """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied.
+
+    Raises FormatError for a BOOL whose bytes are not all 0 or 1.
+    """
     import torch
 
+    _check_bools(raw)
     tensors: dict[str, torch.Tensor] = {}
     for name, (dtype, shape, buffer) in raw.items():
         if len(buffer) == 0:
@@ -110,9 +131,10 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 
 def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
-    """Bytes as numpy arrays. Shares memory with the buffers. bfloat16 comes as uint16, float8 as uint8."""
+    """Bytes as numpy arrays. Shares memory with the buffers. bfloat16 comes as uint16, float8 as uint8. Raises as `to_torch`."""
     import numpy as np
 
+    _check_bools(raw)
     return {
         name: np.frombuffer(buffer, dtype=np.dtype(_NUMPY.get(dtype) or _WITHOUT_NUMPY_DTYPE[dtype]).newbyteorder("<")).reshape(shape)
         for name, (dtype, shape, buffer) in raw.items()

@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        # What the system refuses while a store is only looked at, such as to list a folder: the path stands in the error.
+        print_error(error, as_json=getattr(parsed, "json", False))
+        return ERROR
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -96,6 +100,11 @@ def print_error(error: Exception, *, as_json: bool) -> None:
     print(f"cachestore: {printable(str(error))}", file=sys.stderr)
     if as_json:
         print_json({"error": str(error), "kind": type(error).__name__})
+
+
+def say(line: str) -> None:
+    """Print one line of a result for a person: whatever came from files and names reaches the terminal escaped, line ends too."""
+    print(printable(line).replace("\n", "\\n"))
 
 
 def print_json(value: object) -> None:

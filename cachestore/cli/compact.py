@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
 
 HELP = "merge small segments, and leave behind what no data set needs"
 
@@ -23,10 +23,10 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     would = "" if report.applied else "would be "
     into = f" as {report.written}" if report.applied else ""
-    print(f"{report.segments} segments with {report.entries} needed entries {would}written anew{into}")
-    print(f"{human_bytes(report.loose_bytes)} that nothing needs {would}left behind")
+    say(f"{report.segments} segments with {report.entries} needed entries {would}written anew{into}")
+    say(f"{human_bytes(report.loose_bytes)} that nothing needs {would}left behind")
     if report.segments and report.applied:
-        print("the old segments stay readable for a day; `cachestore gc --apply` removes them then")
+        say("the old segments stay readable for a day; `cachestore gc --apply` removes them then")
     for remark in report.remarks:
-        print(printable(f"note: {remark}"))
+        say(f"note: {remark}")
     return OK

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import ERROR, OK, add_store, print_json, printable
+from cachestore.cli import ERROR, OK, add_store, print_json, say
 
 HELP = "probe this machine, and a store's file system, and say what to do"
 
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"ok": is_ok, "checks": [check.as_json() for check in checks]})
         return OK if is_ok else ERROR
     for check in checks:
-        print(printable(f"{check.state:>7}  {check.name}: {check.found}"))
+        say(f"{check.state:>7}  {check.name}: {check.found}")
         if check.advice:
-            print(printable(f"         {check.advice}"))
+            say(f"         {check.advice}")
     return OK if is_ok else ERROR

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, print_json, printable
+from cachestore.cli import OK, add_store, print_json, say
 
 HELP = "remove a data set's catalogs and plans; its values go by `gc`, where nothing else needs them"
 
@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     would = "" if report.applied else "would be "
     counts = f"{len(report.generations)} catalogs and {len(report.plans)} plans {would}removed"
-    print(printable(f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs"))
+    say(f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs")
     return OK

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
 
 if TYPE_CHECKING:
     from cachestore.upkeep import Amount, GcReport
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(report.as_json())
         return OK
     for line in _in_words(report, arguments.grace):
-        print(printable(line))
+        say(line)
     return OK
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, human_bytes, print_json
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
 
 HELP = "list entries"
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         keys = sorted(reader.keys())
         if arguments.keys and not arguments.json:
             for key in keys:
-                print(key)
+                say(str(key))
             return OK
         entries = [reader.describe(key).as_json() for key in keys]
     if arguments.json:
@@ -29,5 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     for entry in entries:
         tensors = ", ".join(f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
-        print(f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}")
+        say(f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}")
     return OK

@@ -300,12 +300,12 @@ def _print_report(report: "Report") -> None:
     counts = f"{report.wanted} units: {report.reused} reused, {report.encoded} encoded, {report.failed} failed, {report.missing} missing"
     print(f"{counts}; {report.samples} samples, {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
     if report.stages:
-        print(stages_in_words(report.stages))
+        print(printable(stages_in_words(report.stages)))
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
     if report.samples:
-        print("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in training_lines(report)))
+        print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in training_lines(report))))
 
 
 def _shown(failure: Mapping[str, Any]) -> str:

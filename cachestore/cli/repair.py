@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
+from cachestore.cli import DAMAGE, OK, add_store, print_json, say
 
 HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
 
@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(report.as_json())
     else:
         would = "would be " if report.dry_run else ""
-        print(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined")
-        print(f"{report.refilled} entries encoded again, {report.missing} still missing")
+        say(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined")
+        say(f"{report.refilled} entries encoded again, {report.missing} still missing")
         for name in report.rebuilt:
-            print(f"{name} {would}built again")
+            say(f"{name} {would}built again")
         for finding in report.findings:
-            print(printable(f"{finding.kind}: {finding.message}"))
+            say(f"{finding.kind}: {finding.message}")
     return DAMAGE if report.missing or any(finding.kind == "bad-catalog" for finding in report.findings) else OK

@@ -4,7 +4,7 @@ import argparse
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
 
 
 def _print_sample(found: dict[str, Any]) -> None:
-    print(printable(f"data set {found['name']} (generation {found['generation']})"))
+    say(f"data set {found['name']} (generation {found['generation']})")
     for caption in found["captions"]:
-        print(printable(f"  caption: {caption}"))
+        say(f"  caption: {caption}")
     for column, entries in found["entries"].items():
         for entry in entries:
-            print(f"  {column}:" + ("" if entry else " nothing, see `cachestore why`"))
+            say(f"  {column}:" + ("" if entry else " nothing, see `cachestore why`"))
             if entry:
                 _print_entry(entry, indent="    ")
 
 
 def _print_entry(entry: dict[str, Any], indent: str = "") -> None:
-    print(f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}")
+    say(f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}")
     for name, tensor in entry["tensors"].items():
-        print(printable(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}"))
+        say(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}")
     for name, value in entry["meta"].items():
-        print(printable(f"{indent}  {name}: {value}"))
+        say(f"{indent}  {name}: {value}")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
 
 HELP = "count entries, segments, bytes, recipes and data sets"
 
@@ -20,13 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found.as_json())
         return OK
-    print(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}")
-    print(f"index {found.generation}, {len(found.recipes)} recipes")
+    say(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}")
+    say(f"index {found.generation}, {len(found.recipes)} recipes")
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
-        print(
-            printable(
-                f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"
-            )
-        )
+        say(f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}")
     return OK

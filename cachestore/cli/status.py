@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachestore.cli import OK, add_store, print_json, printable
+from cachestore.cli import OK, add_store, print_json, say
 
 if TYPE_CHECKING:
     from cachestore.work.progress import PassStatus, RankStatus
@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"plans": [status.as_json() for status in found]})
         return OK
     if not found:
-        print("no pass was ever begun here")
+        say("no pass was ever begun here")
     for status in found:
         for line in _in_words(status):
-            print(printable(line))
+            say(line)
     return OK
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import DAMAGE, OK, add_store, human_bytes, print_json, say
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for finding in report.findings:
             about = f" (sample {finding.sample!r})" if finding.sample else ""
-            print(printable(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"))
+            say(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}")
         rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
         counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
         if report.recomputed is not None:
             _tell(report.recomputed)
-        print(f"{'ok' if report.ok else 'DAMAGED'}: {counts}")
+        say(f"{'ok' if report.ok else 'DAMAGED'}: {counts}")
     return OK if report.ok else DAMAGE
 
 
@@ -69,9 +69,9 @@ def _verify(arguments: argparse.Namespace) -> "VerifyReport":
 def _tell(recomputed: Mapping[str, Any]) -> None:
     """What was made again, for a person."""
     for remark in recomputed["remarks"]:
-        print(printable(f"note: {remark}"))
+        say(f"note: {remark}")
     chosen = f"{recomputed['chosen']} of {recomputed['of']} entries made again (seed {recomputed['seed']})"
-    print(f"{chosen}: {recomputed['equal']} as stored, up to rounding, {recomputed['wrong']} wrong")
+    say(f"{chosen}: {recomputed['equal']} as stored, up to rounding, {recomputed['wrong']} wrong")
 
 
 def _subset(text: str) -> tuple[int, int]:

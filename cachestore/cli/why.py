@@ -4,7 +4,7 @@ import argparse
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import DAMAGE, OK, add_store, print_json, printable
+from cachestore.cli import DAMAGE, OK, add_store, print_json, say
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has
 
 
 def _print(answer: dict[str, Any]) -> None:
-    print(printable(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"))
+    say(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}")
     for cell in answer["cells"]:
-        print(printable(f"  {cell['encoder']}/{cell['role']}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else "")))
-        print(f"    key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…")
+        say(f"  {cell['encoder']}/{cell['role']}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else ""))
+        say(f"    key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…")
         if cell["facts"]:
-            print("    " + ", ".join(f"{name} {values}" for name, values in cell["facts"].items()))
+            say("    " + ", ".join(f"{name} {values}" for name, values in cell["facts"].items()))
