@@ -1,0 +1,165 @@
+"""Stores that were made when a format was new: every later version reads them, and says what it would break if it did not.
+
+`tests/golden/format-<n>.zip` holds one for each number; `tests/golden/make.py` made it. They are never made again.
+"""
+
+import json
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import cachestore as cs
+from cachestore.files.paths import Layout, PassFolder
+from cachestore.keys import Key
+from cachestore.reader import Reader
+from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, snapshot, verify
+from cachestore.storage.catalog import read_catalog
+from cachestore.storage.condemned import list_condemned
+from cachestore.storage.repair import repair_store
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.storage.verify import LOST_VERSION, read_lost
+from cachestore.upkeep import collect, look_further
+from cachestore.work import attempts, claims, ledgers, passes, plan, workers
+from cachestore.work.passes import PassRef, read_done, read_round
+from cachestore.work.plan import read_plan
+
+GOLDEN = Path(__file__).parent / "golden"
+KEPT = sorted(GOLDEN.glob("format-*.zip"))
+PLAN = "f76d1facceb56df7d7495b4f0644496c"
+OWN = cs.key("golden")
+PAIRS = {
+    "a.png": ["23d17c53c16f7309ccbba0442267fad4", "bc70a53964b9a87250e22f9bdba3baf2"],
+    "b.png": ["47186aae2e4b98a098573e093c3ac650", "9d9971d93a8f7645809fa4514f00d2b8"],
+}
+VERSIONS = {
+    "catalog": catalog.VERSION,
+    "segment": segment.VERSION,
+    "index": index.VERSION,
+    "store": snapshot.VERSION,
+    "recipe": commit.RECIPE_VERSION,
+    "condemned": condemned.VERSION,
+    "lost": LOST_VERSION,
+    "digests": model_digests.VERSION,
+    "dropped": catalog_writer.VERSION,
+    "plan": plan.VERSION,
+    "pass": passes.VERSION,
+    "claim": claims.VERSION,
+    "ledger": ledgers.VERSION,
+    "attempt": attempts.VERSION,
+    "worker": workers.VERSION,
+}
+
+
+@pytest.fixture(params=KEPT, ids=lambda path: path.stem)
+def layout(request, tmp_path):
+    """A store of an earlier version, as it was."""
+    with zipfile.ZipFile(request.param) as file:
+        file.extractall(tmp_path / "store")
+    return Layout(tmp_path / "store")
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_every_format_number_has_a_golden_store(kind):
+    """A format with a new number needs a store that was made with it, beside those of the old ones."""
+    numbers = {int(path.stem.removeprefix("format-")) for path in KEPT}
+    assert set(range(1, VERSIONS[kind] + 1)) <= numbers
+
+
+def test_a_golden_store_is_small():
+    assert all(path.stat().st_size < 20_000 for path in KEPT)
+
+
+def test_a_golden_store_is_whole(layout):
+    report = verify.verify(layout.root, look_further=look_further)
+    assert (report.findings, report.entries, report.segments) == ((), 6, 4)
+
+
+def test_a_golden_store_needs_no_repair(layout):
+    assert repair_store(layout.root, look_further=look_further).quarantined == ()
+
+
+def test_golden_values_are_what_they_were(layout):
+    with Reader(layout.root, verify="always") as reader:
+        found = reader.get(OWN, as_numpy=True)
+        assert {name: array.tolist() for name, array in found.items()} == {"wide": [0, 1, 2, 3], "flag": [True, False]}
+        assert dict(reader.describe(OWN).meta) == {"note": "ünïcöde"}
+        for key in (key for keys in PAIRS.values() for key in keys):
+            assert reader.get(key, as_numpy=True)["value"].tobytes() == bytes.fromhex(key)
+            assert "input_digest" in reader.describe(key).meta
+
+
+def test_a_golden_index_is_used(layout):
+    with closing(load_snapshot(layout)) as found:
+        assert (found.generation, found.uncovered, len(found)) == (3, {}, 6)
+    assert len(list_indexes(layout)) == 1
+
+
+def test_a_golden_catalog_pairs_what_it_did(layout):
+    found = read_catalog(layout.catalog("train", 2), generation=2)
+    keys = {sample: [str(key) for column in found.columns for key in column.row_keys(row)] for row, sample in enumerate(found.ids)}
+    assert {sample: sorted(listed) for sample, listed in keys.items()} == PAIRS
+    assert found.digest == "8a28e3717288b603e51bcdac226c101d"
+    latents = next(column for column in found.columns if column.encoder == "latents")
+    assert latents.cell(0).facts["bucket"] == (4, 4)
+
+
+def test_a_golden_pass_says_what_became_of_it(layout):
+    ref, read = PassRef(PLAN, 1), read_plan(layout, PLAN)
+    done = read_done(layout, ref)
+    assert done is not None
+    assert (done.report["encoded"], done.report["generation"], done.launches) == (4, 2, ("golden 1",))
+    assert read_round(layout, ref, read, 0).unit_count == read.unit_count == 4
+    rows = [outcome for ledger in ledgers.read_ledgers(PassFolder(layout.pass_folder(PLAN, 1)), 0) for outcome in ledger.outcomes]
+    assert sorted(str(outcome.key) for outcome in rows) == sorted(key for keys in PAIRS.values() for key in keys)
+    assert read.unit(0).request
+
+
+def test_a_golden_list_of_what_goes_is_obeyed(layout):
+    [listed] = list_condemned(layout)
+    assert listed.segments <= list_segments(layout)
+    assert collect(layout.root, apply=True, grace_seconds=0).removed.segments == 1
+    assert not listed.segments & list_segments(layout)
+
+
+def test_a_golden_list_of_what_was_lost_is_read(layout):
+    [path] = layout.quarantine.glob("*.lost.json")
+    assert read_lost(path) == [OWN]
+
+
+def test_a_golden_catalog_that_is_gone_is_built_again(layout):
+    from cachestore.recompute import repair
+
+    path = layout.catalog("train", 2)
+    before = path.read_bytes()
+    path.unlink()
+    assert repair(layout.root).rebuilt == ("train",)
+    assert path.read_bytes() == before
+
+
+def test_the_same_work_still_makes_the_same_keys(tmp_path):
+    """Keys, fingerprints and the names of plans are in stores for ever: others would mean that everything is encoded again."""
+    from tests.golden.make import make
+
+    make(tmp_path / "store")
+    new = Layout(tmp_path / "store")
+    with Reader(new.root) as reader:
+        assert {Key.parse(key) for keys in PAIRS.values() for key in keys} | {OWN} <= set(reader.keys())
+    assert [path.name for path in new.plans.iterdir()] == [PLAN]
+
+
+def test_a_store_of_a_newer_format_is_refused_and_left_as_it_is(layout, capsys):
+    from cachestore.cli import main
+    from cachestore.files.records import encode_record
+
+    layout.marker.chmod(0o644)
+    layout.marker.write_bytes(encode_record("cachestore-store", 99, {"mode": "private", "store_id": "0"}))
+    before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
+    for command in (["verify"], ["repair"], ["gc", "--apply"], ["compact"], ["stats"], ["ls"], ["status"], ["doctor"]):
+        assert main([command[0], str(layout.root), *command[1:], "--json"]) == 1
+        assert "install a newer one" in json.loads(capsys.readouterr().out)["error"]
+    for action in (cs.open, lambda root: cs.open(root, mode="a")):
+        with pytest.raises(cs.FormatError, match="install a newer one"):
+            action(layout.root)
+    assert {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()} == before
