@@ -1,12 +1,12 @@
 """A store against a model: a dict of the copies that were acknowledged, and of those that were damaged since.
 
-Whatever is appended, committed, damaged, deleted and repaired in whatever order, every read is what was stored or the right error,
-verify finds exactly the damage there is, and repair loses no valid entry.
+Whatever is appended, committed, damaged, deleted, repaired, compacted, collected and cut off in whatever order, every read is what was
+stored or the right error, verify finds exactly the damage there is, and neither repair nor gc nor compact loses a valid entry.
 """
 
 import shutil
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,43 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachestore.errors import CorruptEntry, MissingEntry
+from cachestore.files import publish
 from cachestore.reader import Reader
+from cachestore.storage import append, gc
+from cachestore.storage import commit as commit_module
+from cachestore.storage import compact as compact_module
+from cachestore.storage import repair as repair_module
 from cachestore.storage.append import Appender
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import split
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import verify
+from cachestore.storage.verify import LOST_SUFFIX, read_lost, verify
+from cachestore.upkeep import collect, compact
 from tests.storage.stores import flip, key_of, plain, tensors_of
 
 NUMBERS = st.integers(0, 5)
+
+
+class Died(BaseException):
+    """What a process that is killed raises: nobody catches it."""
+
+
+@contextmanager
+def dying_at(nth):
+    """From the n-th failpoint on that anything passes, the process is dead: nothing that comes after is done."""
+    passed = 0
+
+    def failpoint(_name):
+        nonlocal passed
+        passed += 1
+        if passed == nth:
+            raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (append, commit_module, compact_module, gc, publish, repair_module):
+            patch.setattr(module, "failpoint", failpoint)
+        yield
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -62,6 +89,62 @@ class StoreMachine(RuleBasedStateMachine):
         for each in self.appender.close_segment():
             self.good |= {(each.digest, n): variant for n, variant in self.gathered.items()}
         self.gathered = {}
+
+    @rule(action=st.sampled_from(["close_segment", "commit", "repair_store", "compact", "collect"]), nth=st.integers(1, 6))
+    def crash(self, action, nth):
+        """The process dies at the n-th place where it can, what it gathered with it; another one opens the store."""
+        actions = {
+            "close_segment": self.appender.close_segment,
+            "commit": lambda: commit(self.layout).close(),
+            "repair_store": lambda: repair_store(self.layout.root),
+            "compact": lambda: compact(self.layout.root),
+            "collect": lambda: collect(self.layout.root, apply=True, grace_seconds=0),
+        }
+        gathered, expected = self.gathered, {n: self.values_of(n) for n in range(6)}
+        with dying_at(nth), suppress(Died):
+            actions[action]()
+        if action == "close_segment":  # acknowledged or not, it may be there
+            for n, variant in gathered.items():
+                expected[n] = [*expected[n], plain(tensors_of(n, variant))]
+        elif action == "repair_store":  # what was damaged may be in quarantine already, and be noted as lost
+            noted = {key for path in self.layout.quarantine.glob(f"*{LOST_SUFFIX}") for key in read_lost(path)}
+            self.lost |= {n for n in range(6) if key_of(n) in noted}
+        self.reopen()
+        self.look_what_is_there(expected, may_be_new=gathered if action == "close_segment" else {})
+
+    @rule()
+    def reopen(self):
+        self.stays.close()
+        self.appender = Appender(self.layout)
+        self.gathered = {}
+        self.stays = Reader(self.layout.root, verify="always")
+
+    @rule()
+    def compact(self):
+        expected = {n: self.values_of(n) for n in range(6)}
+        compact(self.layout.root)
+        self.look_what_is_there(expected)
+
+    @rule()
+    def collect(self):
+        expected = {n: self.values_of(n) for n in range(6)}
+        collect(self.layout.root, apply=True, grace_seconds=0)
+        self.look_what_is_there(expected)
+
+    def look_what_is_there(self, expected, may_be_new=()):
+        """Copies may stand elsewhere now; of no key has the last good one gone, and none holds anything else."""
+        there = list_segments(self.layout)
+        self.bad = {(segment, n) for segment, n in self.bad if segment in there}
+        self.good = {}
+        with Reader(self.layout.root, verify="always") as reader:
+            for n, places in enumerate(reader.snapshot.find([key_of(n) for n in range(6)])):
+                for place in places:
+                    if (place.segment.digest, n) not in self.bad:
+                        value = self.value_at(reader, n, place)
+                        assert value in expected[n]
+                        self.good[place.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
+        held = {n for _segment, n in self.good}
+        assert {n for n, values in expected.items() if values} - held <= set(may_be_new)
 
     @rule()
     def forget(self):
@@ -143,6 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for n in range(6):
                     self.read(reader, n)
         assert list_segments(self.layout) == {segment for segment, _n in {*self.good, *self.bad}}
+        assert {path.name for path in self.folder.iterdir()} <= {"store", "copy"}
 
     def read(self, reader, n):
         if values := self.values_of(n):
@@ -155,5 +239,5 @@ class StoreMachine(RuleBasedStateMachine):
                 reader.get_raw([key_of(n)])
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestStoreAgainstModel = StoreMachine.TestCase

@@ -1,0 +1,189 @@
+"""A store that has one of everything, and what is true of it: the template that campaigns copy and damage."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import cachestore as cs
+from cachestore.files.locks import locked
+from cachestore.files.paths import Layout
+from cachestore.keys import Key
+from cachestore.reader import Reader
+from cachestore.request import PrecomputeRequest
+from cachestore.run import precompute_here
+from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.model_digests import publish_digests
+from cachestore.storage.repair import repair_store
+from cachestore.storage.segment import read_contents
+from cachestore.storage.snapshot import list_segments, load_snapshot
+from cachestore.storage.verify import verify
+from cachestore.upkeep import collect, drop
+from tests import fakes
+from tests.storage.stores import flip
+
+Value = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+Pairing = tuple[tuple[str, tuple[str, ...]], ...]
+"""Sample after sample: its id, and the key of each of its cells, column after column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Where a copy of an entry stands in the template."""
+
+    segment: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A store, and what is true of it."""
+
+    folder: Path
+    """Holds the store, and the data that its data sets are made from."""
+    values: Mapping[Key, Value] = field(repr=False)
+    copies: Mapping[Key, tuple[Copy, ...]] = field(repr=False)
+    headers: Mapping[str, int] = field(repr=False)
+    """Where the data of each segment start."""
+    pairings: Mapping[tuple[str, int], Pairing] = field(repr=False)
+    covered: frozenset[str] = field(repr=False)
+    """Segments that the newest index covers."""
+
+    @property
+    def store(self) -> Path:
+        """The store's folder."""
+        return self.folder / "store"
+
+
+def without_waiting() -> None:
+    """A sync costs 10 ms and nobody cuts the power here."""
+    os.fsync = os.fstat
+
+
+def pictures(folder: Path, *numbers: int) -> Path:
+    """A folder of pictures with captions, last changed long ago."""
+    folder.mkdir(exist_ok=True)
+    for n in numbers:
+        (folder / f"{n}.png").write_bytes(f"picture {folder.name} {n}".encode())
+        (folder / f"{n}.txt").write_text(f"caption {n}, {folder.name}")
+        for name in (f"{n}.png", f"{n}.txt"):
+            os.utime(folder / name, (fakes.YEAR_2000 // 10**9 + n, fakes.YEAR_2000 // 10**9 + n))
+    return folder
+
+
+def precompute(folder: Path, data: Path, name: str) -> None:
+    """Make a data set with the fake encoders that `build_template` plugged in."""
+    precompute_here(PrecomputeRequest(str(data), "model", str(folder / "store"), name=name))
+
+
+def build_template(folder: Path) -> Template:
+    """Make the template in a folder: every kind of file that a store can have, two of most. Plugs fake encoders in for good."""
+    without_waiting()
+    fakes.plug_in({"limit": 2})
+    root = folder / "store"
+    precompute(folder, pictures(folder / "data", 1, 2, 3), "train")
+    precompute(folder, pictures(folder / "data", 4), "train")
+    precompute(folder, pictures(folder / "other", 5, 6), "other")
+    for name in ("gone", "gone too"):
+        precompute(folder, pictures(folder / name, 7), name)
+        drop(root, name)
+        collect(root, apply=True)
+    with cs.open(root, mode="a") as store:
+        cs.fill(store, [(cs.key("filled", str(n)), str(n)) for n in range(3)], _fill)
+        for n in range(2):
+            with store.writer() as writer:
+                writer.put(cs.key("own", str(n)), {"wide": np.arange(5, dtype=np.float32), "flag": np.array([True, False])}, {"n": n})
+        store.commit()
+    _lose_and_put_again(root)
+    _leave_a_pass_unfinished(folder)
+    layout = Layout(root)
+    for n in range(2):
+        publish_digests(layout, "host", {f"/model/{n}|1|2|3": "0" * 63 + str(n)})
+    for word in ("commit", "rename"):
+        with locked(layout.lock(word), seconds=1):
+            pass
+    (layout.temporary / f"{'0' * 32}.tmp").write_bytes(b"half a file")
+    with cs.open(root, mode="a") as store, store.writer() as writer:
+        writer.put(cs.key("late"), {"wide": np.arange(3, dtype=np.int64)}, {})
+    assert verify(root).ok
+    return look_at(folder)
+
+
+def _fill(batch):
+    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+
+def _lose_and_put_again(root: Path) -> None:
+    """What repair leaves of two damaged segments: the files in quarantine, and the lists of what was lost."""
+    for n in range(2):
+        key = cs.key("lost", str(n))
+        for _time in range(2):
+            with cs.open(root, mode="a") as store, store.writer() as writer:
+                writer.put(key, {"value": np.full(4, n, np.uint8)}, {})
+            if _time == 0:
+                with closing(load_snapshot(Layout(root))) as snapshot:
+                    [[place]] = snapshot.find([key])
+                flip(Layout(root).segment(place.segment.digest), place.offset)
+                repair_store(root)
+
+
+def _leave_a_pass_unfinished(folder: Path) -> None:
+    """A worker that dies in the middle of a pass, over pictures that are there already: its claims, beat, lock, ledgers and attempts."""
+    data = pictures(folder / "half", 1, 2, 3)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fakes.plug_in({"limit": 1, "before_encode": lambda items: os._exit(0) if b"picture half 3" in items else None})
+            sys.stderr.close()
+            precompute(folder, data, "half")
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    shutil.rmtree(folder / "half")
+
+
+def look_at(folder: Path) -> Template:
+    """Find out what is true of a store that is whole."""
+    layout = Layout(folder / "store")
+    values: dict[Key, Value] = {}
+    copies: dict[Key, tuple[Copy, ...]] = {}
+    with Reader(layout.root, verify="always") as reader:
+        for key in list(reader.keys()):
+            values[key] = plain(reader.get_raw([key])[0])
+            [places] = reader.snapshot.find([key])
+            copies[key] = tuple(Copy(p.segment.digest, p.offset, p.offset + p.size_bytes) for p in places)
+        index = reader.snapshot.index
+        covered = frozenset(ref.digest for ref in index.segments.values()) if index is not None else frozenset[str]()
+    headers = {
+        digest: min((e.offset for e in read_contents(layout.segment(digest)).entries), default=layout.segment(digest).stat().st_size)
+        for digest in list_segments(layout)
+    }
+    return Template(folder, values, copies, headers, read_pairings(layout), covered)
+
+
+def plain(tensors) -> Value:
+    """Tensors that can be compared."""
+    return {name: (dtype, tuple(shape), bytes(raw)) for name, (dtype, shape, raw) in tensors.items()}
+
+
+def read_pairings(layout: Layout) -> dict[tuple[str, int], Pairing]:
+    """Which keys every generation of every data set pairs with each sample. Raises as `read_catalog`."""
+    return {
+        (name, generation): pairing_of(layout, name, generation)
+        for name in list_names(layout)
+        for generation in list_generations(layout, name)
+    }
+
+
+def pairing_of(layout: Layout, name: str, generation: int) -> Pairing:
+    """One generation's pairing. Raises as `read_catalog`."""
+    catalog = read_catalog(layout.catalog(name, generation), generation=generation)
+    return tuple(
+        (sample, tuple(str(key) for column in catalog.columns for key in column.row_keys(row))) for row, sample in enumerate(catalog.ids)
+    )

@@ -1,0 +1,133 @@
+"""Samples of the campaigns of damage, of damage under open readers and of fuzzing; that each can find something; and more, as `slow`."""
+
+from functools import partial
+
+import pytest
+
+from cachestore.storage.fetch import Fetcher
+from tests.torture import damage, fuzz, model, readers
+from tests.torture.campaign import judged, scratch
+from tests.torture.damage import Damage, choose_damages, kind_of
+from tests.torture.template import build_template
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def template():
+    with scratch() as folder:
+        yield build_template(folder)
+
+
+@pytest.fixture(autouse=True)
+def _own_encoders(monkeypatch):
+    """What `build_template` plugs in for good is taken out again."""
+    from cachestore import request
+
+    monkeypatch.setattr(request, "_encoders", request._encoders)
+
+
+def struck(template, *damages):
+    return [violation for _damage, found in judged(damages, partial(damage.judge, template)) for violation in found]
+
+
+def test_the_template_has_two_files_of_each_kind_that_can_change_places(template):
+    files = damage.files_of(template.store)
+    assert {kind for kind, names in files.items() if len(names) >= 2} >= set(damage.KINDS) - {"marker", "attempt", "temporary"}
+    assert files["marker"]
+
+
+def test_a_file_of_no_known_kind_is_not_overlooked():
+    with pytest.raises(LookupError):
+        kind_of("notes/new.bin")
+
+
+def test_few_damages_strike_every_kind(template):
+    kinds = {one.kind for one in choose_damages(template, 200, 1)}
+    assert kinds == {kind for kind, names in damage.files_of(template.store).items() if names} | {"folder"}
+
+
+def test_no_damages_find_nothing(template):
+    assert list(choose_damages(template, 0, 1)) == struck(template) == fuzz.parsed(template.store, 0, 1) == []
+
+
+def test_a_sample_of_damages_finds_nothing(template):
+    assert struck(template, *choose_damages(template, 12, 7)) == []
+
+
+def test_every_byte_of_a_segment_is_under_a_checksum_that_verify_looks_at(template):
+    path = damage.files_of(template.store)["segment"][0]
+    assert struck(template, *(Damage("segment", path, way, 2) for way in ("flip", "grow"))) == []
+
+
+def test_a_store_without_checksums_is_found_out(template, monkeypatch):
+    [path] = damage.files_of(template.store)["segment"][:1]
+    monkeypatch.setattr(Fetcher, "_check", lambda *_arguments: None)
+    monkeypatch.setattr(damage, "_repaired", lambda *_arguments: ())
+    found = struck(template, *(Damage("segment", path, "noise", number) for number in range(4)))
+    assert any("a wrong value" in violation for violation in found)
+
+
+def test_a_verify_that_says_ok_is_found_out(template, monkeypatch):
+    class Fine:
+        ok = True
+
+    monkeypatch.setattr(damage, "verify", lambda _store: Fine())
+    monkeypatch.setattr(damage, "_repaired", lambda *_arguments: ())
+    path = damage.files_of(template.store)["segment"][0]
+    assert struck(template, Damage("segment", path, "flip", 1)) == ["verify says that this is ok"]
+
+
+@pytest.mark.torch
+def test_a_sample_of_damages_under_open_readers_finds_nothing():
+    assert readers.play(4, 3).violations == ()
+
+
+@pytest.mark.torch
+def test_a_reader_that_checks_nothing_is_found_out(monkeypatch):
+    monkeypatch.setattr(Fetcher, "_check", lambda *_arguments: None)
+    monkeypatch.setattr(readers, "WAYS", ("noise",))
+    monkeypatch.setattr(readers, "STRANGE", ())
+    assert readers.play(6, 3).violations
+
+
+def test_a_sample_of_fuzzed_files_finds_nothing(template):
+    assert fuzz.parsed(template.store, 300, 5) == []
+
+
+def test_a_parser_that_believes_what_it_reads_is_found_out(template, monkeypatch):
+    monkeypatch.setattr("cachestore.work.workers._is_beat", lambda _beat: True)
+    monkeypatch.setattr(fuzz, "PARSERS", {"worker": fuzz.PARSERS["worker"]})
+    assert any("KeyError" in violation for violation in fuzz.parsed(template.store, 100, 5))
+
+
+def test_every_kind_of_file_that_is_parsed_is_fuzzed():
+    assert set(damage.KINDS) - set(fuzz.PARSERS) == {"attempt", "dropped", "lock", "quarantined", "temporary"}, "these are names alone"
+
+
+# More of each
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_hundred_damages_find_nothing():
+    assert damage.play(300, 2).violations == ()
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_a_hundred_damages_under_open_readers_find_nothing():
+    assert readers.play(100, 2).violations == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_thousand_fuzzed_files_find_nothing():
+    assert fuzz.play(10_000, 2).violations == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hundred_long_runs_against_the_model_find_nothing():
+    assert model.play(200, 2).violations == ()
