@@ -24,3 +24,20 @@ def test_every_invariant_names_tests_that_exist():
     assert len(rows) == 12
     assert all("`test_" in row for row in rows)
     assert missing(text) == []
+
+
+def promises():
+    """The rows of README's table of promises: what is promised, and the tests that are named for it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The promises")[2].partition("\n## ")[0]
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| .*$", text, re.MULTILINE)]
+    return [(promise, re.findall(r"`(test_\w+)`", tests)) for promise, tests in rows if promise != "promise"]
+
+
+def test_every_promise_names_tests_that_exist():
+    assert len(promises()) >= 10
+    assert all(tests for _promise, tests in promises())
+    assert {name for _promise, tests in promises() for name in tests} <= existing()
+
+
+def test_what_is_not_promised_is_said_too():
+    assert "**Not promised**" in (ROOT / "README.md").read_text(encoding="utf-8")
