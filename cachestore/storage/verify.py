@@ -20,14 +20,20 @@ from cachestore.files.opening import look_at, names_in, opened, read_into, reaso
 from cachestore.files.paths import (
     MARKER,
     Layout,
+    PassFolder,
     decode_name,
     is_temporary,
+    parse_attempt,
     parse_catalog,
+    parse_claim,
     parse_condemned,
     parse_dropped,
     parse_index,
+    parse_ledger,
+    parse_pass,
     parse_plan,
     parse_recipe,
+    parse_round,
     parse_segment,
     parse_worker,
 )
@@ -67,6 +73,12 @@ _OUR_NAMES: Final[Mapping[str, Callable[[str], object]]] = {
     "plans": parse_plan,
     "condemned": parse_condemned,
     "catalogs": decode_name,
+}
+_OUR_NAMES_IN_PASSES: Final[Mapping[str, Callable[[str], object]]] = {
+    "rounds": parse_round,
+    "claims": parse_claim,
+    "ledgers": parse_ledger,
+    "attempts": parse_attempt,
 }
 _FREE_FOLDERS: Final = frozenset({"segments", "locks", "quarantine", "digests", "workers", "tmp"})
 
@@ -480,6 +492,7 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
             _foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is parse_dropped(file) is None
         )
     yield from _strange_segments(layout)
+    yield from _strange_in_plans(layout)
     yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))
     yield from _stale_temporaries(layout)
 
@@ -497,6 +510,23 @@ def _strange_segments(layout: Layout) -> Iterator[Finding]:
         for name in names_in(layout.segments / folder):
             if (parse_segment(name) or "")[:2] != folder:
                 yield _foreign(f"segments/{folder}/{name}")
+
+
+def _strange_in_plans(layout: Layout) -> Iterator[Finding]:
+    """Files in plans and passes that nobody of ours named so."""
+    for plan in filter(None, map(parse_plan, names_in(layout.plans))):
+        folder, where = layout.plan_folder(plan), f"plans/{plan}"
+        for name in names_in(folder):
+            number = parse_pass(name)
+            if number is None:
+                yield from [_foreign(f"{where}/{name}")] * (name != layout.plan(plan).name)
+                continue
+            of_pass = PassFolder(layout.pass_folder(plan, number))
+            known = {of_pass.done.name, *_OUR_NAMES_IN_PASSES}
+            yield from (_foreign(f"{where}/{name}/{file}") for file in names_in(of_pass.root) if file not in known)
+            for inner, parse in _OUR_NAMES_IN_PASSES.items():
+                files = names_in(of_pass.root / inner)
+                yield from (_foreign(f"{where}/{name}/{inner}/{file}") for file in files if parse(file) is None)
 
 
 def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
