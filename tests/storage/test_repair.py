@@ -436,8 +436,8 @@ def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
     flip(path, path.stat().st_size // 2)
     really = repairing._broken_files
 
-    def other_repair_first(store):
-        found = really(store)
+    def other_repair_first(store, look_further):
+        found = really(store, look_further)
         monkeypatch.setattr(repairing, "_broken_files", really)
         assert repair_store(store.root).salvaged == 1
         return found
