@@ -226,8 +226,8 @@ def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
     """The names in a folder, sorted; one that does not exist, or is no folder, is empty.
 
     Existence in a store is decided by listing: on NFS a look-up of a name that once was missing stays negative for 30 s,
-    while a fresh listing is right at once. Raises ReadFailed, as what cannot be listed is not empty, and FormatError for a link to a folder,
-    unless it is the store's root, which is the user's own path: what lies behind another one is not a part of the store.
+    while a fresh listing is right at once. Raises ReadFailed, as what cannot be listed is not empty, and FormatError for a link to a
+    folder, unless it is the store's root, which is the user's own path: what lies behind another one is not a part of the store.
     """
     if not is_root:
         _refuse_link(folder)
