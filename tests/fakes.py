@@ -218,9 +218,9 @@ def catalog(root, name="train") -> Any:
     return found
 
 
-def flip_entry(root, sample, encoder):
+def flip_entry(root, sample, encoder, name="train"):
     """Change a byte of the entry that a sample's cell names, as a failing disk would; returns its key."""
-    layout, found = Layout(Path(root)), catalog(root)
+    layout, found = Layout(Path(root)), catalog(root, name)
     column = next(column for column in found.columns if column.encoder == encoder)
     key = column.row_keys(list(found.ids).index(sample))[0]
     with closing(load_snapshot(layout)) as snapshot:

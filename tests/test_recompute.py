@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -174,3 +175,43 @@ def test_every_data_set_of_a_store_is_refilled(store, data, makers):
         layout.segment(digest).unlink()
     assert cs.repair(store, refill=True).refilled == 13
     assert cs.verify(store).ok
+
+
+def test_of_many_faults_at_once_only_what_is_truly_damaged_is_encoded_again(tmp_path, makers):
+    """Index and catalog deleted, three segments damaged, one cut short, one renamed, and a file that is not ours."""
+    root, names = tmp_path / "store", [f"set{n}" for n in range(6)]
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        for n in range(3):
+            (folder / f"{n}.png").write_bytes(f"picture {n} of {name}".encode())
+            os.utime(folder / f"{n}.png", (n, n))
+        precompute_here(PrecomputeRequest(str(folder), "model", str(root), encode=("latents",), name=name))
+    makers.encoded()
+    layout = Layout(root)
+    values = {name: [catalog(root, name).columns[0].keys[row] for row in range(3)] for name in names}
+    with cs.open(root) as opened:
+        segments = {name: root / opened.describe(keys[0]).segment for name, keys in values.items()}
+        assert len(set(segments.values())) == len(names)
+        last = max(range(3), key=lambda row: opened.snapshot.find_first([values["set4"][row]])[0].offset)
+        cut = opened.snapshot.find_first([values["set4"][last]])[0].offset
+    for name in ("set1", "set2", "set3"):
+        flip_entry(root, "1.png", "latents", name)
+    segments["set4"].chmod(0o644)
+    os.truncate(segments["set4"], cut)
+    segments["set5"].rename(segments["set5"].with_name("copy of a segment.safetensors"))
+    for path in (root / "index").iterdir():
+        path.unlink()
+    shutil.rmtree(layout.catalog("set0", 0).parent)
+    foreign = root / "segments" / "notes.txt"
+    foreign.write_text("mine")
+
+    assert not cs.verify(root).ok
+    cs.repair(root, refill=True)
+    assert cs.verify(root).ok
+    assert sorted(makers.encoded()) == sorted([*(f"picture 1 of set{n}".encode() for n in (1, 2, 3)), f"picture {last} of set4".encode()])
+    assert foreign.read_text() == "mine"
+    for name, keys in values.items():
+        with cs.open(root) as opened:
+            assert [opened.get(key, as_numpy=True)["value"].tobytes() for key in keys] == keys
+        assert list(catalog(root, name).ids) == ["0.png", "1.png", "2.png"]

@@ -230,7 +230,8 @@ def test_a_copy_in_a_condemned_segment_lets_no_other_go(root):
 
 
 def entries_of(layout, digest):
-    return [as_entry(entry, raw) for entry, raw in good_entries(layout, digest, read_contents(layout.segment(digest)).entries)]
+    path = layout.segment(digest)
+    return [as_entry(entry, raw) for entry, raw in good_entries(path, read_contents(path).entries)]
 
 
 def test_a_damaged_copy_lets_no_condemned_segment_go_without_another(root):

@@ -95,25 +95,28 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_header(descriptor: int, file_bytes: int, *, where: Path) -> Header:
-    """Read and check the header of an open container of `file_bytes` bytes. Raises FormatError."""
+def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool = True) -> Header:
+    """Read and check the header of an open container of `file_bytes` bytes. Raises FormatError.
+
+    With `is_whole=False` also that of a file that was cut short behind it, or that grew.
+    """
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
         message = f"{where} says its header has {length} bytes, but the file has {file_bytes} (cap {HEADER_LIMIT_BYTES})"
         raise FormatError(message)
-    return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes, where=where)
+    return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 
-def parse_header(text: bytes | bytearray, file_bytes: int, *, where: Path) -> Header:
-    """Check a header's text against every rule above. Raises FormatError with what is wrong."""
+def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path) -> Header:
+    """Check a header's text against every rule above, but for the file's size where that is None. Raises FormatError with what is wrong."""
     try:
         fields = _parse_json(text)
         metadata = fields.pop(_METADATA, {})
         _check_metadata(metadata)
         tensors = {name: _parse_place(name, value) for name, value in fields.items()}
         data_start = _LENGTH_BYTES + len(text)
-        _check_offsets(tensors, file_bytes - data_start)
+        _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
     except _Malformed as error:
         message = f"{where} is not a container that cachestore can read: {error}; run `cachestore repair`"
         raise FormatError(message) from error
@@ -190,13 +193,13 @@ def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int) -> None:
+def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int | None) -> None:
     position = 0
     for place in sorted(tensors.values(), key=lambda place: (place.start, place.end)):
         if place.start != position:
             message = f"there is a hole or an overlap at byte {min(position, place.start)} of the data"
             raise _Malformed(message)
         position = place.end
-    if position != data_bytes:
+    if data_bytes is not None and position != data_bytes:
         message = f"the tensors end at byte {position}, the data at {data_bytes}"
         raise _Malformed(message)

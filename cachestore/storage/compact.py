@@ -150,7 +150,7 @@ class _Copying:
         try:
             contents = read_contents(self.layout.segment(digest))
             needed = [entry for entry in contents.entries if self.needs.hold(contents.origin, entry)]
-            good = good_entries(self.layout, digest, needed)
+            good = good_entries(self.layout.segment(digest), needed)
         except (FormatError, OSError) as error:
             self.remarks.append(f"segment {digest} stays as it is: {error}")
             return None

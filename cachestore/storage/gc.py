@@ -86,7 +86,7 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
                 contents = read_contents(layout.segment(digest))
                 needed = tuple(entry for entry in contents.entries if needs.hold(contents.origin, entry))
                 to_copy = tuple(_without_copy(snapshot, fetcher, needed))
-                sound = len(good_entries(layout, digest, to_copy))
+                sound = len(good_entries(layout.segment(digest), to_copy))
             except (FormatError, OSError) as error:
                 remarks.append(f"segment {digest} stays: {error}")
                 continue
@@ -124,7 +124,7 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     copies = [removal for removal in removals if removal.to_copy]
     for removal in copies:
         try:
-            good = [as_entry(entry, run) for entry, run in good_entries(layout, removal.digest, removal.to_copy)]
+            good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(removal.digest), removal.to_copy)]
         except FileNotFoundError:  # another collector removed it just now, and copied what is needed before
             continue
         if len(good) < len(removal.to_copy):

@@ -1,6 +1,7 @@
 """Repair: makes a store consistent without a GPU. It copies before it moves and moves before it forgets.
 
-1. Every segment is read whole. From a damaged one the good entries are copied into a new segment, which is published first.
+1. Every segment is read whole. From a damaged one the good entries are copied into a new segment, which is published first; likewise
+   what the store lacks from segments under names that are none, which are left where they are.
 2. The damaged file goes to `quarantine/`, with the keys that could not be saved beside it.
 3. Damaged index files, catalogs and recipes go to `quarantine/`; the index is built again from the segments.
 
@@ -10,7 +11,7 @@ find the copy in a newer snapshot, and beside a running pass, whose reconcile lo
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, publish_marker
 from cachestore.storage.condemned import NEWER
+from cachestore.storage.entry import Entry
 from cachestore.storage.index import Index, check
 from cachestore.storage.segment import StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
@@ -38,6 +40,7 @@ from cachestore.storage.verify import (
     LookFurther,
     good_entries,
     look_at_segment,
+    misnamed_segments,
     vanished_keys,
     verify,
 )
@@ -94,10 +97,16 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
     salvaged = sum(one.good for one in damaged)
     if dry_run:
+        with closing(load_snapshot(layout)) as snapshot:
+            salvaged += sum(len(good) for _origin, good in _lacking(layout, snapshot))
         return RepairReport(salvaged, tuple(quarantined), ("index",) if quarantined else (), 0, dry_run=True)
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
             _salvage(layout, one)
+    with closing(load_snapshot(layout)) as snapshot:
+        for origin, good in _lacking(layout, snapshot):
+            publish_segment(layout, good, origin=origin)
+            salvaged += len(good)
     with closing(load_snapshot(layout)) as snapshot:
         _note_vanished(layout, snapshot)
     aside = [_put_aside(layout, layout.root / where) for where in broken]
@@ -176,7 +185,7 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
         return None
     try:
         entries = _entries_of(layout, snapshot, digest)
-        return _Damaged(digest, entries, len(good_entries(layout, digest, entries)), _origin_of(layout, snapshot, digest))
+        return _Damaged(digest, entries, len(good_entries(layout.segment(digest), entries)), _origin_of(layout, snapshot, digest))
     except OSError:
         return None
 
@@ -184,7 +193,7 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
 def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
     """Who wrote a segment, by its header, else by the index."""
     with suppress(FormatError, OSError):
-        return read_contents(layout.segment(digest)).origin
+        return read_contents(layout.segment(digest), is_whole=False).origin
     refs = snapshot.index.segments.values() if snapshot.index is not None else ()
     return next((ref.origin for ref in refs if ref.digest == digest), "")
 
@@ -194,7 +203,7 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     path = layout.segment(digest)
     in_header: tuple[StoredEntry, ...] = ()
     try:
-        in_header = read_contents(path).entries
+        in_header = read_contents(path, is_whole=False).entries
     except FormatError as error:
         if NEWER in str(error) and digest_file(path) == digest:
             raise
@@ -215,7 +224,7 @@ def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapp
 
 def _salvage(layout: Layout, damaged: _Damaged) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
-    good = [as_entry(entry, run) for entry, run in good_entries(layout, damaged.digest, damaged.entries)]
+    good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(damaged.digest), damaged.entries)]
     if good:
         publish_segment(layout, good, origin=damaged.origin)
     failpoint("repair.after_salvage")
@@ -231,6 +240,16 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key]) -> None:
     if body["keys"]:
         make_folder(layout, layout.quarantine)
         publish(layout, layout.quarantine / f"{digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+
+
+def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
+    """(origin, whole entries) of each segment under a name that is none, as far as the store lacks them. The file itself is left alone."""
+    for path, contents in misnamed_segments(layout):
+        lacking = [entry for entry in contents.entries if entry.key not in snapshot]
+        with suppress(FileNotFoundError):
+            good = [as_entry(entry, run) for entry, run in good_entries(path, lacking)]
+            if good:
+                yield contents.origin, good
 
 
 def _note_vanished(layout: Layout, snapshot: Snapshot) -> None:

@@ -102,10 +102,13 @@ def _table_text(table: Mapping[str, Any]) -> str:
         return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
 
-def read_contents(path: Path) -> SegmentContents:
-    """Read and check a segment's header; its bytes are not looked at. Raises FormatError, or OSError as it comes."""
+def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
+    """Read and check a segment's header; its bytes are not looked at. Raises FormatError, or OSError as it comes.
+
+    With `is_whole=False` also that of a file that was cut short behind it: what it held, which need not be there any more.
+    """
     with opened(path) as (descriptor, status):
-        header = read_header(descriptor, status.st_size, where=path)
+        header = read_header(descriptor, status.st_size, where=path, is_whole=is_whole)
     return parse_contents(header, status.st_size, where=path)
 
 

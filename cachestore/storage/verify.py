@@ -302,13 +302,13 @@ class _EntriesInPassing:
         return self._bad
 
 
-def good_entries(layout: Layout, digest: str, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
+def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
     """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
 
     `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
     saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
-    with suppress(FormatError), opened(layout.segment(digest)) as (descriptor, _status):
+    with suppress(FormatError), opened(path) as (descriptor, _status):
         for entry in places:
             if entry.key in saved:
                 continue
@@ -510,6 +510,16 @@ def _strange_segments(layout: Layout) -> Iterator[Finding]:
         for name in names_in(layout.segments / folder):
             if (parse_segment(name) or "")[:2] != folder:
                 yield _foreign(f"segments/{folder}/{name}")
+
+
+def misnamed_segments(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
+    """Segments under names that are none, such as after a rename by hand. Their bytes are not looked at."""
+    folders = [path for name in names_in(layout.segments) if not os.path.islink(path := layout.segments / name)]  # noqa: PTH114 - see above
+    for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
+        if (parse_segment(path.name) or "")[:2] == path.parent.name:
+            continue
+        with suppress(FormatError, OSError):
+            yield path, read_contents(path, is_whole=False)
 
 
 def _strange_in_plans(layout: Layout) -> Iterator[Finding]:

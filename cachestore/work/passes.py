@@ -142,7 +142,7 @@ def _is_sound(layout: Layout, ref: PassRef) -> bool:
     folder = ref.folder(layout)
     try:
         for number in list_rounds(folder):
-            read_record(folder.round(number), ROUND_FORMAT, VERSION)
+            read_round_record(layout, ref, number)
     except FormatError:
         return False
     return True
@@ -163,14 +163,26 @@ def list_rounds(folder: PassFolder) -> list[int]:
 def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bool:
     """Begin a round; False if somebody else did. A recipe whose units are all in it is written as null."""
     units = [None if len(listed) == len(plan.units_of(recipe)) else list(listed) for recipe, listed in enumerate(opened.units)]
-    body: dict[str, Json] = {"units": units, "launch": opened.launch, "started": opened.started, "generation": opened.generation}
+    body: dict[str, Json] = {"plan": ref.plan, "pass": ref.number, "round": opened.number, "units": units, "launch": opened.launch}
+    body |= {"started": opened.started, "generation": opened.generation}
     return publish(layout, ref.folder(layout).round(opened.number), [encode_record(ROUND_FORMAT, VERSION, body)])
+
+
+def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str, Any]:
+    """What the file of a round says. Raises FormatError, also for the round of another plan, pass or number, FileNotFoundError."""
+    path = ref.folder(layout).round(number)
+    body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
+    own = {"plan": ref.plan, "pass": ref.number, "round": number}
+    if any(body.get(name, value) != value for name, value in own.items()):  # the first stores' rounds do not say it
+        message = f"{path} is the round of another pass; run `cachestore repair`"
+        raise FormatError(message)
+    return body
 
 
 def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
     """Read a round. Raises FormatError, FileNotFoundError."""
     path = ref.folder(layout).round(number)
-    body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
+    body = read_round_record(layout, ref, number)
     generation = body.get("generation")
     try:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))

@@ -14,12 +14,11 @@ from cachestore.errors import FormatError
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker
-from cachestore.files.records import read_record
 from cachestore.keys import Json
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
-from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, list_rounds, read_done
+from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
 from cachestore.work.workers import SILENT_SECONDS, Watch, boot_id, host_name, read_beat
 
@@ -232,7 +231,7 @@ class Observer:
         if (ref, number) not in self._rounds:
             starts = self._outline(ref.plan).units_at
             path = ref.folder(self.layout).round(number)
-            found = read_record(path, ROUND_FORMAT, VERSION).get("units")
+            found = read_round_record(self.layout, ref, number).get("units")
             listed = cast("list[Any]", found) if isinstance(found, list) else []
             if len(listed) != len(starts) - 1:
                 message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run `cachestore repair`"

@@ -22,11 +22,10 @@ from cachestore.files.paths import (
     parse_worker,
     parse_worker_lock,
 )
-from cachestore.files.records import read_record
 from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.keys import Key
 from cachestore.work.ledgers import read_ledgers
-from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, has_ended, list_passes, list_rounds, read_done
+from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import is_published, read_outline, read_plan
 from cachestore.work.workers import Life, Watch, is_held, read_beat
 
@@ -113,7 +112,7 @@ def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tup
 def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
     """The generation that a pass took units from; None where it took none. Raises FormatError, OSError for one that cannot tell."""
     path = ref.folder(layout).round(0)
-    generation = read_record(path, ROUND_FORMAT, VERSION).get("generation")
+    generation = read_round_record(layout, ref, 0).get("generation")
     if generation is not None and type(generation) is not int:
         message = f"{path} does not say which generation its units are from; run `cachestore repair`"
         raise FormatError(message)

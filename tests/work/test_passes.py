@@ -158,3 +158,21 @@ def test_a_round_that_names_units_its_plan_does_not_have_is_a_format_error(layou
     ref.folder(layout).round(0).write_bytes(encode_record("cachestore-round", VERSION, body))
     with pytest.raises(FormatError):
         read_round(layout, ref, PLAN, 0)
+
+
+def test_the_round_of_another_pass_is_refused_and_the_next_pass_is_opened(layout):
+    first = opened(layout)
+    publish_done(layout, first, REPORT, ["launch 1"])
+    second = join_pass(layout, PLAN.name, "launch 2")
+    path = second.folder(layout).round(0)
+    path.write_bytes(first.folder(layout).round(0).read_bytes())
+    with pytest.raises(FormatError, match="another pass"):
+        read_round(layout, second, PLAN, 0)
+    assert join_pass(layout, PLAN.name, "launch 2").number == 3
+
+
+def test_a_round_of_the_first_stores_does_not_say_whose_it_is_and_is_read(layout):
+    ref = join_pass(layout, PLAN.name, "launch 1")
+    body = {"units": [None, None], "launch": "x", "started": 0.0, "generation": None}
+    ref.folder(layout).round(0).write_bytes(encode_record("cachestore-round", VERSION, body))
+    assert read_round(layout, ref, PLAN, 0).launch == "x"

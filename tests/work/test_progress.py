@@ -137,7 +137,7 @@ def test_the_rows_of_a_plan_are_never_read_and_its_header_and_rounds_once(three,
     assert observer.look(ref).total == 3
     monkeypatch.setattr("cachestore.work.plan.read_table", None)
     monkeypatch.setattr(progress, "read_outline", None)
-    monkeypatch.setattr(progress, "read_record", None)
+    monkeypatch.setattr(progress, "read_round_record", None)
     assert observer.look(ref).units == 3
 
 
