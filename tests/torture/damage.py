@@ -42,7 +42,7 @@ from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import HARMLESS
 from cachestore.upkeep import verify
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
-from tests.torture.template import Template, build_template, pairing_of, pictures, plain, precompute
+from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
 
 KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "marker": lambda path: path == "cachestore.json",
@@ -245,7 +245,7 @@ def _strike_folder(path: Path, way: str, outside: Path) -> None:
 
 def judge(template: Template, damage: Damage) -> list[str]:
     """Damage a copy of the template and look at everything; what did not hold, in words."""
-    with scratch() as folder:
+    with fake_encoders(), scratch() as folder:
         shutil.copytree(template.folder, folder / "copy")
         outside = folder / "outside"
         outside.mkdir()
@@ -456,7 +456,7 @@ def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozens
 
 def play(count: int, seed: int) -> Outcome:
     """So many damages to copies of one template."""
-    with scratch() as folder:
+    with fake_encoders(), scratch() as folder:
         template = build_template(folder)
         for _time in _commands(template.store, Damage("", "", "", 0)):  # imports what all judges need
             pass

@@ -19,7 +19,6 @@ SECONDS: Final = 600.0
 
 def judge(seed: int, numbers: range) -> list[str]:
     """So many runs from one seed. One that fails raises, with the steps to play it again."""
-    without_waiting()
     machine = hypothesis.seed(seed * 1_000_003 + numbers.start)(type("Seeded", (StoreMachine,), {}))
     options = hypothesis.settings(
         max_examples=len(numbers),
@@ -28,7 +27,8 @@ def judge(seed: int, numbers: range) -> list[str]:
         database=None,
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
     )
-    run_state_machine_as_test(machine, settings=options)
+    with without_waiting():
+        run_state_machine_as_test(machine, settings=options)
     return []
 
 

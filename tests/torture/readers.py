@@ -52,7 +52,6 @@ class Open:
 
 def build(folder: Path, count: int, seed: int) -> Truth:
     """A store with a data set in three segments, an index that covers two of them, and what is to happen to it."""
-    without_waiting()
     store, made = folder / "store", recipes()
     for start in (0, 4):
         make_store(store, [Row(f"{n}.png", (f"caption {n}",)) for n in range(start, start + 4)], made)
@@ -89,7 +88,7 @@ def judge(truth: Truth, damage: Damage) -> list[str]:
     import torch
 
     torch.set_num_threads(1)
-    with scratch() as folder:
+    with without_waiting(), scratch() as folder:
         store, outside = folder / "store", folder / "outside"
         shutil.copytree(truth.store, store)
         outside.mkdir()
@@ -157,7 +156,8 @@ def _different(wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
 def play(count: int, seed: int) -> Outcome:
     """So many damages under open readers."""
     with scratch() as folder:
-        truth = build(folder, count, seed)
+        with without_waiting():
+            truth = build(folder, count, seed)
         return outcome_of(judged(truth.damages, partial(judge, truth), seconds=HANG_SECONDS))
 
 

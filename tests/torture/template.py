@@ -3,14 +3,16 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 import cachestore as cs
+import cachestore.request
 from cachestore.files.locks import locked
 from cachestore.files.paths import Layout
 from cachestore.keys import Key
@@ -61,9 +63,18 @@ class Template:
         return self.folder / "store"
 
 
-def without_waiting() -> None:
-    """A sync costs 10 ms and nobody cuts the power here."""
-    os.fsync = os.fstat
+@contextmanager
+def without_waiting() -> Generator[None]:
+    """For the block: a sync costs 10 ms, and nobody cuts the power here."""
+    with patch.object(os, "fsync", os.fstat):
+        yield
+
+
+@contextmanager
+def fake_encoders() -> Generator[None]:
+    """For the block: `precompute` makes its encoders without models, and nothing is synced."""
+    with without_waiting(), patch.object(cachestore.request, "_encoders", fakes.Makers(options={"limit": 2})):
+        yield
 
 
 def pictures(folder: Path, *numbers: int) -> Path:
@@ -78,14 +89,17 @@ def pictures(folder: Path, *numbers: int) -> Path:
 
 
 def precompute(folder: Path, data: Path, name: str) -> None:
-    """Make a data set with the fake encoders that `build_template` plugged in."""
+    """Make a data set, within `fake_encoders`."""
     precompute_here(PrecomputeRequest(str(data), "model", str(folder / "store"), name=name))
 
 
 def build_template(folder: Path) -> Template:
-    """Make the template in a folder: every kind of file that a store can have, two of most. Plugs fake encoders in for good."""
-    without_waiting()
-    fakes.plug_in({"limit": 2})
+    """Make the template in a folder: every kind of file that a store can have, two of most."""
+    with fake_encoders():
+        return _build_template(folder)
+
+
+def _build_template(folder: Path) -> Template:
     root = folder / "store"
     precompute(folder, pictures(folder / "data", 1, 2, 3), "train")
     precompute(folder, pictures(folder / "data", 4), "train")

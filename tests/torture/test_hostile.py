@@ -19,14 +19,6 @@ def template():
         yield build_template(folder)
 
 
-@pytest.fixture(autouse=True)
-def _own_encoders(monkeypatch):
-    """What `build_template` plugs in for good is taken out again."""
-    from cachestore import request
-
-    monkeypatch.setattr(request, "_encoders", request._encoders)
-
-
 def struck(template, *damages):
     return [violation for _damage, found in judged(damages, partial(damage.judge, template)) for violation in found]
 
