@@ -554,7 +554,8 @@ def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
 
 
 def _is_no_folder(path: Path) -> bool:
-    return os.path.lexists(path) and not path.is_dir()
+    status = look_at(path)
+    return os.path.lexists(path) and (status is None or not stat.S_ISDIR(status.st_mode))
 
 
 def _no_folder(name: str) -> Finding:

@@ -26,7 +26,7 @@ def play(*arguments, timeout=58):
 
 def test_a_few_kills_errors_power_cuts_and_exchanges_find_nothing():
     only = [word for name in ("kills", "errors", "crashes", "exchange") for word in ("--only", name)]
-    code, body = play(*only, "--count", "12", "--seed", str(os.getpid()))
+    code, body = play(*only, "--count", "12", "--seed", "1")
     assert (code, body["violations"]) == (0, {"kills": [], "errors": [], "crashes": [], "exchange": []})
     assert all(row["points"] > 0 for row in body["rows"])
 
