@@ -523,14 +523,13 @@ def fill_tiny(folder: Path, count: int) -> Path:
 def measure_scale(folder: Path, counts: Sequence[int]) -> list[Row]:
     """How opening, looking up, getting and memory grow with the number of entries."""
     rows: list[Row] = []
-    costs: dict[int, float] = {}
-    for count in counts:
-        store = fill_tiny(folder / str(count), count)
+    stores = {count: fill_tiny(folder / str(count), count) for count in counts}
+    for count, store in stores.items():
         rows += [measure_open(store, count), *measure_look_ups(store, count)]
         rows += [measure_memory(store, count, method) for method in ("fork", "spawn")]
-        costs[count] = get_seconds(store, count)
-    growth = round(costs[max(counts)] / costs[min(counts)], 2)
-    return [*rows, Row(f"get at {max(counts):,} entries, times its cost at {min(counts):,}", growth, 1.0, "x", growth, growth, growth)]
+    few, many = min(counts), max(counts)
+    what = f"a get at {many:,} entries / at {few:,}"
+    return [*rows, compare(what, 4000, "a second", getting(stores[many], many), getting(stores[few], few))]
 
 
 def bare_index(store: Path) -> Any:
@@ -595,13 +594,13 @@ def measure_look_ups(store: Path, count: int) -> list[Row]:
     return rows
 
 
-def get_seconds(store: Path, count: int) -> float:
-    """4,000 gets, the median of five times."""
+def getting(store: Path, count: int) -> Callable[[], object]:
+    """4,000 gets of a store that stays open."""
     import cachestore as cs
 
     keys = [cs.key("tiny", str(number)) for number in Random(2).choices(range(count), k=4000)]
-    with cs.open(store) as reading:
-        return statistics.median(_seconds(lambda: [reading.get(key, as_numpy=True) for key in keys], lambda: None) for _time in range(5))
+    reading = cs.open(store)
+    return lambda: [reading.get(key, as_numpy=True) for key in keys]
 
 
 def measure_memory(store: Path, count: int, method: str) -> Row:
