@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from cachestore.recompute import verify as verify
     from cachestore.run import fill as fill
     from cachestore.run import precompute as precompute
+    from cachestore.samples import Sample as Sample
+    from cachestore.samples import Source as Source
     from cachestore.storage.stats import stats as stats
     from cachestore.store import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
 
@@ -57,6 +59,8 @@ _HOMES = {
     "ReadThrough": "readthrough",
     "Recipe": "keys",
     "RecipeMismatch": "errors",
+    "Sample": "samples",
+    "Source": "samples",
     "StoreNotFound": "errors",
     "WriteFailed": "errors",
     "export_cache": "exporting",

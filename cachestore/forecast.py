@@ -53,10 +53,12 @@ class Forecast:
     distinct_captions: int
     is_estimate: bool
     """Whether only a part was looked at."""
+    remarks: tuple[str, ...] = ()
+    """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
 
     def as_json(self) -> dict[str, Json]:
         """The object as JSON."""
-        return asdict(self)
+        return asdict(self) | {"remarks": list(self.remarks)}
 
 
 def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
@@ -88,6 +90,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
+        remarks=wanted.remarks,
     )
 
 
@@ -189,7 +192,7 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
     """The forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
-    lines = [f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
+    lines = [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
     if forecast.buckets:
         small = [name for name, count in forecast.buckets.items() if count < batch_size]
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))

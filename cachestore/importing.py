@@ -28,11 +28,12 @@ from cachestore.formats.text import T5
 from cachestore.formats.value import Latents
 from cachestore.inputs import request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
+from cachestore.listing import list_path
 from cachestore.loop import Job, OnProgress, Report, run_pass
 from cachestore.ranks import Placement
 from cachestore.request import encoders_of
 from cachestore.samples import CAPTION, IMAGE, Sample
-from cachestore.sources import CaptionLines, Listing, Remarks, list_source
+from cachestore.sources import CaptionLines, Listing, Remarks
 from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.model_digests import load_digests
@@ -188,7 +189,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
     wanted = format_named(request.format)
     _check(request)
     policy = CaptionPolicy.parse(request.captions)
-    listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
     seen = Remarks()
     samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
     files = _files(Path(request.folder), wanted)

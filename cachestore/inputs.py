@@ -19,7 +19,24 @@ NO_STAT: Final[Stat] = (-1, -1)
 SHOWN: Final = "images"
 """An option of a column of captions: the role of the images that the text encoder is shown beside them."""
 
+SOURCE: Final = "source"
+"""The column that says which of several sources a sample is of."""
+SOURCE_WEIGHT: Final = "source_weight"
+"""The column that says how often a sample of its source comes in an epoch, where sources differ in that."""
+
+RESOLUTIONS: Final = "resolutions"
+"""An option of a column of images: the resolution by source, where sources differ in it."""
+
 _TIME_BITS: Final = 63
+
+
+def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The options of a column for one sample, by its columns: with the resolution of its source."""
+    by_source: Mapping[str, Json] | None = options.get(RESOLUTIONS)
+    if by_source is None:
+        return options
+    plain = {name: value for name, value in options.items() if name != RESOLUTIONS}
+    return plain | {"resolution": by_source.get(str(extras.get(SOURCE)), plain["resolution"])}
 
 
 def request_for(role: str, options: Mapping[str, Json], value: str, images: Mapping[str, Sequence[str]]) -> dict[str, Json]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, Protocol, cast
 
 from cachestore import errors
+from cachestore.asking import ASK, Answers, Pictures
 from cachestore.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.files.opening import read_at
 from cachestore.keys import Json
@@ -89,6 +90,8 @@ class Care:
     """Set, it stops the workers; each publishes what it has encoded."""
     warn: Callable[[str], None] = _log.warning
     """Told when a worker ended badly while others go on."""
+    pictures: Pictures | None = None
+    """What stands in this process's memory and workers ask for; None where nothing does."""
     words: Literal["copied", "inherited"] = "copied"
     """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""
 
@@ -191,10 +194,15 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
     oom_kills = _oom_kills()
     with ExitStack() as stack:
         running: list[_Running] = []
+        answers = Answers(care.pictures) if care.pictures is not None else None
+        if answers is not None:
+            stack.callback(answers.close)
         try:
-            _start(arguments, environments, care, stack, running)
-            _attend(running, care, oom_kills)
+            _start(arguments, environments, care, stack, running, answers=answers)
+            _attend(running, care, oom_kills, answers)
         except BaseException:  # whatever interrupts the wait must leave no worker behind
+            if answers is not None:
+                answers.close()  # nobody waits for an answer any more
             _stop(running)
             raise
         children = [one.child for one in running if one.child is not None]
@@ -207,9 +215,18 @@ _CANCELLED: Final = "stopped on request; what is encoded is published, and the s
 
 
 def _start(
-    arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care, stack: ExitStack, running: list[_Running]
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    care: Care,
+    stack: ExitStack,
+    running: list[_Running],
+    *,
+    answers: Answers | None,
 ) -> None:
     """Start the workers. Their stdin ends when this process does: nobody ever writes to it."""
+    if answers is not None and os.name != "posix":
+        message = "samples in memory are handed to workers over pipes that this system does not have: pass inline=True, or paths"
+        raise BadInput(message)
     theirs, ours = os.pipe()
     stack.callback(os.close, ours)
     try:
@@ -217,14 +234,21 @@ def _start(
             is_inherited = rank == 0 and care.words == "inherited"
             out, err = _temporary(stack), None if is_inherited else _temporary(stack)
             quiet = [] if own.get("CACHESTORE_RANK", "0") == "0" else ["--quiet"]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
-                stdin=theirs,
-                stdout=out,
-                stderr=err,
-                # The stack of a worker that crashes in a library is among its last words.
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, PARENT: str(os.getpid())},
-            )
+            line = answers.new_line() if answers is not None else ()
+            asks = {ASK: ",".join(map(str, line))} if line else {}
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
+                    stdin=theirs,
+                    stdout=out,
+                    stderr=err,
+                    # The stack of a worker that crashes in a library is among its last words.
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
+                    pass_fds=line,
+                )
+            finally:
+                for descriptor in line:
+                    os.close(descriptor)
             running.append(_Running(rank, process, out, err, time.monotonic()))
     finally:
         os.close(theirs)
@@ -235,8 +259,9 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
     return stack.enter_context(tempfile.TemporaryFile())
 
 
-def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None) -> None:
+def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
     """Wait until all workers have ended, and see to what `care` says meanwhile."""
+    pass_time = time.sleep if answers is None else answers.serve
     looked_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
     while True:
         left = _still_running(running, care, oom_kills)
@@ -252,7 +277,7 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None) -> N
             _look(left, care)
         for one in left:
             _judge(one, time.monotonic())
-        time.sleep(POLL_SECONDS)
+        pass_time(POLL_SECONDS)
 
 
 def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | None) -> list[_Running]:

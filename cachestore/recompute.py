@@ -3,6 +3,7 @@
 Knows the storage's repair and verify, and the whole job. torch is imported by the encoders alone, and only once something is encoded.
 """
 
+import json
 import os
 import random
 import time
@@ -18,14 +19,15 @@ from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
 from cachestore.files.paths import MARKER, Layout
-from cachestore.inputs import combined_digest, request_for
+from cachestore.inputs import combined_digest, options_for, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
+from cachestore.listing import files_of
 from cachestore.reader import Reader
 from cachestore.reconcile import Reconciler
-from cachestore.request import PrecomputeRequest, encoders_of, look_at_request
+from cachestore.request import PrecomputeRequest, encoders_of, files_of_request, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import CAPTION
-from cachestore.sources import Listing
+from cachestore.sources import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, repair_store
@@ -104,8 +106,7 @@ def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
         _rebuild_before(layout, told, moved)
         plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
         hints: Mapping[str, Json] = done.request if done is not None else {}
-        data = Path(moved.get("data") or str(hints.get("data", layout.root)))
-        source = Listing(data if data.is_dir() else data.parent, "", lambda _remarks: iter(()))
+        source = _files_of(hints, moved, layout)
         return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest)
     except (FormatError, FileNotFoundError):
         return False
@@ -134,7 +135,7 @@ def _refill(layout: Layout, catalog: Catalog, moved: Mapping[str, str]) -> int:
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
     requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
-    asked = [replace(request, encode=request.made_by(encoders[hints]), **moved) for hints, request in requests.items()]
+    asked = [replace(_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
     return sum(_run_again(layout, catalog, request) for request in asked)
 
 
@@ -142,6 +143,26 @@ def _moved(**places: str | Path | None) -> dict[str, str]:
     """Where things are now, by the field of a request that said where they were."""
     named = {field_name: places[name] for field_name, name in _PLACES.items()}
     return {field_name: str(place) for field_name, place in named.items() if place is not None}
+
+
+def _at(request: PrecomputeRequest, moved: Mapping[str, str]) -> PrecomputeRequest:
+    """A request with what moved where it is now. Raises BadInput for one path in place of several sources."""
+    if "data" in moved and request.sources:
+        named = ", ".join(str(source.data) for source in request.sources[:_NAMED])
+        if len(request.sources) > 1:
+            message = f"this was made of {len(request.sources)} sources ({named}), and --source says where one is: run precompute again"
+            raise BadInput(message)
+        others = {name: place for name, place in moved.items() if name != "data"}
+        return replace(request, sources=tuple(replace(source, data=moved["data"]) for source in request.sources), **others)
+    return replace(request, **moved)
+
+
+def _files_of(hints: Mapping[str, Json], moved: Mapping[str, str], layout: Layout) -> Files:
+    """Where the files of a pass are, as far as it says so: who asks for those of a source in memory is told that they are gone."""
+    try:
+        return files_of_request(_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
+    except BadInput:
+        return files_of(moved.get("data") or str(hints.get("data", layout.root)))
 
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
@@ -179,7 +200,8 @@ class _Cell:
         number, role = self.place - self.column.at[self.row], self.column.role
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
-        request = request_for(role, self.column.options, value, images)
+        options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
+        request = request_for(role, options, value, images)
         if not is_imported(self.recipe):
             return request
         return {**request, "key": str(self.key), "bucket": list(self.column.cell(self.place).facts.get("bucket", ()))}
@@ -195,13 +217,13 @@ class _Maker:
     """Who makes the entries of some columns again, and where their files are now."""
 
     encoder: Encoder
-    root: Path
+    files: Files
     name: str = ""
     """Of the first data set, for messages."""
 
     def read(self, reference: str) -> bytes:
         """The bytes behind a reference. Raises OSError."""
-        return (self.root / reference).read_bytes()
+        return self.files.read(reference)[0]
 
 
 @dataclass(slots=True)
@@ -351,8 +373,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str
             if name not in made:
                 made[name] = encoders_of(request, known)
             encoder = _encoder_of(made[name], catalog, column, request)
-            data = Path(request.data)
-            makers[catalog.name, number] = _Maker(encoder, data if data.is_dir() else data.parent)
+            makers[catalog.name, number] = _Maker(encoder, files_of_request(request))
     return makers, unknown
 
 
@@ -369,14 +390,13 @@ def _claimed_maker(
             f" ({_changes(claimed, now.make)}); nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
         )
         raise RecipeMismatch(message)
-    data = Path(str(hints["data"]))
-    return _Maker(encoder, data if data.is_dir() else data.parent)
+    return _Maker(encoder, files_of(str(hints["data"])))
 
 
 def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: Mapping[str, str]) -> PrecomputeRequest:
     """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
-    return replace(request, encode=request.made_by([encoder]), **moved)
+    return replace(_at(request, moved), encode=request.made_by([encoder]))
 
 
 def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:

@@ -3,6 +3,7 @@
 Everything here is the same on every rank; nothing here encodes.
 """
 
+import json
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,13 +16,23 @@ from cachestore.digests import digest_file
 from cachestore.encode.family import encoder_of
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
-from cachestore.files.paths import Layout
-from cachestore.inputs import SHOWN, request_for
+from cachestore.files.paths import Layout, is_temporary
+from cachestore.inputs import RESOLUTIONS, SHOWN, SOURCE, options_for, request_for
 from cachestore.keys import Json, canonical, digest_parts
-from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample
-from cachestore.sources import CaptionLines, Listing, Remarks, list_source
+from cachestore.listing import (
+    IN_MEMORY,
+    Brought,
+    files_of,
+    files_of_sources,
+    list_path,
+    list_sources,
+    resolutions_of,
+)
+from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample, Source
+from cachestore.sources import CaptionLines, Files, Listing, Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
+from cachestore.tars import tars_at
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.work.workers import Beat, host_name
@@ -35,6 +46,7 @@ class PrecomputeRequest:
     """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
 
     data: str
+    """The path of the source; empty where `sources` says what they are."""
     model: str
     store: str
     encode: tuple[str, ...] = ("text", "latents")
@@ -62,6 +74,8 @@ class PrecomputeRequest:
     max_failures: str = "0"
     """A count, or a share of the units such as `2%`."""
     replace: bool = False
+    sources: tuple[Source, ...] = ()
+    """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
 
     @property
     def policy(self) -> CaptionPolicy:
@@ -70,14 +84,17 @@ class PrecomputeRequest:
 
     def arguments(self) -> list[str]:
         """The request as arguments of `cachestore precompute`; what has its default is left out."""
-        arguments = ["precompute", self.data]
+        are_plain = all(source == Source(source.data) for source in self.sources) and len(self.sources) > 1
+        arguments = ["precompute", *(source.data for source in self.sources if are_plain), *([] if self.sources else [self.data])]
         defaults = {one.name: one.default for one in fields(self)}
         for one in fields(self):
             value = getattr(self, one.name)
             option = "--" + one.name.replace("_", "-")
             if one.name == "data" or value is None or value == defaults[one.name]:
                 continue
-            if one.name == "encode_arg":
+            if one.name == "sources":
+                arguments += [] if are_plain else [option, canonical([source.as_json() for source in self.sources]).decode()]
+            elif one.name == "encode_arg":
                 for argument, given in value.items():
                     arguments += _option(option, f"{argument}={canonical(given).decode()}")
             elif isinstance(value, bool):
@@ -99,6 +116,9 @@ class PrecomputeRequest:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
         body["encode"] = list(self.encode)
+        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in self.sources]
+        if not self.sources:
+            del body["sources"]
         if isinstance(self.captions, CaptionPolicy):
             body["captions"] = self.captions.as_json()
         return {name: value for name, value in body.items() if name not in _NOT_HINTS}
@@ -117,10 +137,21 @@ class PrecomputeRequest:
         if str(body["model"]).startswith(LOADED):
             message = f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again"
             raise BadInput(message)
+        body["sources"] = tuple(Source(**source) for source in body.get("sources", ()))
+        if any(source.data == IN_MEMORY for source in body["sources"]):
+            message = "this was made of samples in memory; call cs.precompute with them again"
+            raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
         if not isinstance(body.get("captions", "first"), str):
             body["captions"] = CaptionPolicy.parse(body["captions"])
         return cls(**body)
+
+
+def _as_hint(data: str) -> str:
+    """A path that will be found from anywhere; what was in memory, as such."""
+    if is_temporary(Path(data).name):
+        return IN_MEMORY
+    return str(Path(data).absolute()) if tars_at(data) is not None or Path(data).exists() else data
 
 
 def _option(name: str, value: str) -> list[str]:
@@ -161,15 +192,36 @@ class Wanted:
     """What other starts see of it."""
 
 
-def look_at_request(layout: Layout, request: PrecomputeRequest, *, beat: Beat | None = None, loaded: "LoadedModel | None" = None) -> Wanted:
+def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> Listing:
+    """What the sources of a request list; `brought` are those in memory. Raises BadInput."""
+    if not request.sources:
+        return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    return list_sources(request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption)
+
+
+def files_of_request(request: PrecomputeRequest) -> Files:
+    """What the references of a request lead to, with as little listed as can be. Raises BadInput."""
+    return files_of_sources(request.sources) if request.sources else files_of(request.data)
+
+
+def look_at_request(
+    layout: Layout,
+    request: PrecomputeRequest,
+    *,
+    beat: Beat | None = None,
+    loaded: "LoadedModel | None" = None,
+    brought: Brought | None = None,
+) -> Wanted:
     """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
 
-    With a `beat`, which rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay
-    out the plan. Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
+    `brought` are the listings of sources in memory. With a `beat`, which rises meanwhile, others see what this start is about to do, and
+    a rank other than 0 leaves it to rank 0 to lay out the plan.
+
+    Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
     """
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     captions = _named(request.policy)
-    listing = list_source(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    listing = list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     asked = _digest_request(request, columns, encoders)
@@ -277,13 +329,18 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     """What an encoder is asked to make of each sample: each caption; or each image that is trained on, and each that controls."""
     if encoder.recipe.encoder == "text":
         shown = _shown_to(encoder)
-        roles, options = (CAPTION,), {} if shown is None else {SHOWN: shown}
+        roles: tuple[str, ...] = (CAPTION,)
+        options: dict[str, Json] = {} if shown is None else {SHOWN: shown}
     else:
-        roles, options = (IMAGE, CONTROL), {"resolution": request.resolution, "step": BUCKET_STEP}
+        resolution, by_source = resolutions_of(request.sources, request.resolution)
+        roles, options = (IMAGE, CONTROL), {"resolution": resolution, "step": BUCKET_STEP}
+        if by_source:
+            options[RESOLUTIONS] = dict(by_source)
 
     def requests(role: str, sample: Sample) -> Sequence[Request]:
         values = sample.captions if role == CAPTION else sample.images.get(role, ())
-        return [request_for(role, options, value, sample.images) for value in values]
+        own = options_for(options, sample.extras)
+        return [request_for(role, own, value, sample.images) for value in values]
 
     return [ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, options), partial(requests, role)) for role in roles]
 
@@ -343,12 +400,27 @@ def _compare_column(plan: Plan, column: PlanColumn, previous: Catalog, *, replac
             "pass --replace to make it anew, or another --name"
         )
         raise RecipeMismatch(message)
-    if dict(earlier.options) != dict(column.options):
+    if not _are_same_options(plan, column.options, previous, earlier.options):
         message = (
             f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
             "pass --replace to make it anew, or another --name"
         )
         raise RecipeMismatch(message)
+
+
+def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
+    """Whether samples of both would be made alike: a source that came or went since says nothing about the others."""
+    if dict(now) == dict(before):
+        return True
+    if RESOLUTIONS not in now and RESOLUTIONS not in before:
+        return False
+    both = _sources_in(plan.extras) & _sources_in(previous.extras)
+    return all(options_for(now, {SOURCE: label}) == options_for(before, {SOURCE: label}) for label in both)
+
+
+def _sources_in(extras: Sequence[str]) -> set[str]:
+    """The sources that samples are of; empty for those of one alone."""
+    return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
 
 
 def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:

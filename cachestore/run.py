@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import Layout
+from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe
+from cachestore.listing import Brought, as_sources, files_of_brought, gather_all
 from cachestore.loop import Job, OnProgress, Report, count_start, key_without_reading, numbered, run_pass, start_of
 from cachestore.processes import Care, gpu_count, joined_report, processors, run_child, run_children
 from cachestore.ranks import Placement, discover
@@ -52,7 +54,7 @@ Say = Callable[[str], None]
 
 
 def precompute(
-    data: str | Path,
+    data: object,
     *,
     model: object,
     store: str | Path,
@@ -67,7 +69,9 @@ def precompute(
     """Encode a data set into a store, on any number of ranks; what is there already is not made again.
 
     Args:
-        data: a folder of images, a manifest `.jsonl`, or a list of prompts `.txt`.
+        data: the path of a folder of images, a manifest `.jsonl`, a list of prompts `.txt`, or tars; a sequence of `cs.Sample` or a data
+            set of Hugging Face, whose pictures in memory this process hands to the workers while it waits for them; a `cs.Source`
+            around any of these; or a list of sources and paths, which are one data set (docs/sources.md).
         model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read. Or a model in memory: a
             diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
             used here (`inline`) as it is, on its device and in its dtype, told by what it holds (docs/numerics.md), and left as it
@@ -106,19 +110,28 @@ def precompute(
         raise BadInput(message)
     loaded = None if isinstance(model, str | Path) else _read_loaded(model)
     named = str(model) if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
-    fixed = {"data": str(data), "model": named, "store": str(store), "encode": tuple(encode), "encode_arg": dict(encode_args or {})}
+    path, sources, held = as_sources(data)
+    fixed = {
+        "data": path,
+        "sources": sources,
+        "model": named,
+        "store": str(store),
+        "encode": tuple(encode),
+        "encode_arg": dict(encode_args or {}),
+    }
     values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
     request = PrecomputeRequest(**values)
+    brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
     observer = Observer(Layout(Path(request.store).absolute()))
     if loaded is not None:
         tell = observer.following(on_progress) if on_progress else None
         with loaded.evaluating(), _as_it_was(os.environ):
-            report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded)
+            report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought)
     elif inline:
         tell = observer.following(on_progress) if on_progress else None
-        report = precompute_here(request, on_progress=tell, cancel=cancel)
+        report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought)
     else:
-        report = _from_processes(request, Care(observer.look_at, on_progress, cancel))
+        report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -130,26 +143,44 @@ def _read_loaded(model: object) -> "LoadedModel":
     return read_loaded(model)
 
 
-def _from_processes(request: PrecomputeRequest, care: Care) -> Report:
+def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought) -> Report:
     """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own.
 
-    Where nothing is to be encoded none is started.
+    Where nothing is to be encoded none is started. Of sources in memory they get the rows as files, and the rest by asking.
     """
     placement = find_placement(request.rank, request.world_size)
     launch = _launch(placement)
-    wanted = _look_first(request, placement, launch)
-    if wanted is not None and (report := _if_all_is_there(request, wanted)) is not None:
+    wanted = _look_first(request, placement, launch, brought)
+    if wanted is not None and (report := _if_all_is_there(request, wanted, brought)) is not None:
         return report
-    arguments = replace(request, procs=None).arguments()
     count = process_count(request)
-    if request.procs is None and count == 1:
-        launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
-        children = run_child(arguments, _own_place(placement, launch), care)
-    else:
-        children = run_children(arguments, count, care)
+    with _written(request, brought) as written:
+        arguments = replace(written, procs=None).arguments()
+        care = replace(care, pictures=files_of_brought(brought) if brought else None)
+        if request.procs is None and count == 1:
+            launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
+            children = run_child(arguments, _own_place(placement, launch), care)
+        else:
+            children = run_children(arguments, count, care)
     report = Report.from_json(joined_report(children))
     count_start((Path(request.store).absolute(), report.plan, placement.rank))
     return _held_to(report, request)
+
+
+@contextmanager
+def _written(request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
+    """The request with the rows of sources in memory as files, which are removed afterwards."""
+    layout = create_store(Path(request.store))
+    sources, paths = list(request.sources), list[Path]()
+    try:
+        for number, listing in brought.items():
+            path = write_rows(layout, listing, str(number))
+            paths.append(path)
+            sources[number] = replace(sources[number], data=str(path))
+        yield replace(request, sources=tuple(sources))
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def process_count(request: PrecomputeRequest) -> int:
@@ -163,7 +194,7 @@ def process_count(request: PrecomputeRequest) -> int:
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
 
 
-def _look_first(request: PrecomputeRequest, placement: Placement, launch: str) -> Wanted | None:
+def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, brought: Brought) -> Wanted | None:
     """Look at a request in the caller's process; None where a model would have to be downloaded: the hub's client starts threads."""
     from cachestore.encode.hub import is_here
 
@@ -173,10 +204,10 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str) -
         return None
     layout = create_store(Path(request.store))
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        return look_at_request(layout, request, beat=beat)
+        return look_at_request(layout, request, beat=beat, brought=brought)
 
 
-def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted) -> Report | None:
+def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought) -> Report | None:
     """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
 
     Ranks that look while others still work get None too: to wait is a worker's business.
@@ -185,7 +216,7 @@ def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted) -> Report | Non
         return None
     with _as_it_was(os.environ):
         try:
-            return precompute_here(request, cancel=_BeforeAnyWork())
+            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought)
         except Incomplete:
             return None
 
@@ -239,8 +270,12 @@ def precompute_here(
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
+    brought: Brought | None = None,
 ) -> Report:
-    """Do one worker's part of `precompute` in this process. `say` gets lines for a person; `loaded` stands in for the request's model."""
+    """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
+
+    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory.
+    """
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
@@ -250,7 +285,7 @@ def precompute_here(
     _say_conflict(placement, say)
     launch = _launch(placement)
     with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        wanted = look_at_request(layout, request, beat=beat, loaded=loaded)
+        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
         def tell(reconciler: Reconciler, ref: PassRef) -> None:
@@ -300,8 +335,6 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
     """Say what will be done, and refuse what the disk cannot hold."""
     from cachestore.forecast import in_words, make_forecast
 
-    for remark in wanted.remarks:
-        say(remark)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         missing = reconciler.unknown(snapshot)
     looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)

@@ -1,8 +1,11 @@
 """What a trainer brings: samples, with their images and captions. Values only; `sources` makes them from folders and files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
 
+from cachestore.errors import BadInput
 from cachestore.keys import Json
 
 IMAGE = "image"
@@ -21,8 +24,9 @@ class Sample:
 
     id: str
     """Unique within the source, NFC-normalised: a relative path with `/` and extension, a manifest's id, or a prompt's digest."""
-    images: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """References by role, in order. For sources on disk: paths relative to the source, with `/`."""
+    images: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """By role a tuple, in order. Of a caller's own sample: paths, bytes of picture files, or PIL images; one may stand without the tuple.
+    Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
     captions: tuple[str, ...] = ("",)
     """At least one; a missing caption is the empty one."""
     size: tuple[int, int] | None = None
@@ -31,3 +35,48 @@ class Sample:
     """(left, top, right, bottom) in pixels of the upright image, where a manifest says it."""
     extras: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Every other column of a manifest; comes out in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of several sources of a data set, and what is particular to its samples.
+
+        cs.precompute([cs.Source("photos/"), cs.Source("faces/", name="faces", resolution=512, repeats=10)], model=..., store=...)
+
+    Raises BadInput for a name, number or text that cannot be meant.
+    """
+
+    data: Any
+    """What `precompute` takes as data: a path, a sequence of samples, or a data set of Hugging Face."""
+    name: str = ""
+    """Stands before the ids of its samples, `name/id`, and comes out in the batch as `source`. Without one ids stay as they are, and
+    `source` is the last part of the path."""
+    resolution: int | None = None
+    """Of its pictures, in place of the one for all."""
+    repeats: int = 1
+    """How often each of its samples comes in an epoch of `MixedDataset.of_sources`. Nothing is encoded or stored more often for it."""
+    weight: float = 1.0
+    """Times `repeats`: 0.5 has each of its samples come in every second epoch."""
+    caption: str | None = None
+    """What its samples without a caption get, in place of the one for all."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if not isinstance(self.name, str) or "/" in self.name or not self.name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
+            message = f"the name of a source is a text without `/`, not {self.name!r}"
+            raise BadInput(message)
+        for name in ("resolution", "repeats"):
+            value = getattr(self, name)
+            if not (type(value) is int and value >= 1) and not (name == "resolution" and value is None):
+                message = f"{name} of a source is a whole number from 1 on, not {value!r}"
+                raise BadInput(message)
+        if type(self.weight) not in {int, float} or not isfinite(self.weight) or self.weight < 0:
+            message = f"weight of a source is a number from 0 on, not {self.weight!r}"
+            raise BadInput(message)
+        if self.caption is not None and not isinstance(self.caption, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
+            message = f"caption of a source is a text, not {self.caption!r}"
+            raise BadInput(message)
+
+    def as_json(self) -> dict[str, Json]:
+        """What differs from the default, as a JSON object; the inverse is `Source(**value)`. For data that is a path."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}

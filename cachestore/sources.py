@@ -16,8 +16,9 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, Protocol
 
 from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
@@ -43,12 +44,68 @@ _BATCH_NAMES: Final = frozenset(
 _NOT_YET: Final = frozenset({"video", "crop"})
 
 
+class Files(Protocol):
+    """What is behind references. All of it may be called from several threads."""
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes behind a reference, with (size, mtime_ns), which is UNTRUSTED where it proves nothing. Raises OSError."""
+        ...
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes behind a reference. Raises OSError."""
+        ...
+
+    def stat(self, reference: str) -> Stat | None:
+        """(size, mtime_ns) of what is behind a reference now; None where it is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Files on disk; references are paths relative to a folder."""
+
+    root: Path
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes of a file, with (size, mtime_ns).
+
+        Raises OSError, also for what is no regular file, and if the file changes while it is read.
+        """
+        path = self.root / reference
+        with open_regular(path) as file:
+            before = os.fstat(file.fileno())
+            data = file.read()
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(data) != after.st_size:
+            message = f"{path} changed while it was read"
+            raise OSError(message)
+        return data, trusted((after.st_size, after.st_mtime_ns))
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes of a file. Raises OSError."""
+        with open_regular(self.root / reference) as file:
+            return file.read(size)
+
+    def stat(self, reference: str) -> Stat | None:
+        """(size, mtime_ns) of a file now; None where it is gone."""
+        try:
+            status = (self.root / reference).stat()
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+
+def trusted(stat: Stat) -> Stat:
+    """A (size, mtime_ns) that was read just now, or UNTRUSTED where it may soon stand for other bytes."""
+    return UNTRUSTED if abs(time.time() - stat[1] / 1e9) < FRESH_SECONDS else stat
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What a source lists, and how its files are read."""
 
-    root: Path
-    """What references are relative to."""
+    files: Files
+    """What references lead to."""
     content: str
     """Digest of what is listed: of a manifest's bytes, or of a folder's ids, captions and references."""
     walk: "Callable[[Remarks], Iterator[Sample]]"
@@ -62,34 +119,16 @@ class Listing:
         return self.walk(remarks or Remarks())
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, with (size, mtime_ns).
-
-        Raises OSError, also for what is no regular file, and if the file changes while it is read.
-        """
-        path = self.root / reference
-        with _open_regular(path) as file:
-            before = os.fstat(file.fileno())
-            data = file.read()
-            after = os.fstat(file.fileno())
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(data) != after.st_size:
-            message = f"{path} changed while it was read"
-            raise OSError(message)
-        if abs(time.time() - after.st_mtime) < FRESH_SECONDS:
-            return data, UNTRUSTED
-        return data, (after.st_size, after.st_mtime_ns)
+        """As `files`."""
+        return self.files.read(reference)
 
     def head(self, reference: str, size: int) -> bytes:
-        """The first bytes behind a reference. Raises OSError."""
-        with _open_regular(self.root / reference) as file:
-            return file.read(size)
+        """As `files`."""
+        return self.files.head(reference, size)
 
     def stat(self, reference: str) -> Stat | None:
-        """(size, mtime_ns) of the file behind a reference now; None where it is gone."""
-        try:
-            status = (self.root / reference).stat()
-        except OSError:
-            return None
-        return status.st_size, status.st_mtime_ns
+        """As `files`."""
+        return self.files.stat(reference)
 
 
 @dataclass(slots=True)
@@ -103,6 +142,12 @@ class Remarks:
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
         self.missing, self.multi_line, self.collapsed = other.missing, other.multi_line, other.collapsed
+
+    def add(self, other: "Remarks", prefix: str = "") -> None:
+        """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
+        self.missing += [f"{prefix}{sample}" for sample in other.missing]
+        self.multi_line += [f"{prefix}{sample}" for sample in other.multi_line]
+        self.collapsed += other.collapsed
 
     def in_words(self) -> tuple[str, ...]:
         """What a user should know before encoding."""
@@ -137,41 +182,47 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
     if path.is_dir():
         metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
         if metadata is None:
-            return _list_folder(path, caption_lines, caption)
-        return _list_rows(path, metadata, _from_metadata, caption)
+            return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines), path, caption)
+        return _list_rows(path, metadata, partial(_from_metadata, metadata, caption_lines), caption_lines, caption)
     if path.suffix.lower() == ".jsonl" and path.is_file():
-        return _list_rows(path.parent, path, _from_manifest, caption)
+        return _list_rows(path.parent, path, partial(_from_manifest, path, caption_lines), caption_lines, caption)
     if path.suffix.lower() == ".txt" and path.is_file():
-        return _list_rows(path.parent, path, _from_prompts, caption)
+        return _list_rows(path.parent, path, partial(_from_prompts, path), "whole", caption)
     message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
     raise BadInput(message)
 
 
-def _list_folder(root: Path, caption_lines: CaptionLines, caption: str | None) -> Listing:
-    """A folder is walked once, as its content is known only then."""
+Parse = Callable[["Remarks"], Iterator[Sample]]
+"""Goes through the samples of a source; of one without a caption `captions` is empty."""
+
+
+def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | None) -> Listing:
+    """The listing of a source that is gone through once, as its content is known only then. Raises BadInput for two samples of one id."""
     seen = Remarks()
-    samples = tuple(_checked(lambda found: _from_folder(root, caption_lines, found), root, caption, seen))
+    samples = tuple(_checked(parse, where, caption, seen))
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
         remarks.take(seen)
         return iter(samples)
 
-    return Listing(root.absolute(), _content(samples), walk)
+    return Listing(files, _content(samples), walk)
 
 
-def _list_rows(root: Path, path: Path, parse: "Callable[[Path, Remarks], Iterator[Sample]]", caption: str | None) -> Listing:
+def _list_rows(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
     """A manifest's content is known by its bytes: whoever finds a plan of them reads no row."""
     before = _digest(path)
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
-        yield from _checked(lambda found: parse(path, found), path, caption, remarks)
+        yield from _checked(parse, path, caption, remarks)
         if _digest(path) != before:
             message = f"{path} changed while it was read; run the same command again"
             raise BadInput(message)
 
     kind = path.name.lower() if path.name in _METADATA else path.suffix.lower()
-    default = b"" if caption is None else canonical(caption)
-    return Listing(root.absolute(), digest_parts("cachestore-content", kind, before, default).hex(), walk)
+    parts = [kind, before, b"" if caption is None else canonical(caption)]
+    if caption_lines != "whole":
+        parts.append(caption_lines)
+    return Listing(Folder(root.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
 
 
 def _digest(path: Path) -> str:
@@ -179,14 +230,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _checked(parse: "Callable[[Remarks], Iterator[Sample]]", path: Path, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
+def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
     """The samples with their captions; refuses two with one id."""
     ids: set[str] = set()
     for sample in parse(remarks):
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
-            shown = ascii if _normal(one) == _normal(two) else repr  # two spellings of one letter look alike
-            message = f"two samples of {path} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
+            shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
+            message = f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
             raise BadInput(message)
         ids.add(sample.id)
         yield _with_caption(sample, caption, remarks)
@@ -210,7 +261,8 @@ def _what(sample: Sample) -> str:
     return next((refs[0] for refs in sample.images.values() if refs), (sample.captions or ("",))[0][:60])
 
 
-def _normal(text: str) -> str:
+def normal(text: str) -> str:
+    """Text as ids are spelled: NFC, so that one letter has one spelling."""
     return unicodedata.normalize("NFC", text)
 
 
@@ -238,9 +290,9 @@ def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
     """Images below a folder, sorted by id, with side-car captions."""
-    found = sorted(_images_below(root, "", ()), key=lambda item: (_normal(item[0]), item[0]))
+    found = sorted(_images_below(root, "", ()), key=lambda item: (normal(item[0]), item[0]))
     for reference, path in found:
-        sample = _normal(reference)
+        sample = normal(reference)
         captions = _side_car(path, caption_lines, sample, remarks)
         yield Sample(sample, {IMAGE: (reference,)}, captions)
 
@@ -287,7 +339,7 @@ def _is_readable(entry: "os.DirEntry[str]") -> bool:
     return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading without ever waiting for a fifo's other end. Raises OSError, for what is no regular file too."""
     descriptor = os.open(path, _OPEN_FLAGS)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -308,27 +360,37 @@ def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rem
                 continue
             message = f"the captions {path.with_suffix(suffix)} cannot be read: {error.strerror or error}"
             raise BadInput(message) from error
-        lines = [line.strip() for line in _lines(text) if line.strip()]
-        if caption_lines == "each":
-            return tuple(lines) or ("",)
-        if caption_lines == "first":
-            return (lines[0] if lines else "",)
-        if len(lines) > 1:
-            remarks.multi_line.append(sample)
-        return (text.strip(),)
+        return captions_in(text, caption_lines, sample, remarks)
     return ()
 
 
+def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
+    """The captions that the text of a file is, at least one; blank text is the empty caption."""
+    lines = [line.strip() for line in _lines(text) if line.strip()]
+    if caption_lines == "each":
+        return tuple(lines) or ("",)
+    if caption_lines == "first":
+        return (lines[0] if lines else "",)
+    if len(lines) > 1:
+        remarks.multi_line.append(sample)
+    return (text.strip(),)
+
+
 def _decode(path: Path) -> str:
+    with open_regular(path) as file:
+        return decode_text(file.read(), path)
+
+
+def decode_text(raw: bytes, where: Path | str) -> str:
+    """Text of UTF-8, with or without a mark in front. Raises BadInput."""
     try:
-        with _open_regular(path) as file:
-            return file.read().decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8"
+        message = f"{where} is not UTF-8 (byte {error.start}): save it as UTF-8"
         raise BadInput(message) from error
 
 
-def _from_metadata(path: Path, remarks: Remarks) -> Iterator[Sample]:
+def _from_metadata(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
     """The Hugging Face imagefolder form: `file_name` and `text`, every other column an extra."""
     rows = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path)
     for line, row in rows:
@@ -339,7 +401,7 @@ def _from_metadata(path: Path, remarks: Remarks) -> Iterator[Sample]:
         renamed = {
             ("caption" if column == "text" else "image" if column == "file_name" else column): value for column, value in row.items()
         }
-        yield _from_row({"id": name, **renamed}, f"{path}, line {line}", remarks)
+        yield from_row({"id": name, **renamed}, f"{path}, line {line}", caption_lines, remarks)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -356,9 +418,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise BadInput(message) from error
 
 
-def _from_manifest(path: Path, remarks: Remarks) -> Iterator[Sample]:
+def _from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
     for line, row in _json_rows(path):
-        yield _from_row(row, f"{path}, line {line}", remarks)
+        yield from_row(row, f"{path}, line {line}", caption_lines, remarks)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -381,8 +443,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(message)
 
 
-def _from_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Sample:
-    """One row of a manifest; what it does not name itself is an extra column."""
+def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
+    """One row of a manifest; what it does not name itself is an extra column. `where` names it in errors. Raises BadInput."""
     refused = sorted(_NOT_YET & row.keys())
     if refused:
         message = f"{where}: the column {refused[0]!r} cannot be encoded by this version of cachestore; leave it out"
@@ -403,8 +465,10 @@ def _from_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Sample:
     if taken:
         message = f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name"
         raise BadInput(message)
-    sample = _normal(str(given)) if given is not None else _normal(default)
-    if any("\n" in caption.strip() for caption in captions):
+    sample = normal(str(given)) if given is not None else normal(default)
+    if caption_lines != "whole":
+        captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
+    elif any("\n" in caption.strip() for caption in captions):
         remarks.multi_line.append(sample)
     return Sample(sample, images, captions, extras=extras)
 

@@ -43,6 +43,8 @@ def calls(root, data, trained):
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "ReadThrough": read_through,
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
+        "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
+        "Source": lambda: cs.Source("photos/", name="photos").name,
         "export_cache": lambda: export(root.parent / "exported"),
         "fill": fill,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),

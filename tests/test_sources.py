@@ -43,7 +43,7 @@ class Listed:
         remarks = Remarks()
         self.samples = tuple(listing.samples(remarks))
         self.remarks = remarks.in_words()
-        self.content, self.root = listing.content, listing.root
+        self.content, self.root = listing.content, listing.files.root
         self.read, self.stat, self.head = listing.read, listing.stat, listing.head
 
 

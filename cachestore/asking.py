@@ -1,0 +1,234 @@
+"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back. Knows no source.
+
+The caller answers in its own thread, between two looks at its workers (`Answers.serve`); neither side waits for the other without a
+bound. A question is one line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON,
+`{"size": N, "stat": [SIZE, TIME]}` or `{"error": TEXT}`, and N bytes.
+"""
+
+import json
+import os
+import selectors
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, cast
+
+ASK: Final = "CACHESTORE_ASK"
+"""Tells a worker the descriptors over which it asks: `<read>,<write>`."""
+
+ANSWER_SECONDS: Final = 600.0
+"""So long a worker waits for an answer: the caller may be in a callback of its own meanwhile."""
+
+_CHUNK: Final = 1 << 20
+_LINE_LIMIT: Final = 1 << 20
+
+Stat = tuple[int, int]
+
+
+class Pictures(Protocol):
+    """What the caller holds."""
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes behind a reference, and what stands for (size, mtime_ns). Raises OSError."""
+        ...
+
+    def stat(self, reference: str) -> Stat | None:
+        """What stands for (size, mtime_ns) now; None where it is gone."""
+        ...
+
+
+# In the caller
+
+
+class Answers:
+    """Answers the questions of workers, in the thread that calls `serve`."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        """Nothing is opened yet."""
+        self._pictures = pictures
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[_Line] = []
+
+    def new_line(self) -> tuple[int, int]:
+        """The ends of two new pipes for one worker, to read from and to write to: whoever starts it hands them over, then closes them."""
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        self._lines.append(_Line(self._pictures, self._selector, ours_in, ours_out))
+        return theirs_in, theirs_out
+
+    def serve(self, seconds: float) -> None:
+        """Answer what is asked within so many seconds."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if not self._selector.get_map():
+                time.sleep(left)
+                return
+            for key, events in self._selector.select(left):
+                line: _Line = key.data
+                line.step(events)
+
+    def close(self) -> None:
+        """Close our ends; whoever still waits is told so by the end of its pipe. Calling it twice is fine."""
+        for line in self._lines:
+            line.close()
+        self._selector.close()
+
+
+class _Line:
+    """The caller's ends of one worker's pipes. Never blocks: what a worker does not take waits here."""
+
+    def __init__(self, pictures: Pictures, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
+        self._pictures, self._selector = pictures, selector
+        self._in, self._out = questions, answers
+        self._asked = bytearray()
+        self._waiting = memoryview(b"")
+        self._is_open = True
+        os.set_blocking(answers, False)
+        os.set_blocking(questions, False)
+        selector.register(questions, selectors.EVENT_READ, self)
+
+    def step(self, events: int) -> None:
+        """Take in what is asked, or hand out more of an answer; a worker that is gone ends the line."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._hand_out()
+            else:
+                self._take_in()
+        except BlockingIOError:
+            return
+        except OSError:  # the worker is gone; who watches it says how it ended
+            self.close()
+
+    def _take_in(self) -> None:
+        asked = os.read(self._in, _CHUNK)
+        self._asked += asked
+        if not asked or len(self._asked) > _LINE_LIMIT:
+            self.close()
+            return
+        if b"\n" in asked:  # a worker asks one thing at a time
+            line, self._asked = bytes(self._asked), bytearray()
+            self._waiting = memoryview(_answer(self._pictures, line))
+            self._selector.unregister(self._in)
+            self._selector.register(self._out, selectors.EVENT_WRITE, self)
+
+    def _hand_out(self) -> None:
+        self._waiting = self._waiting[os.write(self._out, self._waiting[:_CHUNK]) :]
+        if not len(self._waiting):
+            self._selector.unregister(self._out)
+            self._selector.register(self._in, selectors.EVENT_READ, self)
+
+    def close(self) -> None:
+        """Close both ends. Calling it twice is fine."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for descriptor in (self._in, self._out):
+            with suppress(KeyError):
+                self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+
+def _answer(pictures: Pictures, line: bytes) -> bytes:
+    data = b""
+    try:
+        kind, reference = cast("tuple[str, str]", json.loads(line))
+        if kind == "stat":
+            head: dict[str, object] = {"size": 0, "stat": pictures.stat(reference)}
+        else:
+            data, stat = pictures.read(reference)
+            head = {"size": len(data), "stat": stat}
+    except Exception as error:  # noqa: BLE001 - the boundary to the caller's rows and pictures: it costs one sample, which the worker names
+        data = b""
+        head = {"error": str(error) or type(error).__name__}
+    return json.dumps(head).encode() + b"\n" + data
+
+
+# In a worker
+
+
+class Asked:
+    """What the caller holds, as the worker sees it: `Files` over two pipes. Safe from several threads, which take turns."""
+
+    def __init__(self, answers: int, questions: int, *, patience_seconds: float = ANSWER_SECONDS) -> None:
+        """Ask over these descriptors, which stay open as long as the process lives."""
+        self._in, self._out = answers, questions
+        self._patience = patience_seconds
+        self._lock = threading.Lock()
+        self._buffer = bytearray()
+        self._broken = ""
+        os.set_blocking(answers, False)
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes behind a reference. Raises OSError."""
+        head, data = self._ask("read", reference)
+        size, time_ns = head["stat"]
+        return data, (size, time_ns)
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes behind a reference. Raises OSError."""
+        return self.read(reference)[0][:size]
+
+    def stat(self, reference: str) -> Stat | None:
+        """What stands for (size, mtime_ns) now; None where it is gone. Raises OSError where nobody answers."""
+        head, _data = self._ask("stat", reference)
+        return None if head["stat"] is None else (head["stat"][0], head["stat"][1])
+
+    def _ask(self, kind: str, reference: str) -> tuple[Mapping[str, Any], bytes]:
+        with self._lock:
+            if self._broken:
+                raise OSError(self._broken)
+            try:
+                os.write(self._out, json.dumps([kind, reference]).encode() + b"\n")
+                until = time.monotonic() + self._patience
+                head: dict[str, Any] = json.loads(self._take_line(until))
+                data = self._take(int(head.get("size", 0)), until)
+            except OSError as error:
+                # Half an answer may still come: nothing that is read after it would be what was asked for.
+                self._broken = f"the process that holds the pictures does not answer: {error}"
+                raise OSError(self._broken) from error
+        if "error" in head:
+            raise OSError(str(head["error"]))
+        return head, data
+
+    def _take_line(self, until: float) -> bytes:
+        while b"\n" not in self._buffer:
+            self._fill(until)
+        line, _end, rest = self._buffer.partition(b"\n")
+        self._buffer = rest
+        return bytes(line)
+
+    def _take(self, size: int, until: float) -> bytes:
+        while len(self._buffer) < size:
+            self._fill(until)
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _fill(self, until: float) -> None:
+        """Wait for more. Raises OSError at the end of the pipe, and when patience ends."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._in, selectors.EVENT_READ)
+            if not selector.select(max(0.0, until - time.monotonic())):
+                message = f"nothing came for {self._patience:.0f} s"
+                raise TimeoutError(message)
+        more = os.read(self._in, _CHUNK)
+        if not more:
+            message = "its end of the pipe is closed"
+            raise BrokenPipeError(message)
+        self._buffer += more
+
+
+_asked: dict[str, Asked] = {}
+"""By what the environment said: a process asks over its two descriptors alone."""
+
+
+def asked_files(environment: Mapping[str, str]) -> Asked | None:
+    """What the caller of this worker holds; None where nobody said over which pipes to ask."""
+    named = environment.get(ASK, "")
+    if named and named not in _asked:
+        answers, questions = map(int, named.split(","))
+        for descriptor in (answers, questions):
+            os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own name for it
+        _asked[named] = Asked(answers, questions)
+    return _asked.get(named)

@@ -1,0 +1,212 @@
+"""Everything that the sources of a data set list, as one: paths of any kind, samples in memory, and several of them under one plan.
+
+References of several sources begin with the source's label, `label/reference`; ids with its name, where it was given one.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cachestore.asking import asked_files
+from cachestore.errors import BadInput
+from cachestore.files.paths import is_temporary
+from cachestore.gathered import gather, list_rows
+from cachestore.inputs import SOURCE, SOURCE_WEIGHT
+from cachestore.keys import Json, canonical, digest_parts, digest_text
+from cachestore.samples import Sample, Source
+from cachestore.sources import CaptionLines, Files, Folder, Listing, Remarks, Stat, list_source
+from cachestore.tars import list_tars, tars_at
+
+IN_MEMORY: Final = "(in memory)"
+"""Stands for data that is no path."""
+
+Brought = Mapping[int, Listing]
+"""What was gathered of the sources that are in memory, by their number."""
+
+
+def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+    """List what a path names: a folder, a manifest, a list of prompts, tars. Raises BadInput."""
+    tars = tars_at(data)
+    if tars is not None:
+        return list_tars(tars, caption_lines=caption_lines, caption=caption)
+    if is_temporary(Path(data).name) and Path(data).is_file():
+        return list_rows(Path(data), asked_files(os.environ))
+    return list_source(data, caption_lines=caption_lines, caption=caption)
+
+
+def files_of(data: str | Path) -> Files:
+    """What references of a path lead to, with nothing listed where that can be avoided. Raises BadInput."""
+    tars = tars_at(data)
+    if tars is not None:
+        return list_tars(tars).files
+    path = Path(data)
+    return Folder((path if path.is_dir() else path.parent).absolute())
+
+
+def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
+    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number.
+
+    Raises BadInput for a list in which sources and samples are mixed.
+    """
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(cast("str | os.PathLike[str]", data)), (), {}
+    given: Sequence[object] = (data,)
+    if isinstance(data, list | tuple):
+        listed = cast("Sequence[object]", data)
+        are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
+        if any(are_sources) and not all(are_sources):
+            place = are_sources.index(False)
+            message = f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}"
+            raise BadInput(message)
+        given = listed if any(are_sources) else given
+    sources: list[Source] = []
+    held: dict[int, object] = {}
+    for number, one in enumerate(given):
+        source = one if isinstance(one, Source) else Source(one)
+        is_path = isinstance(source.data, str | os.PathLike)
+        if not is_path:
+            held[number] = source.data
+        sources.append(replace(source, data=os.fspath(source.data) if is_path else IN_MEMORY))
+    return "", tuple(sources), held
+
+
+def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> Brought:
+    """List what is in memory. Raises BadInput."""
+    return {
+        number: gather(data, caption_lines=caption_lines, caption=_caption_of(sources[number], caption)) for number, data in held.items()
+    }
+
+
+def _caption_of(source: Source, caption: str | None) -> str | None:
+    return caption if source.caption is None else source.caption
+
+
+def labels_of(sources: Sequence[Source]) -> list[str]:
+    """What to call each source: its name, else the last part of its path without a suffix. Raises BadInput where two are called alike."""
+    labels = [source.name or _label(source) for source in sources]
+    counts = Counter(labels)
+    if twice := next((label for label in labels if counts[label] > 1), None):
+        one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
+        message = f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
+        raise BadInput(message)
+    return labels
+
+
+def _label(source: Source) -> str:
+    path = Path(source.data)
+    if source.data == IN_MEMORY or is_temporary(path.name):
+        return "memory"  # in a worker, whose rows are in a file, too
+    return (path.name if path.is_dir() else path.stem) or "data"
+
+
+def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Mapping[str, int]]:
+    """The resolution of all sources, and by label where they differ."""
+    own = [source.resolution or resolution for source in sources]
+    if len(set(own)) <= 1:
+        return (own[0] if own else resolution), {}
+    return resolution, dict(zip(labels_of(sources), own, strict=True))
+
+
+def list_sources(
+    sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None
+) -> Listing:
+    """List several sources as one, or one. None at all list nothing.
+
+    `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
+    """
+    labels = labels_of(sources)
+    listings = [
+        brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption))
+        for number, source in enumerate(sources)
+    ]
+    if len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1:
+        return listings[0]
+    parts = [
+        canonical([label, source.name, _weight(source), listing.content])
+        for label, source, listing in zip(labels, sources, listings, strict=True)
+    ]
+    walk = partial(_walk, sources, labels, listings)
+    return Listing(_Together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+
+
+def _weight(source: Source) -> float:
+    return source.repeats * source.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """The files of several sources: `label/reference`."""
+
+    listings: Mapping[str, Files]
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        files, own = self._of(reference)
+        return files.read(own)
+
+    def head(self, reference: str, size: int) -> bytes:
+        files, own = self._of(reference)
+        return files.head(own, size)
+
+    def stat(self, reference: str) -> Stat | None:
+        files, own = self._of(reference)
+        return files.stat(own)
+
+    def _of(self, reference: str) -> tuple[Files, str]:
+        label, _slash, own = reference.partition("/")
+        if label not in self.listings:
+            message = f"no source is called {label!r}, of which {reference!r} should be"
+            raise FileNotFoundError(message)
+        return self.listings[label], own
+
+
+def files_of_brought(brought: Brought) -> Files:
+    """What workers may ask for: `number/reference`, as `list_rows` asks."""
+    return _Together({str(number): listing for number, listing in brought.items()})
+
+
+def files_of_sources(sources: Sequence[Source]) -> Files:
+    """What references of several sources lead to, or of one, with as little listed as can be. Raises BadInput."""
+    if len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1:
+        return files_of(sources[0].data)
+    return _Together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
+
+
+def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[Listing], remarks: Remarks) -> Iterator[Sample]:
+    owners: dict[str, int] = {}
+    is_weighted = any(_weight(source) != 1 for source in sources)
+    for number, (source, label, listing) in enumerate(zip(sources, labels, listings, strict=True)):
+        seen = Remarks()
+        columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(_weight(source))} if is_weighted else {})
+        for sample in listing.samples(seen):
+            named = _of_source(sample, source, label, columns)
+            owner = owners.setdefault(named.id, number)
+            if owner == number:
+                yield named
+            elif _is_prompt(named):
+                remarks.collapsed += 1
+            else:
+                message = (
+                    f"two samples have the id {named.id!r}: one of {sources[owner].data} and one of {source.data};"
+                    " give one of these sources a name, which then stands before the ids of its samples"
+                )
+                raise BadInput(message)
+        remarks.add(seen, f"{label}/")
+
+
+def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
+    """A sample as one of several sources lists it."""
+    if taken := next((column for column in columns if column in sample.extras), None):
+        message = f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it"
+        raise BadInput(message)
+    images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
+    name = f"{source.name}/{sample.id}" if source.name else sample.id
+    return replace(sample, id=name, images=images, extras={**sample.extras, **columns})
+
+
+def _is_prompt(sample: Sample) -> bool:
+    """Whether a sample is nothing but its prompt, which two sources may share."""
+    return not sample.images and sample.id == digest_text(sample.captions[0])

@@ -1,0 +1,291 @@
+"""Tars of pictures with their captions (webdataset's form) -> samples. Members are read where they lie; nothing is unpacked.
+
+Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. Knows no encoder.
+"""
+
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from cachestore.errors import BadInput
+from cachestore.samples import CONTROL, IMAGE, Sample
+from cachestore.sources import (
+    IMAGE_SUFFIXES,
+    CaptionLines,
+    Listing,
+    Remarks,
+    Stat,
+    captions_in,
+    decode_text,
+    from_row,
+    list_samples,
+    normal,
+    open_regular,
+    trusted,
+)
+
+SUFFIX: Final = ".tar"
+BLOCK_BYTES: Final = 512
+_TEXTS: Final = ("txt", "caption")
+_ROLES: Final = (CONTROL, "mask")
+_RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    """One tar as it was when its members were listed."""
+
+    path: Path
+    stat: Stat
+
+    def open(self) -> BinaryIO:
+        """Open it for reading. Raises OSError where it is another one now."""
+        file = open_regular(self.path)
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != self.stat:
+            file.close()
+            message = f"{self.path} changed since its members were listed; run the same command again"
+            raise OSError(message)
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    tar: _Tar
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Members of tars by reference: their name, after the tar's name where there are several."""
+
+    places: Mapping[str, _Member]
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes of a member, with its size and its tar's time. Raises OSError, also where the tar is another one than was listed."""
+        member = self._member(reference)
+        data = self.head(reference, member.size)
+        if len(data) != member.size:
+            message = f"{member.tar.path} ends within {reference}"
+            raise OSError(message)
+        return data, trusted((member.size, member.tar.stat[1]))
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes of a member. Raises OSError."""
+        member = self._member(reference)
+        with member.tar.open() as file:
+            file.seek(member.offset)
+            return file.read(min(size, member.size))
+
+    def stat(self, reference: str) -> Stat | None:
+        """A member's size and its tar's time now; None where it is gone."""
+        member = self.places.get(reference)
+        if member is None:
+            return None
+        try:
+            return member.size, member.tar.path.stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _member(self, reference: str) -> _Member:
+        member = self.places.get(reference)
+        if member is None:
+            message = f"no tar of this source has a member {reference!r}"
+            raise FileNotFoundError(message)
+        return member
+
+
+def tars_at(data: str | Path) -> list[Path] | None:
+    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those of a folder without pictures.
+
+    None where it names something else. Raises BadInput for a range with a tar that does not exist.
+    """
+    path = Path(data)
+    if path.is_dir():
+        names = _names_in(path)
+        suffixes = {Path(name).suffix.lower() for name in names}
+        has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
+        return None if has_others or SUFFIX not in suffixes else [path / name for name in names if Path(name).suffix.lower() == SUFFIX]
+    if path.suffix.lower() != SUFFIX:
+        return None
+    expanded = [Path(name) for name in _expanded(str(path))]
+    if missing := [one for one in expanded if not one.is_file()]:
+        message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
+        raise BadInput(message)
+    return expanded
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted, without hidden ones; none where it cannot be listed, which who lists its pictures says."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _expanded(name: str) -> Iterator[str]:
+    """The names of a range, or the name itself where it is none. The first range is counted slowest."""
+    found = None if Path(name).exists() else _RANGE.search(name)
+    if found is None:
+        yield name
+        return
+    first, last = found.groups()
+    if not int(first) <= int(last) <= int(first) + _MOST:
+        message = f"{name}: the range {found.group()} goes down, or is longer than {_MOST:,}"
+        raise BadInput(message)
+    for number in range(int(first), int(last) + 1):
+        yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
+
+
+def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+    """List what tars hold. Ids are the names of pictures, after their tar's name where there are several tars.
+
+    Every header is read, and the bytes of captions; no picture. Raises BadInput for what is no plain tar, for a damaged one, and for
+    members that cannot be used: links, captions that are not UTF-8, rows that are no JSON objects.
+    """
+    names = [path.name for path in paths]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        one, other = (path for path in paths if path.name == twice)
+        message = f"two tars of one source are named alike: {one} and {other}"
+        raise BadInput(message)
+    places: dict[str, _Member] = {}
+    groups: dict[str, _Group] = {}
+    for path in paths:
+        prefix = f"{path.name}/" if len(paths) > 1 else ""
+        for name, member in _members(path):
+            reference = prefix + name
+            places[reference] = member  # of two members of one name the later one counts, as in unpacking
+            _sort_in(groups, reference)
+    parse = partial(_samples, groups, places, caption_lines)
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
+    return list_samples(_Members(places), parse, where, caption)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Members of one name up to the first dot."""
+
+    pictures: dict[str, None] = field(default_factory=dict[str, None])
+    roles: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    row: str | None = None
+
+
+def _sort_in(groups: dict[str, _Group], reference: str) -> None:
+    """Put a member to those it belongs with; what is neither picture nor caption is passed over."""
+    folder, slash, name = reference.rpartition("/")
+    stem, dot, rest = name.partition(".")
+    if not dot or not stem:
+        return
+    group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
+    role = rest.partition(".")[0]
+    if rest in _TEXTS:
+        group.texts[rest] = reference
+    elif rest == "json":
+        group.row = reference
+    elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+        return
+    elif role in _ROLES and "." in rest:
+        group.roles.setdefault(role, {})[reference] = None
+    else:
+        group.pictures[reference] = None
+
+
+def _samples(
+    groups: Mapping[str, _Group], places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks
+) -> Iterator[Sample]:
+    for key in sorted(groups, key=lambda key: (normal(key), key)):
+        group = groups[key]
+        if not group.pictures:
+            continue
+        row = {} if group.row is None else _row(places[group.row], group.row)
+        if "text" in row and "caption" not in row:
+            row["caption"] = row.pop("text")
+        text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
+        raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
+        roles = {role: _in_order(references) for role, references in group.roles.items()}
+        for reference in _in_order(group.pictures):
+            name = {"id": reference} if row.get("id") is None or len(group.pictures) > 1 else {}
+            where = f"{reference} in {places[reference].tar.path}"
+            sample = from_row({**row, **name, IMAGE: reference, **roles}, where, caption_lines, remarks if raw is None else Remarks())
+            yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
+
+
+def _in_order(references: Iterable[str]) -> list[str]:
+    return sorted(references, key=lambda reference: (normal(reference), reference))
+
+
+def _row(member: _Member, reference: str) -> dict[str, Any]:
+    where = f"{reference} in {member.tar.path}"
+    try:
+        row: object = json.loads(decode_text(_bytes_of(member), where))
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        message = f"{where}: not JSON ({error})"
+        raise BadInput(message) from error
+    if not isinstance(row, dict):
+        message = f"{where}: a row is an object, this is a {type(row).__name__}"
+        raise BadInput(message)
+    return cast("dict[str, Any]", row)
+
+
+def _bytes_of(member: _Member) -> bytes:
+    with member.tar.open() as file:
+        file.seek(member.offset)
+        return file.read(member.size)
+
+
+def _members(path: Path) -> Iterator[tuple[str, _Member]]:
+    """(name, place) of every member that may be used, without hidden ones. Raises BadInput for a tar that cannot be read to its end."""
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            tar = _Tar(path, (status.st_size, status.st_mtime_ns))
+            if status.st_size == 0:
+                return
+            with tarfile.open(fileobj=file, mode="r:") as opened:
+                while (member := opened.next()) is not None:
+                    cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
+                    if found := _usable(member, path):
+                        yield found, _Member(tar, member.offset_data, member.size)
+                _check_end(file, opened.offset, status.st_size, path)
+    except tarfile.TarError as error:
+        message = f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip"
+        raise BadInput(message) from error
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}"
+        raise BadInput(message) from error
+
+
+def _usable(member: tarfile.TarInfo, path: Path) -> str:
+    """The name of a member that may hold a picture or a caption; empty for any other."""
+    name = member.name.removeprefix("./")
+    base = name.rpartition("/")[2]
+    if base.startswith(".") or member.isdir():
+        return ""
+    if not member.isreg() or member.issparse():
+        suffix = Path(base).suffix.lower()
+        if suffix not in IMAGE_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
+            return ""
+        message = f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)"
+        raise BadInput(message)
+    return name
+
+
+def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
+    """Refuse a tar in which something else stands where its end should: tarfile takes a damaged header for the end."""
+    file.seek(offset)
+    block = file.read(BLOCK_BYTES)
+    if any(block) or offset > size:
+        message = f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar"
+        raise BadInput(message)
