@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
     from cachestore.loop import Report
     from cachestore.request import PrecomputeRequest
     from cachestore.run import Say
+    from cachestore.samples import Source
 
 HELP = "encode captions and images into a store"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments; their names are those of PrecomputeRequest."""
-    parser.add_argument("data", metavar="DATA", help="a folder of images, a manifest .jsonl, or a list of prompts .txt")
+    # No option has a default here: what is not given is None, and may stand in a file. PrecomputeRequest has the defaults.
     parser.add_argument(
-        "--model", required=True, help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read"
+        "data", metavar="DATA", nargs="*", help="a folder of images, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
     )
-    parser.add_argument("--store", required=True, help="the store's folder; made if it does not exist")
+    parser.add_argument("--model", help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read")
+    parser.add_argument("--store", help="the store's folder; made if it does not exist")
+    parser.add_argument(
+        "--config", metavar="FILE.toml", help="take options and [[source]] tables from here; options given too have precedence"
+    )
     what = parser.add_argument_group("what")
     what.add_argument(
         "--encode",
-        default="text,latents",
         metavar="LIST",
         help="text, latents or both (default: text,latents); some encoders alone by name",
     )
-    what.add_argument("--resolution", type=int, default=1024, metavar="R", help="area R*R in aspect buckets (default: 1024)")
-    what.add_argument("--name", default="train", help="the data set's name (default: train)")
-    what.add_argument(
-        "--captions", default="first", metavar="first|all", help="of a sample with several; or a CaptionPolicy as JSON (default: first)"
-    )
-    what.add_argument(
-        "--caption-lines", choices=("whole", "each", "first"), default="whole", help="how a caption file is read (default: whole)"
-    )
+    what.add_argument("--resolution", type=int, metavar="R", help="area R*R in aspect buckets (default: 1024)")
+    what.add_argument("--name", help="the data set's name (default: train)")
+    what.add_argument("--captions", metavar="first|all", help="of a sample with several; or a CaptionPolicy as JSON (default: first)")
+    what.add_argument("--caption-lines", choices=("whole", "each", "first"), help="how a caption file is read (default: whole)")
     what.add_argument("--caption", metavar="TEXT", help="for samples without one (default: the empty caption, with a warning)")
+    what.add_argument("--sources", metavar="JSON", help="in place of DATA: a list of objects with the fields of cs.Source")
     what.add_argument(
-        "--replace", action="store_true", help="let this source, model or resolution take the place of the name's earlier one"
+        "--replace", action="store_true", default=None, help="let this source, model or resolution take the place of the name's earlier one"
     )
     model = parser.add_argument_group("model")
     model.add_argument("--vae", metavar="PATH", help="take the VAE from here: a folder, a hub id, or one .safetensors file")
@@ -65,21 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument for encode_prompt, such as clip_skip=1; JSON or text",
     )
-    model.add_argument("--text-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
-    model.add_argument("--vae-dtype", default="auto", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
-    model.add_argument(
-        "--latents", choices=("moments", "mean", "sample"), default="moments", help="what is kept of the posterior (default: moments)"
-    )
+    model.add_argument("--text-dtype", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
+    model.add_argument("--vae-dtype", metavar="D", help="float32, bfloat16 or float16 (default: by family)")
+    model.add_argument("--latents", choices=("moments", "mean", "sample"), help="what is kept of the posterior (default: moments)")
     how = parser.add_argument_group("how")
     how.add_argument("--procs", type=int, metavar="N", help="start N local ranks (default: one for each GPU, else 1)")
-    how.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
-    how.add_argument("--batch-size", default="auto", metavar="N", help="auto or a number (default: auto)")
-    how.add_argument("--compile", action="store_true", help="compile the VAE's encoder for shapes that are many enough")
+    how.add_argument("--device", help="auto, cpu, cuda or cuda:i (default: auto)")
+    how.add_argument("--batch-size", metavar="N", help="auto or a number (default: auto)")
+    how.add_argument("--compile", action="store_true", default=None, help="compile the VAE's encoder for shapes that are many enough")
     how.add_argument("--workers", type=int, metavar="N", help="threads that read and decode (default: by processors)")
     how.add_argument("--rank", type=int, metavar="R", help="this process's rank, where no launcher says it")
     how.add_argument("--world-size", type=int, metavar="W", help="the number of ranks, with --rank")
-    how.add_argument("--strict", action="store_true", help="fail if any unit failed")
-    how.add_argument("--max-failures", default="0", metavar="N|P%", help="how many units may fail (default: 0)")
+    how.add_argument("--strict", action="store_true", default=None, help="fail if any unit failed")
+    how.add_argument("--max-failures", metavar="N|P%", help="how many units may fail (default: 0)")
     output = parser.add_argument_group("output")
     output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -153,29 +152,72 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
 
     from cachestore.request import PrecomputeRequest
 
-    values: dict[str, Any] = {one.name: getattr(arguments, one.name) for one in fields(PrecomputeRequest)}
-    values["encode"] = tuple(name.strip() for name in arguments.encode.split(",") if name.strip())
-    values["captions"] = _captions(arguments.captions)
-    values["encode_arg"] = dict(_pair(text) for text in arguments.encode_arg)
-    if arguments.batch_size != "auto":
-        if not arguments.batch_size.isdecimal() or int(arguments.batch_size) < 1:
-            message = f"--batch-size is auto or a number from 1 on, not {arguments.batch_size!r}"
+    given = {one.name: getattr(arguments, one.name) for one in fields(PrecomputeRequest)}
+    values = {name: value for name, value in given.items() if value not in (None, [])}
+    sources = _sources(arguments)
+    if arguments.config is not None:
+        from cachestore.cli.config import read_config
+
+        values = read_config(arguments.config) | values
+        sources = sources or values.get("sources", ())
+    for name in ("model", "store"):
+        if not values.get(name):
+            message = f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else "")
             raise BadInput(message)
-        values["batch_size"] = int(arguments.batch_size)
-    if arguments.resolution < 1:
-        message = f"--resolution is a number of pixels from 1 on, not {arguments.resolution}"
+    if not sources:
+        message = "DATA is missing: a path, or several, or --config with a [[source]] table for each"
         raise BadInput(message)
-    return PrecomputeRequest(**values)
+    is_one_path = len(sources) == 1 and sources[0] == type(sources[0])(sources[0].data)
+    values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
+    return PrecomputeRequest(**{name: _parsed(name, value) for name, value in values.items()})
 
 
-def _captions(text: str) -> "str | CaptionPolicy":
+def _sources(arguments: argparse.Namespace) -> "Sequence[Source]":
+    """The sources in the arguments; none where there are none. Raises BadInput."""
+    from cachestore.samples import Source
+
+    if arguments.sources is None:
+        return [Source(data) for data in arguments.data]
+    if arguments.data:
+        message = f"DATA ({arguments.data[0]}) and --sources say the same: give one of them"
+        raise BadInput(message)
+    try:
+        return [Source(**source) for source in json.loads(arguments.sources)]
+    except (TypeError, ValueError) as error:
+        message = f'--sources is a list of objects with the fields of cs.Source, such as [{{"data": PATH, "repeats": 2}}]: {error}'
+        raise BadInput(message) from error
+
+
+def _parsed(name: str, given: object) -> Any:
+    """The value of a field, from what the command line or a file gives. Raises BadInput."""
+    value: Any = given
+    match name:
+        case "encode":
+            return tuple(one.strip() for one in value.split(",") if one.strip())
+        case "captions":
+            return _captions(value)
+        case "encode_arg":
+            return dict(_pair(text) for text in value) if isinstance(given, list) else dict(value)
+        case "batch_size" if value != "auto":
+            if not value.isdecimal() or int(value) < 1:
+                message = f"--batch-size is auto or a number from 1 on, not {value!r}"
+                raise BadInput(message)
+            return int(value)
+        case "resolution" if int(value) < 1:
+            message = f"--resolution is a number of pixels from 1 on, not {value}"
+            raise BadInput(message)
+        case _:
+            return value
+
+
+def _captions(text: "str | Mapping[str, Any]") -> "str | CaptionPolicy":
     """first, all or random as they are, or the policy that a JSON object says. Raises BadInput for anything else."""
     from cachestore.captions import CHOICES, CaptionPolicy
 
-    if text in CHOICES:
+    if isinstance(text, str) and text in CHOICES:
         return text
     try:
-        return CaptionPolicy.parse(json.loads(text))
+        return CaptionPolicy.parse(json.loads(text) if isinstance(text, str) else text)
     except ValueError as error:
         message = f"--captions is first, all, or a CaptionPolicy as a JSON object, not {text!r} ({error})"
         raise BadInput(message) from error

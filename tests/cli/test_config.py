@@ -1,0 +1,118 @@
+"""`--config FILE.toml`."""
+
+import json
+
+import pytest
+
+from cachestore.cli import make_parser
+from cachestore.cli.precompute import request_from
+from cachestore.errors import BadInput
+from cachestore.samples import Source
+
+WHOLE = """
+model = "m"
+store = "cache/"
+encode = ["text"]
+resolution = 512
+batch-size = 4
+max_failures = "2%"
+strict = true
+captions = {choose = "all", prefix = "sks, "}
+encode_arg = {clip_skip = 1}
+
+[[source]]
+data = "photos/"
+
+[[source]]
+data = "faces.tar"
+name = "faces"
+resolution = 768
+repeats = 10
+weight = 0.5
+caption = "a face"
+"""
+
+
+def asked(tmp_path, text, *arguments):
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    return request_from(make_parser().parse_args(["precompute", "--config", str(path), *arguments]))
+
+
+def test_a_file_says_what_the_command_line_would(tmp_path):
+    request = asked(tmp_path, WHOLE)
+    assert (request.model, request.store, request.encode, request.resolution, request.strict) == ("m", "cache/", ("text",), 512, True)
+    assert (request.batch_size, request.max_failures, request.encode_arg) == (4, "2%", {"clip_skip": 1})
+    assert (request.policy.choose, request.policy.prefix) == ("all", "sks, ")
+    assert request.sources == (
+        Source("photos/"),
+        Source("faces.tar", name="faces", resolution=768, repeats=10, weight=0.5, caption="a face"),
+    )
+
+
+def test_what_a_file_says_survives_the_way_to_a_worker(tmp_path):
+    request = asked(tmp_path, WHOLE)
+    assert request_from(make_parser().parse_args(request.arguments())) == request
+
+
+def test_options_that_are_given_have_precedence_wherever_they_stand(tmp_path):
+    request = asked(tmp_path, WHOLE, "--resolution", "1024", "--encode", "text,latents", "elsewhere/")
+    assert (request.resolution, request.encode, request.data, request.sources) == (1024, ("text", "latents"), "elsewhere/", ())
+
+
+def test_one_plain_table_is_one_path(tmp_path):
+    request = asked(tmp_path, 'model = "m"\nstore = "s"\n[[source]]\ndata = "d"\n')
+    assert (request.data, request.sources) == ("d", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "--model is missing, on the command line and in"),
+        ('model = "m"\nstore = "s"', "DATA is missing"),
+        ("model = ", "is not TOML"),
+        ("modell = 1", "train.toml: there is no field 'modell'"),
+        ("rank = 1", "no field 'rank'"),
+        ("model = 1", "train.toml: model is a text, not 1"),
+        ('resolution = "big"', "train.toml: resolution is a whole number from 1 on, not 'big'"),
+        ("resolution = true", "resolution is a whole number"),
+        ("workers = -1", "workers is a whole number from 0 on"),
+        ('strict = "yes"', "strict is true or false"),
+        ('caption_lines = "some"', "caption_lines is one of whole, each, first"),
+        ("encode = [1]", "encode is a list"),
+        ('model = "m"\nstore = "s"\n[captions]\ndropped = 1\n[[source]]\ndata = "d"', "dropped"),
+        ('source = "photos"', "write [[source]]"),
+        ("[source]\ndata = 'x'", "write [[source]]"),
+        ("[[source]]\nname = 'x'", "train.toml, [[source]] 1: data is missing"),
+        ("[[source]]\ndata = 'x'\n[[source]]\ndata = 'y'\nresoluton = 5", "train.toml, [[source]] 2: there is no field 'resoluton'"),
+        ("[[source]]\ndata = 'x'\nrepeats = 0", "train.toml, [[source]] 1: repeats of a source is a whole number from 1 on, not 0"),
+    ],
+)
+def test_what_a_file_cannot_mean_is_named_by_file_table_and_field(tmp_path, text, says):
+    with pytest.raises(BadInput) as refused:
+        asked(tmp_path, text)
+    assert says in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"none\.toml cannot be read"):
+        request_from(make_parser().parse_args(["precompute", "--config", str(tmp_path / "none.toml")]))
+
+
+def test_several_paths_are_several_sources():
+    arguments = ["precompute", "a", "b", "--model", "m", "--store", "s"]
+    request = request_from(make_parser().parse_args(arguments))
+    assert (request.data, request.sources) == ("", (Source("a"), Source("b")))
+    assert request.arguments() == arguments
+
+
+@pytest.mark.parametrize("text", ["x", "[1]", '[{"name": "x"}]', '[{"data": "x", "repeats": 0}]', '[{"data": "x", "unknown": 0}]'])
+def test_sources_that_are_no_list_of_objects_are_refused(text):
+    with pytest.raises(BadInput, match="--sources"):
+        request_from(make_parser().parse_args(["precompute", "--sources", text, "--model", "m", "--store", "s"]))
+
+
+def test_paths_and_sources_at_once_are_refused():
+    sources = json.dumps([{"data": "x"}])
+    with pytest.raises(BadInput, match="say the same"):
+        request_from(make_parser().parse_args(["precompute", "d", "--sources", sources, "--model", "m", "--store", "s"]))
