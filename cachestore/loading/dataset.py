@@ -23,7 +23,7 @@ from cachestore.captions import CaptionPolicy
 from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.inputs import SHOWN
+from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT
 from cachestore.keys import Key, Recipe, digest_parts, digest_text, input_key
 from cachestore.loading.assemble import LatentsPart, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
@@ -380,6 +380,20 @@ class CachedDataset(Dataset[SampleDict]):
         part = CachedDataset.__new__(CachedDataset)
         part._show(self._reader, replace(self._options, selection=selection), Epoch(self.epoch), self._catalog, self._complete)  # noqa: SLF001 - its own class
         return part
+
+    def source_weights(self) -> tuple[list[float], list[list[int]]]:
+        """How often the samples of each source come in an epoch by its `repeats` and `weight`, and their places; without sources 1 for all.
+
+        Reads the columns of every sample. An empty data set has no sources.
+        """
+        places: dict[tuple[str, float], list[int]] = {}
+        rows: list[int] = self._rows.tolist()
+        for place, row in enumerate(rows):
+            extras: Mapping[str, Any] = json.loads(self._catalog.extras[row])
+            weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest's own column of this name may hold anything
+            owner = str(extras.get(SOURCE, "")), weight if isinstance(weight, float) and weight >= 0 else 1.0
+            places.setdefault(owner, []).append(place)
+        return [weight for _source, weight in places], list(places.values())
 
     def check(self, model: str | Path | None = None, *, vae: str | Path | None = None, text_encoder: str | Path | None = None) -> None:
         """Compare a model's files with those that made what this data set hands out. Loads nothing; reads each of these files once.

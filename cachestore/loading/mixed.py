@@ -68,6 +68,15 @@ class MixedDataset(Dataset[SampleDict]):
         self._epoch = Epoch(self.datasets[0].epoch if self.datasets else 0)
         self._lay_out()
 
+    @classmethod
+    def of_sources(cls, data: CachedDataset, *, seed: int = 0) -> "MixedDataset":
+        """A data set whose sources (`cs.Source`) come as often as each says: its `repeats` times its `weight`.
+
+        One without such sources is mixed of itself alone, each sample once. Raises BadInput as the class does.
+        """
+        weights, places = data.source_weights()
+        return cls([data.select(some) for some in places], weights, seed=seed)
+
     def _lay_out(self) -> None:
         self._owners: Places = np.empty(0, dtype=np.int64)
         self._samples: Places = np.empty(0, dtype=np.int64)
