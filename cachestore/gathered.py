@@ -87,7 +87,7 @@ def as_bytes(picture: Any, where: str) -> bytes | Path:
     stored: Mapping[str, Any] = cast("Mapping[str, Any]", picture) if isinstance(picture, Mapping) else {"bytes": picture}
     found: object = stored.get("path") if stored.get("bytes") is None else stored["bytes"]
     if isinstance(found, bytes | bytearray | memoryview):
-        return bytes(found)
+        return bytes(cast("bytes", found))
     if isinstance(found, str | os.PathLike):
         return Path(cast("str | os.PathLike[str]", found))
     if _is_pil(found):

@@ -32,7 +32,7 @@ from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample, Source
 from cachestore.sources import CaptionLines, Files, Listing, Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
-from cachestore.tars import tars_at
+from cachestore.tars import SUFFIX
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.work.workers import Beat, host_name
@@ -112,6 +112,7 @@ class PrecomputeRequest:
     def hints(self) -> dict[str, Json]:
         """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
         body: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        body["data"] = _as_hint(self.data)
         for name in _PLACES:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
@@ -148,10 +149,11 @@ class PrecomputeRequest:
 
 
 def _as_hint(data: str) -> str:
-    """A path that will be found from anywhere; what was in memory, as such."""
+    """A path that will be found from anywhere; what was in memory, as such; nothing for nothing."""
     if is_temporary(Path(data).name):
         return IN_MEMORY
-    return str(Path(data).absolute()) if tars_at(data) is not None or Path(data).exists() else data
+    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars exists under no name
+    return str(Path(data).absolute()) if is_place else data
 
 
 def _option(name: str, value: str) -> list[str]:
@@ -169,7 +171,7 @@ BUCKET_STEP = 64
 """Sides of buckets are multiples of this many pixels."""
 
 _IDS = ("ids.text", "ids.offsets")
-_PLACES = ("data", "model", "vae", "text_encoder")
+_PLACES = ("model", "vae", "text_encoder")
 _NOT_HINTS = frozenset(
     {"store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace"}
 )

@@ -1,5 +1,6 @@
 """Several data sets as one: each sample as often as its weight says, one bucket a batch, and the same again for the same (seed, epoch)."""
 
+import json
 import pickle
 from collections import Counter
 
@@ -204,3 +205,31 @@ def test_a_share_is_dealt_out_whole_and_nobody_gives_more_than_he_has(sizes, sha
     assert sum(counts) == int(sum(sizes) * share + 0.5)
     assert all(0 <= count <= size for count, size in zip(counts, sizes, strict=True))
     assert np.allclose(counts, [size * share for size in sizes], atol=1)
+
+
+# The sources of one data set
+
+
+def of_sources(path, *sources, extras=None):
+    """A mix of the sources of one data set: (name, number of samples, weight) of each."""
+    rows = [
+        Row(f"{name}/{n}", (f"caption {name} {n}",), extras=extras or json.dumps({"source": name, "source_weight": weight}))
+        for name, count, weight in sources
+        for n in range(count)
+    ]
+    return cs.MixedDataset.of_sources(cs.CachedDataset(make_store(path, rows, recipes())))
+
+
+def test_sources_of_nothing_are_a_mix_of_nothing(tmp_path):
+    assert len(of_sources(tmp_path / "store")) == 0
+
+
+def test_each_source_comes_as_often_as_it_says(tmp_path):
+    mixed = of_sources(tmp_path / "store", ("a", 3, 1.0), ("b", 2, 10.0), ("c", 4, 0.5), ("d", 2, 0.0))
+    seen = Counter(mixed[place]["sample_id"].partition("/")[0] for place in range(len(mixed)))
+    assert seen == {"a": 3, "b": 20, "c": 2}
+
+
+@pytest.mark.parametrize("extras", ["{}", '{"source": "the web"}', '{"source": 7, "source_weight": "heavy"}'])
+def test_a_data_set_without_such_sources_is_mixed_of_itself(tmp_path, extras):
+    assert len(of_sources(tmp_path / "store", ("a", 3, 1.0), extras=extras)) == 3
