@@ -83,10 +83,15 @@ class Claimed:
         if len(request.get("bucket", ())) < 2:
             message = "the catalog does not say at which size it was encoded"
             raise EncodeFailed(message)
+        from cachestore.encode import images
+        from cachestore.encode.views import View
+
         data = read(str(request["image"]))
         digest = digest_bytes(data)
         bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
-        return Resolved(key, (data, bucket), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
+        return Resolved(
+            key, (data, View.centred(images.measure(data), bucket)), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest}
+        )
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """As the encoder does."""

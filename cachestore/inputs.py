@@ -1,14 +1,17 @@
-"""What a unit is made from: a caption, an image, or a caption with the images that its text encoder is shown, in order.
+"""What a unit is made from: a caption, an image, an image and the one it goes with, a caption with the images it is shown with.
 
-Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, or
+Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`, or
 `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Pure; whoever calls reads the files.
+
+The options of a column of images, each left out where it has its default: `resolution`, `step`, `upscale` (false: small pictures are
+not scaled up), `crop` ("random", with its `seed`), `variants` (so many random crops), `flip` (each mirrored as well).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cachestore.keys import Json, canonical, digest_bytes, digest_parts, digest_text
-from cachestore.samples import CAPTION, IMAGE
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK
 
 Stat = tuple[int, int]
 """(size, mtime_ns)."""
@@ -39,15 +42,53 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
     return plain | {"resolution": by_source.get(str(extras.get(SOURCE)), plain["resolution"])}
 
 
-def request_for(role: str, options: Mapping[str, Json], value: str, images: Mapping[str, Sequence[str]]) -> dict[str, Json]:
+LIKE: Final = "like"
+"""In a request: the picture with which an image is placed in its bucket."""
+
+RANDOM: Final = "random"
+"""The option `crop` of a column, where crops are drawn."""
+
+
+def cells_each(options: Mapping[str, Json]) -> int:
+    """How many cells a column has for each of its inputs: one for each variant, each followed by its mirrored one where there is one.
+
+    What is no number of variants counts as one.
+    """
+    variants = options.get("variants", 1)
+    return (variants if isinstance(variants, int) and variants > 0 else 1) * _sides(options)
+
+
+def _sides(options: Mapping[str, Json]) -> int:
+    return 2 if options.get("flip") else 1
+
+
+def companions(role: str, options: Mapping[str, Json]) -> tuple[str, ...]:
+    """The roles of a sample's other images that the cells of a column are made from too."""
+    if role == CAPTION:
+        return (str(options[SHOWN]),) if options.get(SHOWN) is not None else ()
+    is_placed = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
+    return (IMAGE,) if is_placed else ()
+
+
+def request_for(
+    role: str, options: Mapping[str, Json], value: str, images: Mapping[str, Sequence[str]], number: int = 0
+) -> dict[str, Json]:
     """What the encoder of a column is asked to make of one caption, or of one reference: `value`.
 
-    `images` are the sample's references by role; those of the role that the column's options name come with a caption, none of none.
+    `number` is that of the cell among those of its input. `images` are the sample's references by role; those of the role that the
+    column's options name come with a caption, none of none. A mask, and a control image whose crop is drawn, are placed as the picture.
     """
-    if role != CAPTION:
-        return {"image": value, "role": role, **options}
-    shown = options.get(SHOWN)
-    return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
+    if role == CAPTION:
+        shown = options.get(SHOWN)
+        return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
+    request: dict[str, Json] = {"image": value, "role": role}
+    request |= {name: option for name, option in options.items() if name not in {"variants", "flip"}}
+    if options.get("crop") == RANDOM:
+        request["variant"] = number // _sides(options)
+    if number % _sides(options):
+        request["flip"] = True
+    like = next((images[role][0] for role in companions(role, options) if images.get(role)), None)
+    return request if like is None else {**request, LIKE: like}
 
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
@@ -58,7 +99,7 @@ def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
 def references_of(request: Mapping[str, Json]) -> list[str]:
     """The files that a unit is made from, in order; none for a caption alone."""
     if "image" in request:
-        return [str(request["image"])]
+        return [str(request[name]) for name in ("image", LIKE) if name in request]
     shown: Mapping[str, Sequence[str]] = request.get("images", {})
     return [reference for references in shown.values() for reference in references]
 
@@ -69,7 +110,8 @@ def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[s
     A second image of one role is named `ROLE.2`, and so on.
     """
     if "image" in request:
-        return {str(request.get("role", IMAGE)): digest_bytes(contents[0])}
+        names = (str(request.get("role", IMAGE)), IMAGE)
+        return {name: digest_bytes(content) for name, content in zip(names, contents, strict=False)}
     digests = {CAPTION: digest_text(str(request["caption"]))}
     shown: Mapping[str, Sequence[str]] = request.get("images", {})
     names = [role if number == 1 else f"{role}.{number}" for role, some in shown.items() for number in range(1, len(some) + 1)]

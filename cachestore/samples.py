@@ -14,6 +14,9 @@ IMAGE = "image"
 CONTROL = "control"
 """The role of pictures that the model is shown beside the caption: what is to be edited, references."""
 
+MASK = "mask"
+"""The role of masks: grey pictures in the frame of the picture that is trained on, white where it counts."""
+
 CAPTION = "caption"
 """The role of captions; every other role is one of images."""
 

@@ -2,12 +2,13 @@
 
 A bucket is the size a picture is encoded at. Every bucket of a resolution R has sides that are multiples of the step and an area of
 at most R², so that one batch size suits them all. A picture goes to the bucket whose aspect ratio (width / height) is nearest to its
-own, is scaled until it covers the bucket, and loses what sticks out, the same amount on both sides.
+own, is scaled until it covers the bucket, and loses what sticks out: the same amount on both sides, or as a crop is drawn.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import isqrt
 from typing import NamedTuple
 
 from cachestore.errors import BadInput
@@ -59,25 +60,46 @@ def aspect_error(size: Size, bucket: Size) -> Fraction:
     return abs(Fraction(size.width, size.height) - Fraction(bucket.width, bucket.height))
 
 
-def choose(size: Size, resolution: int, step: int) -> Size:
+def choose(size: Size, resolution: int, step: int, *, upscales: bool = True) -> Size:
     """The bucket for a picture of this size: one of exactly its size, else the nearest aspect ratio.
 
-    Of equally near buckets the larger wins, then the narrower. Small pictures are scaled up.
+    Of equally near buckets the larger wins, then the narrower. Small pictures are scaled up; without `upscales` one that would be goes
+    to a bucket of its own sides, rounded down to the step, as by kohya's `bucket_no_upscale`. A side shorter than the step is still
+    scaled up to it.
     """
     buckets = bucket_list(resolution, step)
     if size in buckets:
         return size
-    return min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))
+    bucket = min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))
+    if upscales or (bucket.width <= size.width and bucket.height <= size.height):
+        return bucket
+    return _without_upscaling(size, resolution * resolution, step)
 
 
-def placement(size: Size, bucket: Size) -> Placement:
-    """Scale to cover, crop the centre. The side that fits exactly is exact; the other is rounded to the nearest pixel."""
+def _without_upscaling(size: Size, area: int, step: int) -> Size:
+    """The largest bucket inside a picture, which is first shrunk to the area where it is larger: such as one of 3000 x 300 pixels."""
+    width, height = size
+    if width * height > area:
+        width, height = isqrt(area * size.width // size.height), isqrt(area * size.height // size.width)
+    return Size(max(step, width // step * step), max(step, height // step * step))
+
+
+def placement(size: Size, bucket: Size, at: Fraction | None = None) -> Placement:
+    """Scale to cover, and crop the centre; or at a share of what sticks out, from 0 (at the left or top) to below 1.
+
+    The side that fits exactly is exact; the other is rounded to the nearest pixel.
+    """
     if size.width * bucket.height > size.height * bucket.width:
         resized = Size(_rounded(size.width * bucket.height, size.height), bucket.height)
     else:
         resized = Size(bucket.width, _rounded(size.height * bucket.width, size.width))
-    left, top = (resized.width - bucket.width) // 2, (resized.height - bucket.height) // 2
+    left, top = _share(resized.width - bucket.width, at), _share(resized.height - bucket.height, at)
     return Placement(resized, (left, top, left + bucket.width, top + bucket.height))
+
+
+def _share(excess: int, at: Fraction | None) -> int:
+    """How much is lost before the crop: each number up to the excess has an equal part of the shares below 1."""
+    return excess // 2 if at is None else int((excess + 1) * at)
 
 
 def _rounded(numerator: int, denominator: int) -> int:

@@ -24,8 +24,13 @@ from PIL import Image, ImageCms, UnidentifiedImageError
 from cachestore.encode.buckets import Placement, Size, placement
 from cachestore.errors import EncodeFailed
 
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
 TRANSFORM = "pillow-lanczos-cover-center/1"
 """Names everything that turns bytes into pixels. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+
+MASK_TRANSFORM = "pillow-box-cover/1"
+"""Likewise, of masks."""
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """Likewise, of pictures that keep their shape."""
@@ -68,18 +73,29 @@ def decode(data: bytes) -> Image.Image:
     return picture if turn is None else picture.transpose(turn)
 
 
-def fit(image: Image.Image, bucket: Size) -> "tuple[np.ndarray[Any, np.dtype[np.uint8]], Placement]":
+def fit(image: Image.Image, bucket: Size, place: Placement | None = None) -> "tuple[Pixels, Placement]":
     """Scale to cover the bucket (antialiased Lanczos), crop the centre: uint8 [height, width, 3], and where it was cut.
 
-    The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
+    Or cut at a given place. The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
     """
-    size = Size(*image.size)
-    place = placement(size, bucket)
-    left, top, right, bottom = place.crop
-    across, down = size.width / place.resized.width, size.height / place.resized.height
-    box = (left * across, top * down, min(right * across, size.width), min(bottom * down, size.height))
-    pixels = np.asarray(image.resize(bucket, Image.Resampling.LANCZOS, box=box))
+    place = placement(Size(*image.size), bucket) if place is None else place
+    pixels = np.asarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, place)))
     return np.ascontiguousarray(pixels), place
+
+
+def fit_mask(image: Image.Image, size: Size, place: Placement) -> "Pixels":
+    """Cut a mask where its picture is cut, and shrink it: uint8 [height, width], each the mean of the area that it stands for.
+
+    The mask is as its picture, in any number of pixels: its frame is the picture's.
+    """
+    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place)))
+
+
+def _box(image: Image.Image, place: Placement) -> tuple[float, float, float, float]:
+    """A crop in pixels of the picture that is not yet scaled."""
+    left, top, right, bottom = place.crop
+    across, down = image.width / place.resized.width, image.height / place.resized.height
+    return left * across, top * down, min(right * across, image.width), min(bottom * down, image.height)
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:

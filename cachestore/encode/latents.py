@@ -5,11 +5,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from cachestore.encode import images
-from cachestore.encode.buckets import Size, choose, placement
+from cachestore.encode.buckets import Size
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.encode.views import STEP, view_of
 from cachestore.errors import BadInput
+from cachestore.inputs import LIKE
 from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
 from cachestore.samples import IMAGE
 
@@ -17,15 +21,15 @@ if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.vae import Vae
 
-STEP = 64
-"""Kohya's step between buckets, where a request gives none."""
-
 WINDOW = 32
 """How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
 
 
 class LatentsEncoder:
-    """Implements `unit.Encoder` for pictures. Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`."""
+    """Implements `unit.Encoder` for pictures. Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`.
+
+    What else they may say stands in `inputs`; `"like"` is the picture whose digest a drawn crop follows, in place of its own.
+    """
 
     def __init__(
         self,
@@ -48,30 +52,33 @@ class LatentsEncoder:
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture."""
-        resolution, step = int(request["resolution"]), int(request.get("step", STEP))
+        step = int(request.get("step", STEP))
         if step % self.setup.multiple:
             message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
             raise BadInput(message)
         role = str(request.get("role", IMAGE))
         data = read(str(request["image"]))
         digest = digest_bytes(data)
-        size = images.measure(data)
-        bucket = choose(size, resolution, step)
-        place = placement(size, bucket)
+        inputs = {role: digest}
+        if LIKE in request:
+            inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
+        view = view_of(request, images.measure(data), inputs.get(IMAGE, digest))
+        transform = view.transform()
         return Resolved(
             # The role is not part of the key: one picture used as image and as control is encoded once.
-            key=input_key(self._fingerprint, {"image": digest}, {"bucket": list(bucket), "crop": "center"}),
-            item=(data, bucket),
-            inputs={role: digest},
-            meta={"input_digest": digest, "encoder": self.recipe.encoder, "bucket": list(bucket)},
-            facts={"size": list(size), "bucket": list(bucket), "resized": list(place.resized), "crop": list(place.crop)},
+            key=input_key(self._fingerprint, {"image": digest}, transform),
+            item=(data, view),
+            inputs=inputs,
+            meta={"input_digest": digest, "encoder": self.recipe.encoder, **{k: v for k, v in transform.items() if v != "center"}},
+            facts=view.facts(),
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""
-        data, bucket = resolved.item
-        pixels, _ = images.fit(images.decode(data), bucket)
-        return Prepared(pixels, bucket, cost=bucket.width * bucket.height)
+        data, view = resolved.item
+        pixels, _ = images.fit(images.decode(data), view.bucket, view.place)
+        pixels = np.ascontiguousarray(pixels[:, ::-1]) if view.is_flipped else pixels
+        return Prepared(pixels, view.bucket, cost=view.bucket.width * view.bucket.height)
 
     @property
     def window(self) -> int:

@@ -69,6 +69,32 @@ def test_bytes_resolution_and_model_change_the_key_and_roles_and_names_do_not(lo
     assert control.inputs == {"control": digest_bytes(data)}
 
 
+def test_a_key_of_before_there_were_crops_and_sides_is_found_again(look_alike):
+    data = b"P6\n100 70\n255\n" + bytes(100 * 70 * 3)
+    assert str(resolve(look_alike, data).key) == "70b3dc11e0794c23fe7220b73b6ed442"
+
+
+def test_a_mirrored_picture_is_the_plain_one_turned_and_a_drawn_crop_is_what_stands_there(look_alike):
+    data, drawn = picture(120, 60), {"crop": "random", "seed": 0, "variant": 1}
+    plain, turned = resolve(look_alike, data, **drawn), resolve(look_alike, data, **drawn, flip=True)
+    assert plain.key != turned.key
+    pixels, mirrored = (look_alike.prepare(one).payload for one in (plain, turned))
+    assert mirrored.tobytes() == pixels[:, ::-1].tobytes()
+    image = Image.open(BytesIO(data)).resize(plain.facts["resized"], Image.Resampling.LANCZOS)
+    assert np.abs(np.asarray(image.crop(plain.facts["crop"]), np.int16) - pixels).max() <= 2
+
+
+def test_a_control_image_is_cut_as_the_picture_it_goes_with(look_alike):
+    files = {"a.png": picture(120, 60, seed=1), "b.png": picture(120, 60, seed=2)}
+    drawn = {"resolution": 64, "step": 16, "crop": "random", "seed": 0, "variant": 1}
+    image = look_alike.resolve({"image": "a.png", "role": "image", **drawn}, files.__getitem__)
+    control = look_alike.resolve({"image": "b.png", "role": "control", "like": "a.png", **drawn}, files.__getitem__)
+    alone = look_alike.resolve({"image": "b.png", "role": "control", **drawn}, files.__getitem__)
+    assert control.facts["crop"] == image.facts["crop"] != alone.facts["crop"]
+    assert control.inputs == {"control": digest_bytes(files["b.png"]), "image": digest_bytes(files["a.png"])}
+    assert control.meta["input_digest"] == digest_bytes(files["b.png"])
+
+
 def test_resolutions_that_share_a_bucket_share_the_key(look_alike):
     assert resolve(look_alike, picture(64, 64), resolution=64).key == resolve(look_alike, picture(64, 64), resolution=70).key
 

@@ -1,0 +1,101 @@
+"""Masks to the size of their pictures' latents. No model and no torch: a mask is a picture that is cut and shrunk."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cachestore.encode import images
+from cachestore.encode.buckets import Size
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.encode.views import view_of
+from cachestore.errors import EncodeFailed
+from cachestore.inputs import LIKE
+from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
+from cachestore.samples import IMAGE, MASK
+
+VERSION = 1
+"""Raised when the code makes other values from the same settings."""
+
+BATCH = 64
+
+
+def mask_recipe(factor: int) -> Recipe:
+    """The recipe of masks for latents whose sides are `factor` times shorter than their picture's."""
+    make = {
+        "kind": "mask",
+        "version": VERSION,
+        "transform": {"pixels": images.MASK_TRANSFORM, "alpha": "white", "colour": "grey"},
+        "factor": factor,
+        "outputs": [MASK],
+    }
+    return Recipe(MASK, make, {"format": 1, "stored": MASK, "factor": factor})
+
+
+class MaskEncoder:
+    """Implements `unit.Encoder` for masks. Requests are those of pictures with `"like"`, the picture that the mask belongs to.
+
+    Makes `mask`, uint8 [1, height, width] of the latents, 255 where the picture counts.
+    """
+
+    def __init__(self, factor: int) -> None:
+        """Keep by how much latents are smaller than pictures."""
+        self.recipe = mask_recipe(factor)
+        self._factor = factor
+        self._fingerprint = self.recipe.fingerprint
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """Read the mask and the picture it belongs to, and find where that is cut.
+
+        Raises EncodeFailed for what is no picture, and for a mask of another shape than its picture.
+        """
+        data, picture = read(str(request["image"])), read(str(request[LIKE]))
+        digest, digest_of_picture = digest_bytes(data), digest_bytes(picture)
+        size, own = images.measure(picture), images.measure(data)
+        if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
+            message = f"the mask has {own.width} x {own.height} pixels and its picture {size.width} x {size.height}: another shape"
+            raise EncodeFailed(message)
+        view = view_of(request, size, digest_of_picture)
+        # All that the value depends on of the picture is where it is cut, so pictures of one size share their mask's entry.
+        transform = {**view.transform(), "crop": list(view.place.crop), "resized": list(view.place.resized)}
+        return Resolved(
+            key=input_key(self._fingerprint, {MASK: digest}, transform),
+            item=(data, view),
+            inputs={MASK: digest, IMAGE: digest_of_picture},
+            meta={"input_digest": digest, "encoder": MASK, "bucket": list(view.bucket)},
+            facts=view.facts(),
+        )
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Cut and shrink a mask: uint8 [1, height, width]."""
+        data, view = resolved.item
+        size = self._latents_size(view.bucket)
+        made = images.fit_mask(images.decode(data), size, view.place)
+        made = made[:, ::-1] if view.is_flipped else made
+        return Prepared(np.ascontiguousarray(made)[None], view.bucket, cost=size.width * size.height)
+
+    def _latents_size(self, bucket: Size) -> Size:
+        return Size(bucket.width // self._factor, bucket.height // self._factor)
+
+    @property
+    def window(self) -> int:
+        """A batch."""
+        return BATCH
+
+    def batch_limit(self, group: Hashable) -> int:
+        """As many as wait."""
+        del group
+        return BATCH
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """What was prepared is what is stored. An empty batch gives nothing."""
+        made = {key: {MASK: pixels} for key, pixels in batch}
+        return lambda: made
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def entry_bytes(self, bucket: Size) -> int:
+        """Bytes of one entry's tensors at this bucket: for estimates before anything is made."""
+        size = self._latents_size(bucket)
+        return size.width * size.height

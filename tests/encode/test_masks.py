@@ -1,0 +1,88 @@
+"""Masks to the size of their pictures' latents."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cachestore.encode.masks import MaskEncoder
+from cachestore.errors import EncodeFailed
+from cachestore.keys import digest_bytes
+
+REQUEST = {"image": "mask.png", "like": "picture.png", "role": "mask", "resolution": 64, "step": 16}
+
+
+def png(array):
+    file = BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+def grey(width, height, seed=0):
+    return png(np.random.default_rng(seed).integers(0, 256, (height, width), np.uint8))
+
+
+def resolve(mask, picture, encoder=None, **more):
+    files = {"mask.png": mask, "picture.png": picture}
+    return (encoder or MaskEncoder(2)).resolve({**REQUEST, **more}, files.__getitem__)
+
+
+def made(mask, picture, factor=2, **more):
+    encoder = MaskEncoder(factor)
+    resolved = resolve(mask, picture, encoder, **more)
+    payload = encoder.prepare(resolved).payload
+    return encoder.submit([(resolved.key, payload)])()[resolved.key]["mask"]
+
+
+def test_an_empty_batch_gives_nothing():
+    assert MaskEncoder(8).submit([])() == {}
+    MaskEncoder(8).close()
+
+
+def test_a_mask_has_the_size_of_its_pictures_latents_and_the_mean_of_each_area():
+    values = np.random.default_rng(1).integers(0, 256, (64, 64), np.uint8)
+    found = made(png(values), grey(64, 64), factor=8)
+    assert (found.shape, found.dtype) == ((1, 8, 8), np.dtype(np.uint8))
+    means = values.reshape(8, 8, 8, 8).mean(axis=(1, 3))
+    assert np.abs(found[0] - means).max() <= 1
+
+
+def test_white_stays_white_and_black_black_whatever_the_mode_and_number_of_pixels():
+    for array in (np.full((70, 100), 255, np.uint8), np.ones((35, 50), bool), np.full((140, 200, 3), 255, np.uint8)):
+        assert np.unique(made(png(array), grey(100, 70))).tolist() == [255]
+        assert np.unique(made(png(np.zeros_like(array)), grey(100, 70))).tolist() == [0]
+
+
+def test_a_mask_is_cut_and_mirrored_as_its_picture():
+    columns = np.repeat(np.arange(120, dtype=np.uint8)[None], 60, axis=0)
+    drawn: dict[str, Any] = {"crop": "random", "seed": 0, "variant": 1}
+    plain, mirrored = made(png(columns), grey(120, 60), **drawn), made(png(columns), grey(120, 60), **drawn, flip=True)
+    left, _, right, _ = resolve(png(columns), grey(120, 60), **drawn).facts["crop"]
+    width = resolve(png(columns), grey(120, 60)).facts["resized"][0]
+    assert plain.tobytes() == mirrored[:, :, ::-1].tobytes()
+    assert abs(plain[0, 0, 0] - 120 * (left + 0.5) / width) <= 1.5
+    assert abs(plain[0, 0, -1] - 120 * (right - 1.5) / width) <= 1.5
+
+
+def test_the_key_is_of_the_mask_and_the_place_where_its_picture_is_cut():
+    mask, image = grey(200, 60), grey(200, 60, seed=1)
+    key = resolve(mask, image).key
+    drawn = {"crop": "random", "seed": 0, "step": 32}
+    assert resolve(mask, grey(200, 60, seed=2)).key == resolve(mask, grey(400, 120)).key == key
+    others = [
+        resolve(grey(200, 60, seed=9), image),
+        resolve(mask, image, resolution=96),
+        resolve(mask, image, flip=True),
+        *(resolve(mask, image, **drawn, variant=variant) for variant in range(2)),
+        resolve(mask, image, MaskEncoder(8)),
+    ]
+    assert len({key, *(one.key for one in others)}) == 1 + len(others)
+    assert resolve(mask, image).inputs == {"mask": digest_bytes(mask), "image": digest_bytes(image)}
+
+
+def test_a_mask_of_another_shape_than_its_picture_is_refused():
+    with pytest.raises(EncodeFailed, match="the mask has 64 x 64 pixels and its picture 100 x 70"):
+        resolve(grey(64, 64), grey(100, 70))
+    resolve(grey(33, 23), grey(100, 70))
