@@ -24,6 +24,7 @@ from cachestore.formats.families import SIMPLETUNER, Family, family_named, famil
 from cachestore.formats.matching import Named
 from cachestore.formats.table import Format, Writing, format_named
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
+from cachestore.inputs import cells_each
 from cachestore.keys import Json, Key, Recipe, digest_text, input_key
 from cachestore.reader import Reader
 from cachestore.samples import CAPTION, IMAGE
@@ -199,8 +200,8 @@ class _Export:
             for column in self._columns:
                 for place in range(column.at[row], column.at[row + 1]):
                     number = place - column.at[row]
-                    if column.role == CAPTION and number > 0 and self.format.name != SIMPLETUNER:
-                        continue  # the others keep one caption a picture
+                    if not self._has_form(column, number):
+                        continue
                     made = self._file(row, column, place, number, of[column.encoder])
                     if made is None:
                         continue
@@ -211,6 +212,12 @@ class _Export:
                         self.tally.fail(self.catalog.ids[row], column.encoder, error)
                     elif sample == self.catalog.ids[row] or column.role != CAPTION:
                         yield row, column.encoder, path, contents
+
+    def _has_form(self, column: KeyColumn, number: int) -> bool:
+        """Whether the format keeps a row's cell of this number: one caption a picture, but for SimpleTuner; and of no picture two crops."""
+        if column.role == CAPTION:
+            return number == 0 or self.format.name == SIMPLETUNER
+        return number % cells_each(column.options) == 0
 
     def _file(self, row: int, column: KeyColumn, place: int, number: int, family: Family) -> tuple[str, tuple[Key, str], Contents] | None:
         """Path, what it is of, and contents of one cell; None where it failed, which is tallied."""

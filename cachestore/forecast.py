@@ -13,11 +13,11 @@ from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.inputs import references_of
+from cachestore.inputs import LIKE, references_of
 from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
-from cachestore.samples import CAPTION, IMAGE
+from cachestore.samples import CAPTION, IMAGE, MASK
 from cachestore.work.outcomes import FAILED
 from cachestore.work.plan import Plan
 from cachestore.work.workers import read_beats
@@ -48,7 +48,7 @@ class Forecast:
     """From the rate of earlier workers in this store; None where there were none."""
     free_bytes: int
     buckets: Mapping[str, int]
-    """Samples by bucket, `<width>x<height>`."""
+    """Samples by bucket, `<width>x<height>`; of several resolutions each sample is in a bucket of each."""
     truncated_captions: int
     distinct_captions: int
     is_estimate: bool
@@ -71,12 +71,15 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     limit = len(missing) if look_at_all else LOOKED_AT
     captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
     images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
-    facts = _facts_of(wanted, images, limit)
-    is_trained_on = _units_of(plan, IMAGE)
+    masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
+    sizes: dict[str, Size] = {}
+    facts = _facts_of(wanted, images, limit, sizes)
+    is_trained_on = _first_units_of(plan, IMAGE)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
     size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, sizes).values()), len(masks))
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -102,22 +105,30 @@ def _distinct_captions(plan: Plan) -> int:
     return len(set(plan.captions))
 
 
-def _units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
-    """Which units samples refer to in columns of this role. A picture in two roles is two units."""
-    cells = [units for column, (_at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
+def _first_units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
+    """Which units samples refer to first in columns of this role: variants share a bucket. A picture in two roles is two units."""
+    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
     return _marked(plan, *cells)
 
 
-def _marked(plan: Plan, *cells: Sequence[int]) -> NDArray[np.bool_]:
+def _first_cells(at: Sequence[int], units: Sequence[int]) -> NDArray[np.int64]:
+    starts = np.asarray(at, np.int64)
+    return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
+
+
+def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[np.bool_]:
     is_used = np.zeros(plan.unit_count, np.bool_)
     for units in cells:
         is_used[np.asarray(units, np.int64)] = True
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> dict[int, tuple[int, int]]:
-    """The buckets of pictures that are to be encoded, from their headers, by unit."""
-    from cachestore.encode.buckets import choose
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[str, Size]") -> dict[int, tuple[int, int]]:
+    """The buckets of pictures that are to be encoded, from their headers, by unit; a mask has its picture's.
+
+    `sizes` remembers what was measured, as a picture may be many units.
+    """
+    from cachestore.encode.views import bucket_of
 
     found: dict[int, tuple[int, int]] = {}
     for place in images:
@@ -125,22 +136,28 @@ def _facts_of(wanted: Wanted, images: Iterable[int], limit: int) -> dict[int, tu
         if len(found) >= limit:
             break
         try:
-            size = _measure(wanted, str(request["image"]))
+            bucket = bucket_of(request, _measure(wanted, _placed_by(request), sizes))
         except (EncodeFailed, OSError):
             continue
-        bucket = choose(size, int(request["resolution"]), int(request["step"]))
         found[place] = (bucket.width, bucket.height)
     return found
 
 
-def _measure(wanted: Wanted, reference: str) -> "Size":
+def _placed_by(request: Mapping[str, Json]) -> str:
+    """Whose size decides the bucket: a mask is cut as its picture is, every other image as it is itself."""
+    return str(request[LIKE] if request.get("role") == MASK else request["image"])
+
+
+def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size]") -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
     from cachestore.encode.images import measure
 
-    try:
-        return measure(wanted.listing.head(reference, HEADER_BYTES))
-    except EncodeFailed:
-        return measure(wanted.listing.read(reference)[0])
+    if reference not in sizes:
+        try:
+            sizes[reference] = measure(wanted.listing.head(reference, HEADER_BYTES))
+        except EncodeFailed:
+            sizes[reference] = measure(wanted.listing.read(reference)[0])
+    return sizes[reference]
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, int]]:
@@ -166,14 +183,16 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
 
 def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: int, tokens: Sequence[int], captions: int) -> int:
     """Bytes of the entries to be made: those looked at, scaled up to all."""
-    from cachestore.encode.buckets import Size
-
-    total = 0
-    if buckets:
-        total += sum(encoders["latents"].entry_bytes(Size(*bucket)) for bucket in buckets) * images // len(buckets)
+    total = _bytes_of_pictures(encoders.get("latents"), buckets, images)
     if tokens:
         total += sum(encoders["text"].entry_bytes(count) for count in tokens) * captions // len(tokens)
     return total
+
+
+def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, int]], images: int) -> int:
+    from cachestore.encode.buckets import Size
+
+    return sum(encoder.entry_bytes(Size(*bucket)) for bucket in buckets) * images // len(buckets) if buckets else 0
 
 
 def _seconds(layout: Layout, units: int) -> float | None:

@@ -19,7 +19,7 @@ from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
 from cachestore.files.paths import MARKER, Layout
-from cachestore.inputs import combined_digest, options_for, request_for
+from cachestore.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
 from cachestore.listing import files_of
 from cachestore.reader import Reader
@@ -197,11 +197,12 @@ class _Cell:
     @property
     def request(self) -> Mapping[str, Json]:
         """What the encoder was asked to make, as the plan asked it."""
-        number, role = self.place - self.column.at[self.row], self.column.role
+        role, each = self.column.role, cells_each(self.column.options)
+        number, variant = divmod(self.place - self.column.at[self.row], each)
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
         options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
-        request = request_for(role, options, value, images)
+        request = request_for(role, options, value, images, variant)
         if not is_imported(self.recipe):
             return request
         return {**request, "key": str(self.key), "bucket": list(self.column.cell(self.place).facts.get("bucket", ()))}

@@ -17,9 +17,20 @@ from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.table import Digests
-from cachestore.inputs import NO_STAT, SHOWN, Stat, combined_digest, combined_stat, digests_of, is_of_files, references_of, request_for
+from cachestore.inputs import (
+    NO_STAT,
+    Stat,
+    cells_each,
+    combined_digest,
+    combined_stat,
+    companions,
+    digests_of,
+    is_of_files,
+    references_of,
+    request_for,
+)
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
-from cachestore.samples import CAPTION
+from cachestore.samples import CAPTION, IMAGE, MASK
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_again, publish_catalog
 from cachestore.storage.commit import commit
@@ -172,10 +183,10 @@ class Reconciler:
     def _earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
         """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
 
-        A caption is another where the references to the images that are shown beside it are others.
+        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is.
         """
-        shown: str | None = earlier.options.get(SHOWN)
-        has_same_rows = all(_has_same_rows(self.plan, catalog, role) for role in (earlier.role, shown) if role is not None)
+        others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
+        has_same_rows = all(_has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
         if has_same_rows and np.array_equal(_numbers(at), _numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
@@ -184,10 +195,11 @@ class Reconciler:
         found = np.full(int(at[-1]), -1, np.int64)
         for row, sample in enumerate(self.plan.ids):
             other = rows.get(sample)
-            if other is None or _images_in(self.plan, row, shown) != _images_in(catalog, other, shown):
+            if other is None or any(_images_in(self.plan, row, role) != _images_in(catalog, other, role) for role in others):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
-            for n, (cell, place) in enumerate(cells):
+            for number, (cell, place) in enumerate(cells):
+                n = number // each
                 is_there = at_now[row] + n < at_now[row + 1] and at_before[other] + n < at_before[other + 1]
                 if is_there and now[at_now[row] + n] == before[at_before[other] + n]:
                     found[cell] = place
@@ -326,6 +338,8 @@ class Reconciler:
         previous = self._newest()
         columns = tuple(self._column(number, outcomes, failed) for number in range(len(self.plan.columns)))
         made = {column.encoder for column in columns}
+        # Masks are made beside the pictures they belong to, where there are any.
+        made |= {MASK} if any(column.role == IMAGE for column in columns) else set()
         kept = (
             tuple(self._kept_column(previous, column) for column in previous.columns if column.encoder not in made)
             if previous is not None
@@ -358,16 +372,17 @@ class Reconciler:
 
     def _kept_column(self, previous: Catalog, column: KeyColumn) -> KeyColumn:
         """An earlier encoder's column under the same name: a cell stays only while what it was made from is what the sample has now."""
-        at, values = _inputs(self.plan, column.role)
+        inputs_at, values = _inputs(self.plan, column.role)
+        each = cells_each(column.options)
+        at = inputs_at if each == 1 else (_numbers(inputs_at) * each).tolist()
         places = self._earlier_cells(previous, column, at)
         cells = _cells_of(column).take(places)
         if is_of_files(column.role, column.options):
             for cell in np.flatnonzero(places >= 0).tolist():
                 self.rise()
                 row = int(np.searchsorted(_numbers(at), cell, side="right")) - 1
-                shown: str | None = column.options.get(SHOWN)
-                images = {} if shown is None else {shown: _images_in(self.plan, row, shown)}
-                request = request_for(column.role, column.options, values[cell], images)
+                images = {role: _images_in(self.plan, row, role) for role in companions(column.role, column.options)}
+                request = request_for(column.role, column.options, values[cell // each], images, cell % each)
                 stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
                 if not self._is_same_input(request, stat, cells.inputs[cell].tobytes()):
                     places[cell] = -1
@@ -506,10 +521,8 @@ def _inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[st
     return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
 
 
-def _images_in(rows: Plan | Catalog, row: int, role: str | None) -> list[str]:
-    """The references of a role in a row; none of no role."""
-    if role is None:
-        return []
+def _images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
+    """The references of a role in a row."""
     at, references = _inputs(rows, role)
     return [references[place] for place in range(at[row], at[row + 1])]
 

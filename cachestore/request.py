@@ -17,7 +17,7 @@ from cachestore.encode.family import encoder_of
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout, is_temporary
-from cachestore.inputs import RESOLUTIONS, SHOWN, SOURCE, options_for, request_for
+from cachestore.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
 from cachestore.keys import Json, canonical, digest_parts
 from cachestore.listing import (
     IN_MEMORY,
@@ -28,9 +28,9 @@ from cachestore.listing import (
     list_sources,
     resolutions_of,
 )
-from cachestore.samples import CAPTION, CONTROL, IMAGE, Sample, Source
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, Sample, Source
 from cachestore.sources import CaptionLines, Files, Listing, Remarks
-from cachestore.storage.catalog import Catalog, newest_catalog
+from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.tars import SUFFIX
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
@@ -50,7 +50,14 @@ class PrecomputeRequest:
     model: str
     store: str
     encode: tuple[str, ...] = ("text", "latents")
-    resolution: int = 1024
+    resolution: int | tuple[int, ...] = 1024
+    """One, or several: each sample is then encoded at each of them."""
+    variants: int = 1
+    crop: Literal["center", "random"] = "center"
+    crop_seed: int = 0
+    flip: bool = False
+    bucket_step: int = 64
+    no_upscale: bool = False
     name: str = "train"
     captions: Literal["first", "all"] | CaptionPolicy = "first"
     caption_lines: CaptionLines = "whole"
@@ -82,6 +89,29 @@ class PrecomputeRequest:
         """Which captions are encoded. Raises BadInput for what is no policy."""
         return CaptionPolicy.parse(self.captions)
 
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """The resolutions, each once, in order."""
+        return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
+
+    def check(self) -> None:
+        """Raise BadInput for options of pictures that are malformed in themselves."""
+        if not self.resolutions or min(self.resolutions) < 1:
+            message = f"--resolution is a number of pixels from 1 on, or several with commas between, not {self.resolution!r}"
+            raise BadInput(message)
+        if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
+            message = "a source has a resolution of its own, and several are given for all: give either"
+            raise BadInput(message)
+        if self.crop not in {"center", RANDOM}:
+            message = f"--crop is center or random, not {self.crop!r}"
+            raise BadInput(message)
+        if self.variants < 1 or self.bucket_step < 1:
+            message = f"--variants and --bucket-step are numbers from 1 on, not {self.variants} and {self.bucket_step}"
+            raise BadInput(message)
+        if self.variants > 1 and self.crop != RANDOM:
+            message = f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random"
+            raise BadInput(message)
+
     def arguments(self) -> list[str]:
         """The request as arguments of `cachestore precompute`; what has its default is left out."""
         are_plain = all(source == Source(source.data) for source in self.sources) and len(self.sources) > 1
@@ -102,12 +132,12 @@ class PrecomputeRequest:
             elif isinstance(value, CaptionPolicy):
                 arguments += _option(option, canonical(value.as_json()).decode())
             else:
-                arguments += _option(option, ",".join(self.encode) if one.name == "encode" else str(value))
+                arguments += _option(option, ",".join(map(str, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else str(value))
         return arguments
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
         """What of `encode` these encoders make; all of it where that is nothing."""
-        return tuple(name for name in self.encode if encoder_of(name) in encoders) or self.encode
+        return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
 
     def hints(self) -> dict[str, Json]:
         """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
@@ -120,6 +150,8 @@ class PrecomputeRequest:
         body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in self.sources]
         if not self.sources:
             del body["sources"]
+        if isinstance(self.resolution, tuple):
+            body["resolution"] = list(self.resolution)
         if isinstance(self.captions, CaptionPolicy):
             body["captions"] = self.captions.as_json()
         return {name: value for name, value in body.items() if name not in _NOT_HINTS}
@@ -143,6 +175,8 @@ class PrecomputeRequest:
             message = "this was made of samples in memory; call cs.precompute with them again"
             raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
+        if isinstance(body.get("resolution"), list):
+            body["resolution"] = tuple(body["resolution"])
         if not isinstance(body.get("captions", "first"), str):
             body["captions"] = CaptionPolicy.parse(body["captions"])
         return cls(**body)
@@ -156,6 +190,11 @@ def _as_hint(data: str) -> str:
     return str(Path(data).absolute()) if is_place else data
 
 
+def _makes(name: str) -> set[str]:
+    """The encoders that work where this is asked for: masks are made beside the latents of their pictures."""
+    return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}
+
+
 def _option(name: str, value: str) -> list[str]:
     """An option with its value, joined where argparse would take the value for another option."""
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
@@ -167,8 +206,8 @@ LOADED = "(loaded "
 PLAN_SECONDS = 5.0
 """For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
 
-BUCKET_STEP = 64
-"""Sides of buckets are multiples of this many pixels."""
+LATENTS = "latents"
+"""The encoder of pictures."""
 
 _IDS = ("ids.text", "ids.offsets")
 _PLACES = ("model", "vae", "text_encoder")
@@ -221,15 +260,19 @@ def look_at_request(
 
     Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
     """
+    request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     captions = _named(request.policy)
     listing = list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
-    asked = _digest_request(request, columns, encoders)
+    # Masks follow from the rest, and whether there are any is known only once the source was gone through.
+    asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
+    named = [column for column in columns if column.column.encoder != MASK]
+    asked = _digest_request(request, named, asked_for)
     content = digest_parts(listing.content, captions).hex()
     name = plan_name(asked, content)
-    intent = Intent(_digest_arguments(request, columns), _fingerprints(encoders), content, name)
+    intent = Intent(_digest_arguments(request, named), _fingerprints(asked_for), content, name)
     if beat is not None:
         beat.detail = intent.as_json()
         beat.write()
@@ -242,6 +285,7 @@ def look_at_request(
         plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as read it takes less memory
+    encoders = encoders[: len(plan.recipes)]
     previous = newest_catalog(layout, request.name, io="mmap")
     remarks = (*plan.remarks, *_compare(plan, previous, replace_allowed=request.replace))
     return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
@@ -289,8 +333,10 @@ def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]
 def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loaded: "LoadedModel | None" = None) -> tuple[Encoder, ...]:
     """The encoders that a request asks for, with nothing loaded. `known` remembers the digests of model files. Raises BadInput.
 
-    A model that the caller has `loaded` takes the place of the one that the request names.
+    A model that the caller has `loaded` takes the place of the one that the request names. Beside latents the last one makes masks.
     """
+    from cachestore.encode.latents import LatentsEncoder
+    from cachestore.encode.masks import MaskEncoder
     from cachestore.encode.recipes import ModelRequest, encoders_for
 
     model = ModelRequest(
@@ -309,7 +355,8 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
         compile=request.compile,
         loaded=loaded,
     )
-    return encoders_for(model, lambda path: digest_file(path, known))
+    found = encoders_for(model, lambda path: digest_file(path, known))
+    return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 
 def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
@@ -328,23 +375,46 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """What an encoder is asked to make of each sample: each caption; or each image that is trained on, and each that controls."""
-    if encoder.recipe.encoder == "text":
-        shown = _shown_to(encoder)
-        roles: tuple[str, ...] = (CAPTION,)
-        options: dict[str, Json] = {} if shown is None else {SHOWN: shown}
+    """What an encoder is asked to make of each sample, a column for each role and resolution.
+
+    Each caption; each image that is trained on, and each that controls; or each mask.
+    """
+    name, shown = encoder.recipe.encoder, _shown_to(encoder)
+    if shown is not None and request.flip:
+        message = "--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out"
+        raise BadInput(message)
+    if name == "text":
+        wanted = [(CAPTION, {} if shown is None else {SHOWN: shown})]
     else:
-        resolution, by_source = resolutions_of(request.sources, request.resolution)
-        roles, options = (IMAGE, CONTROL), {"resolution": resolution, "step": BUCKET_STEP}
-        if by_source:
-            options[RESOLUTIONS] = dict(by_source)
+        roles = (MASK,) if name == MASK else (IMAGE, CONTROL)
+        wanted = [(role, _options(request, size)) for role in roles for size in request.resolutions]
+    return [
+        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=name == MASK)
+        for role, options in wanted
+    ]
 
-    def requests(role: str, sample: Sample) -> Sequence[Request]:
-        values = sample.captions if role == CAPTION else sample.images.get(role, ())
-        own = options_for(options, sample.extras)
-        return [request_for(role, own, value, sample.images) for value in values]
 
-    return [ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, options), partial(requests, role)) for role in roles]
+def _options(request: PrecomputeRequest, resolution: int) -> dict[str, Json]:
+    """What tells a column of images from others: nothing that has its default, so that a store made before it existed is found again."""
+    resolution, by_source = resolutions_of(request.sources, resolution)
+    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
+    options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
+    options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
+    options |= {"variants": request.variants} if request.variants > 1 else {}
+    options |= {"flip": True} if request.flip else {}
+    return options | ({"upscale": False} if request.no_upscale else {})
+
+
+def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
+    """What a column asks of a sample, in the order of its cells. Raises BadInput for a mask without a picture."""
+    if role == CAPTION:
+        return [request_for(role, options, value, sample.images) for value in sample.captions]
+    values = sample.images.get(role, ())
+    if values and role == MASK and not sample.images.get(IMAGE):
+        message = f"sample {sample.id!r} has a mask and no picture that it belongs to"
+        raise BadInput(message)
+    own = options_for(options, sample.extras)
+    return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
 
 
 def _shown_to(encoder: Encoder) -> str | None:
@@ -381,8 +451,8 @@ def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> 
             "pass another --name, or --replace if this source is to take its place"
         )
         raise RecipeMismatch(message)
-    for column in plan.columns:
-        _compare_column(plan, column, previous, replace_allowed=replace_allowed)
+    for column in () if replace_allowed else previous.columns:
+        _compare_column(plan, column, previous)
     if ids - before:
         words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
     if before - ids:
@@ -390,10 +460,12 @@ def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> 
     return tuple(words)
 
 
-def _compare_column(plan: Plan, column: PlanColumn, previous: Catalog, *, replace_allowed: bool) -> None:
-    earlier = next((one for one in previous.columns if (one.encoder, one.role) == (column.encoder, column.role)), None)
-    if earlier is None or replace_allowed:
+def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
+    """Raise RecipeMismatch where a column that the plan makes anew would lose what it has: a resolution that is added loses nothing."""
+    columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
+    if not columns:
         return
+    column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
@@ -402,7 +474,7 @@ def _compare_column(plan: Plan, column: PlanColumn, previous: Catalog, *, replac
             "pass --replace to make it anew, or another --name"
         )
         raise RecipeMismatch(message)
-    if not _are_same_options(plan, column.options, previous, earlier.options):
+    if not _covers(plan, column.options, previous, earlier.options):
         message = (
             f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
             "pass --replace to make it anew, or another --name"
@@ -423,6 +495,13 @@ def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, be
 def _sources_in(extras: Sequence[str]) -> set[str]:
     """The sources that samples are of; empty for those of one alone."""
     return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
+
+
+def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
+    """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
+    one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
+    is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
+    return is_no_less and _are_same_options(plan, one, previous, other)
 
 
 def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:

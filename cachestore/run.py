@@ -89,7 +89,8 @@ def precompute(
             `procs` says, else one for each GPU), so that no thread, no GPU memory and no tokenizer of ours stays in the caller. Where
             nothing is to be encoded no process is started, and this one does the rest, without torch. The workers stop when this
             process dies.
-        **options: every other option of `cachestore precompute`, with underscores: resolution, name, captions ("first", "all" or a
+        **options: every other option of `cachestore precompute`, with underscores: resolution (a number, or several of
+            them), variants, crop, crop_seed, flip, bucket_step, no_upscale, name, captions ("first", "all" or a
             CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
@@ -120,7 +121,10 @@ def precompute(
         "encode_arg": dict(encode_args or {}),
     }
     values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
+    if isinstance(values.get("resolution"), list):
+        values["resolution"] = tuple(values["resolution"])
     request = PrecomputeRequest(**values)
+    request.check()
     brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
     observer = Observer(Layout(Path(request.store).absolute()))
     if loaded is not None:

@@ -14,8 +14,9 @@ from cachestore.captions import CaptionPolicy
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.request import PrecomputeRequest, _differences, look_at_request
+from cachestore.request import PrecomputeRequest, _differences, _requests, look_at_request
 from cachestore.run import precompute_here
+from cachestore.samples import Sample
 from cachestore.storage.commit import create_store
 from cachestore.work import agreement
 from cachestore.work.workers import Beat
@@ -56,7 +57,13 @@ requests = st.builds(
     model=places,
     store=places,
     encode=st.sampled_from([("text", "latents"), ("text",), ("latents",), ()]),
-    resolution=st.integers(1, 4096),
+    resolution=st.integers(1, 4096) | st.lists(st.integers(1, 4096), min_size=2, max_size=3).map(tuple),
+    crop=st.just("random"),
+    variants=st.integers(1, 3),
+    crop_seed=st.integers(0, 9),
+    flip=st.booleans(),
+    bucket_step=st.sampled_from([8, 64]),
+    no_upscale=st.booleans(),
     name=words,
     captions=st.sampled_from(["first", "all", "random"]) | policies,
     caption_lines=st.sampled_from(["whole", "each", "first"]),
@@ -114,6 +121,28 @@ def test_hints_ask_for_the_same_keys_again(request):
     }
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resolution": ()}, "--resolution is a number"),
+        ({"resolution": (64, 0)}, "--resolution is a number"),
+        ({"crop": "left"}, "--crop is center or random"),
+        ({"variants": 0}, "from 1 on"),
+        ({"bucket_step": 0}, "from 1 on"),
+        ({"variants": 2}, "add --crop random"),
+    ],
+)
+def test_options_of_pictures_that_make_no_sense_are_refused(tmp_path, options, words):
+    with pytest.raises(BadInput, match=words):
+        look_at_request(create_store(tmp_path / "store"), asked(tmp_path, tmp_path / "store", **options))
+
+
+@pytest.mark.parametrize("text", ["", "64,", "x", "64;32", "-1"])
+def test_a_resolution_that_is_no_number_is_refused(text):
+    with pytest.raises(BadInput, match="--resolution is a number of pixels"):
+        request_from(PARSER.parse_args(["precompute", "data", "--model", "m", "--store", "s", f"--resolution={text}"]))
+
+
 def test_hints_name_existing_places_absolutely_and_leave_hub_names_alone(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -132,6 +161,39 @@ def test_a_catalog_that_precompute_did_not_make_cannot_be_asked_for_again():
 
 
 # The plan that follows
+
+
+def test_a_plan_of_before_there_were_variants_and_masks_is_found_again(tmp_path, makers):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.png").write_bytes(b"x")
+    (tmp_path / "data/a.txt").write_text("hi")
+    plan = plan_for(tmp_path, tmp_path / "data")
+    assert plan.name == "536dfdc1831cbae4857effc3ebff8b47"
+    assert [unit.hex() for unit in plan.unit_ids][-1] == "5356c9efeeb57d82cc63f321ef6d1262"
+    assert [dict(column.options) for column in plan.columns] == [{}, {"resolution": 1024, "step": 64}]
+
+
+def test_a_column_stands_for_each_resolution_and_its_cells_for_crops_and_sides(tmp_path, makers):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.png").write_bytes(b"x")
+    options = {"resolution": (64, 32, 64), "crop": "random", "crop_seed": 5, "variants": 2, "flip": True, "no_upscale": True}
+    plan = plan_for(tmp_path, tmp_path / "data", encode=("latents",), **options)
+    shared = {"step": 64, "crop": "random", "seed": 5, "variants": 2, "flip": True, "upscale": False}
+    assert [dict(column.options) for column in plan.columns] == [{"resolution": 64, **shared}, {"resolution": 32, **shared}]
+    assert [list(at) for at, _units in plan.cells] == [[0, 4], [0, 4]]
+    assert plan.unit_count == 8
+
+
+def test_a_mask_without_a_picture_is_refused():
+    with pytest.raises(BadInput, match="'x' has a mask and no picture"):
+        _requests("mask", {"resolution": 64}, Sample("x", {"mask": ("m.png",)}))
+    assert _requests("mask", {"resolution": 64}, Sample("x", {"image": ("a.png",)})) == []
+
+
+def test_pictures_that_a_text_encoder_sees_are_not_mirrored(tmp_path, makers):
+    makers.options["shown"] = "control"
+    with pytest.raises(BadInput, match="--flip mirrors pictures"):
+        plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), flip=True)
 
 
 def plan_for(tmp_path, data, **options):

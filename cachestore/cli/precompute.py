@@ -12,7 +12,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.cli import FAILURES, OK, USAGE, human_bytes, print_error, print_json, printable
 from cachestore.errors import BadInput, Incomplete
@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="text, latents or both (default: text,latents); some encoders alone by name",
     )
-    what.add_argument("--resolution", type=int, metavar="R", help="area R*R in aspect buckets (default: 1024)")
     what.add_argument("--name", help="the data set's name (default: train)")
     what.add_argument("--captions", metavar="first|all", help="of a sample with several; or a CaptionPolicy as JSON (default: first)")
     what.add_argument("--caption-lines", choices=("whole", "each", "first"), help="how a caption file is read (default: whole)")
@@ -54,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--replace", action="store_true", default=None, help="let this source, model or resolution take the place of the name's earlier one"
     )
+    _add_pictures(parser)
     model = parser.add_argument_group("model")
     model.add_argument("--vae", metavar="PATH", help="take the VAE from here: a folder, a hub id, or one .safetensors file")
     model.add_argument("--text-encoder", metavar="PATH", help="take the text encoder from here, likewise")
@@ -83,6 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--quiet", action="store_true", help="print nothing but the result")
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "--resolution", metavar="R[,R]", help="area R*R in aspect buckets; each sample at each of several (default: 1024)"
+    )
+    group.add_argument("--bucket-step", type=int, metavar="N", help="sides of buckets are multiples of N pixels (default: 64)")
+    group.add_argument("--no-upscale", action="store_true", default=None, help="small pictures go to smaller buckets instead of being scaled up")
+    group.add_argument("--crop", choices=("center", "random"), help="what is kept of what sticks out of a bucket")
+    group.add_argument("--variants", type=int, metavar="N", help="random crops of each picture (default: 1)")
+    group.add_argument("--crop-seed", type=int, metavar="N", help="of random crops (default: 0)")
+    group.add_argument("--flip", action="store_true", default=None, help="make each picture mirrored, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,7 +182,19 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         raise BadInput(message)
     is_one_path = len(sources) == 1 and sources[0] == type(sources[0])(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
-    return PrecomputeRequest(**{name: _parsed(name, value) for name, value in values.items()})
+    request = PrecomputeRequest(**{name: _parsed(name, value) for name, value in values.items()})
+    request.check()
+    return request
+
+
+def _resolution(given: object) -> int | tuple[int, ...]:
+    """One number, or several with commas between, or a list. Raises BadInput for anything else."""
+    text = ",".join(map(str, cast("list[object]", given))) if isinstance(given, list) else str(given)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        message = f"--resolution is a number of pixels from 1 on, or several with commas between, not {text!r}"
+        raise BadInput(message)
+    return int(text) if len(parts) == 1 else tuple(map(int, parts))
 
 
 def _sources(arguments: argparse.Namespace) -> "Sequence[Source]":
@@ -203,9 +228,8 @@ def _parsed(name: str, given: object) -> Any:
                 message = f"--batch-size is auto or a number from 1 on, not {value!r}"
                 raise BadInput(message)
             return int(value)
-        case "resolution" if int(value) < 1:
-            message = f"--resolution is a number of pixels from 1 on, not {value}"
-            raise BadInput(message)
+        case "resolution":
+            return _resolution(given)
         case _:
             return value
 

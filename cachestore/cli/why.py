@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import DAMAGE, OK, add_store, print_json, say
 from cachestore.errors import BadInput
+from cachestore.inputs import RANDOM, cells_each
 
 if TYPE_CHECKING:
     from cachestore.reader import Reader
@@ -90,10 +91,20 @@ def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has
     return reason
 
 
+def _which(cell: dict[str, Any]) -> str:
+    """A cell in words: of pictures their resolution, and which crop and which side it is where there are several."""
+    options = cell["options"]
+    view = cell["number"] % cells_each(options)
+    words = [f"{cell['encoder']}/{cell['role']}"]
+    words += [f"at {options['resolution']}"] if "resolution" in options else []
+    words += [f"crop {view // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
+    return " ".join([*words, "mirrored"] if options.get("flip") and view % 2 else words)
+
+
 def _print(answer: dict[str, Any]) -> None:
     say(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}")
     for cell in answer["cells"]:
-        say(f"  {cell['encoder']}/{cell['role']}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else ""))
+        say(f"  {_which(cell)}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else ""))
         say(f"    key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…")
         if cell["facts"]:
             say("    " + ", ".join(f"{name} {values}" for name, values in cell["facts"].items()))

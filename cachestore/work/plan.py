@@ -61,6 +61,8 @@ class ColumnRequest:
 
     column: PlanColumn
     requests: Callable[[Sample], Sequence[Request]]
+    needs_cells: bool = False
+    """Whether the column goes where no sample has a cell in it, even its recipe's first one; and its recipe, if that is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ def build_plan(
     The captions of `samples` are what is encoded; `texts` says how they were made of their source's.
 
     Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
-    A recipe's further columns, such as that of control images, are there if a sample has a cell in them.
+    A recipe's further columns, such as that of control images, are there if a sample has a cell in them. A last recipe that is left
+    without a column and without units is not there either.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -248,9 +251,12 @@ def build_plan(
         for one, (at, numbers) in zip(columns, cells, strict=True):
             numbers.extend(units[one.column.recipe].number(wanted) for wanted in one.requests(sample))
             at.append(len(numbers))
+    optional = {one.column.recipe for one in columns if one.needs_cells}
     columns, cells = _used(columns, cells)
     for recipe, wanted in extra if len(ids) else ():
         units[recipe].number(wanted)
+    while units and not len(units[-1]) and len(units) - 1 in optional:
+        units.pop()
     starts = list(offsets_of(map(len, units)))
     ordered = [one.in_order() for one in units]
     requests = Texts()
@@ -262,7 +268,7 @@ def build_plan(
         request=request,
         content=content,
         catalog=catalog,
-        recipes=tuple(recipes),
+        recipes=tuple(recipes[: len(units)]),
         columns=tuple(one.column for one in columns),
         ids=ids.strings(),
         captions_at=memoryview(captions_at),
@@ -285,9 +291,9 @@ _Cells = tuple["array[int]", "array[int]"]
 
 
 def _used(columns: Sequence[ColumnRequest], cells: Sequence[_Cells]) -> tuple[list[ColumnRequest], list[_Cells]]:
-    """Each recipe's first column, and those of its further ones that have a cell."""
-    firsts = {one.column.recipe: place for place, one in reversed(list(enumerate(columns)))}
-    used = [place for place, one in enumerate(columns) if len(cells[place][1]) or firsts[one.column.recipe] == place]
+    """Each recipe's first column, and those of its further ones that have a cell. One that needs cells never counts as the first."""
+    firsts = {one.column.recipe: place for place, one in reversed(list(enumerate(columns))) if not one.needs_cells}
+    used = [place for place, one in enumerate(columns) if len(cells[place][1]) or firsts.get(one.column.recipe) == place]
     return [columns[place] for place in used], [cells[place] for place in used]
 
 

@@ -250,3 +250,22 @@ def test_a_plan_holds_no_absolute_path(tmp_path):
     root = folder(tmp_path / "data", NAMES)
     _name, raw = plan_file(create_store(tmp_path / "store"), list_source(root).samples())
     assert str(tmp_path).encode() not in raw
+
+
+def test_a_column_that_needs_cells_goes_with_its_recipe_where_no_sample_has_one():
+    def planned(*samples):
+        def asked(role):
+            return lambda sample: [{role: reference} for reference in sample.images.get(role, ())]
+
+        columns = [
+            ColumnRequest(PlanColumn(0, "latents", "image", {}), asked("image")),
+            ColumnRequest(PlanColumn(1, "mask", "mask", {}), asked("mask"), needs_cells=True),
+        ]
+        recipes = [LATENTS.recipe, Recipe("mask", {"kind": "mask"})]
+        return build_plan(catalog="train", request="r", content="c", recipes=recipes, samples=samples, columns=columns)
+
+    without, masked = planned(*pictures("a.png")), planned(Sample("a", {"image": ("a.png",), "mask": ("m.png",)}))
+    assert [recipe.encoder for recipe in without.recipes] == [column.encoder for column in without.columns] == ["latents"]
+    assert (list(without.units_at), list(masked.units_at)) == ([0, 1], [0, 1, 2])
+    assert [column.encoder for column in masked.columns] == ["latents", "mask"]
+    assert [column.encoder for column in planned().columns] == ["latents"]
