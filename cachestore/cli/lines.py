@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachestore.forecast import TRAINING_BATCH
 from cachestore.reader import Reader
-from cachestore.samples import CONTROL
+from cachestore.samples import CONTROL, IMAGE
 from cachestore.storage.catalog import newest_catalog
 
 if TYPE_CHECKING:
@@ -16,16 +16,27 @@ if TYPE_CHECKING:
 def training_lines(report: "Report", batch_size: int = TRAINING_BATCH) -> list[str]:
     """Python that reads one epoch, with the names and shapes that are stored."""
     path = Path(report.store)
+    opened = f"cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation}"
+    sizes = _resolutions(path, report.name)
+    several = f"data = cs.MixedDataset([{opened}, resolution=size) for size in ({', '.join(map(str, sizes))})])"
     return [
         "import cachestore as cs",
         "from torch.utils.data import DataLoader",
         "",
-        f"data = cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation})",
+        several if len(sizes) > 1 else f"data = {opened})",
         f"sampler = cs.BucketBatchSampler(data, batch_size={batch_size}, rank=0, num_replicas=1)",
         "loader = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=2)",
         "for batch in loader:",
         "    ...  # a dict; " + "; ".join(_stored(path, report.name)),
     ]
+
+
+def _resolutions(path: Path, name: str) -> list[int]:
+    """The resolutions at which a data set's pictures were encoded."""
+    with closing(Reader(path)) as reader:
+        catalog = newest_catalog(reader.layout, name)
+        columns = [column for column in catalog.columns if column.role == IMAGE] if catalog is not None else []
+        return [int(column.options["resolution"]) for column in columns if "resolution" in column.options]
 
 
 def _stored(path: Path, name: str) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from cachestore.keys import Key
 from cachestore.loading.buffers import BatchBuffers, Taken
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents_into
+from cachestore.loading.masks import mask_shape, read_masks_into
 from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.reader import Reader
@@ -45,6 +46,19 @@ class LatentsPart:
     noise: Sequence[int]
     """A seed for each sample."""
 
+
+@dataclass(frozen=True, slots=True)
+class MaskPart:
+    """The masks of a batch, under `name`, as they are stored too."""
+
+    name: str
+    patch: int
+    """As for `masks.read_mask`."""
+    keys: Sequence[Key]
+    """One for each sample."""
+
+
+Part = TextPart | LatentsPart | MaskPart
 
 _NOTHING: Final = torch.empty(0)
 
@@ -125,7 +139,7 @@ def _aside(place: Place, number: int) -> memoryview:
     return memoryview(bytearray(place.specs[number].size_bytes))
 
 
-def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
+def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
     """The stored tensors of a batch, in `memory`; None where they have to be put together in the slower way. Raises MissingEntry.
 
     The parts name as many samples each, at least one. No parts make an empty batch.
@@ -136,8 +150,10 @@ def assemble(reader: Reader, parts: Sequence[TextPart | LatentsPart], memory: Ba
         for number, part in enumerate(parts):
             if isinstance(part, TextPart):
                 _lay_out_text(draft, part, number)
-            else:
+            elif isinstance(part, LatentsPart):
                 _lay_out_latents(draft, part)
+            else:
+                _lay_out_masks(draft, part)
         if not reader.fill(draft.wanted()):
             return None
         for target, source in draft.copies:
@@ -164,6 +180,18 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     _read_rows(draft, part.keys, numbers, view)
     if not is_as_stored(part.block, part.wanted):
         draft.finish.append(lambda: read_latents_into(part.block, part.wanted, stored, part.noise, out))
+
+
+def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
+    draft.claim(part.name)
+    numbers, specs = draft.find(part.keys, part.name)
+    shape = (len(specs), *specs[0].shape)
+    if any(spec.shape != specs[0].shape for spec in specs):
+        raise _Irregular
+    out, _view = draft.take(part.name, mask_shape(shape, part.patch), torch.float32)
+    stored, view = draft.memory.take(f"{part.name} as stored", shape, torch_dtype(specs[0].dtype), pin=False)
+    _read_rows(draft, part.keys, numbers, view)
+    draft.finish.append(lambda: read_masks_into(stored, part.patch, out))
 
 
 def _read_rows(draft: _Draft, keys: Sequence[Key], numbers: Sequence[int], view: memoryview) -> None:

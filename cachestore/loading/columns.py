@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from cachestore.files.table import Digests, take
+from cachestore.inputs import cells_each
 from cachestore.keys import KEY_BYTES, Key
 from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
 
@@ -44,7 +45,8 @@ def _empty_cells(column: KeyColumn) -> NDArray[np.bool_]:
 
 def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
     """Whether each of these rows has exactly one control image, of a bucket that follows from the row's own: such ones can be stacked."""
-    if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != 1).any():
+    each = cells_each(controls.options)
+    if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != each).any():
         return False
     theirs, own = packed_buckets(controls)[rows], packed_buckets(pictures)[rows]
     pairs = np.unique(np.stack([own, theirs]), axis=1)
@@ -75,21 +77,25 @@ def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
 
 
-def first_keys(column: KeyColumn, rows: Sequence[int]) -> list[Key]:
-    """The key of the first cell of each of these rows, but for rows without one."""
+def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[int]:
+    """The place of one cell of each of these rows, the first of its views or a later one, but for rows without one."""
     at = column.at
-    cells = [at[row] for row in rows if at[row] < at[row + 1]]
+    return [at[row] + view for row, view in zip(rows, views, strict=True) if at[row] < at[row + 1]]
+
+
+def keys_at(column: KeyColumn, cells: Sequence[int]) -> list[Key]:
+    """The keys of these cells, which are not empty."""
     return [Key(raw) for raw in take(column.keys, cells)]
 
 
-def batch_sizes(column: KeyColumn, rows: Sequence[int]) -> dict[str, torch.Tensor] | None:
-    """As `sizes_of` the first cell of each row, one under the other; None where only some are known."""
+def batch_sizes(column: KeyColumn, cells: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """As `sizes_of` each of these cells, one under the other; None where only some are known."""
     sizes: dict[str, torch.Tensor] = {}
     for name, fact in SIZES.items():
         values, width = column.facts.get(fact), FACTS[fact]
         if values is None:
             continue
-        found = [tuple(values[column.at[row] * width : column.at[row] * width + 2]) for row in rows]
+        found = [tuple(values[cell * width : cell * width + 2]) for cell in cells]
         known = [first >= 0 and second >= 0 for first, second in found]
         if any(known) and not all(known):
             return None

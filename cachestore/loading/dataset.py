@@ -1,7 +1,7 @@
 """A data set as a trainer reads it: one catalog, pinned, with the tensors behind its keys. Loads no model, takes no lock, writes nothing.
 
-Columns of other roles than caption, image and control (mask) and further columns of one encoder (a second resolution) stay in the
-catalog; they count for which samples are complete and are not handed out.
+Of several resolutions one is handed out; the columns of the others count for which samples are complete. Of several views of a picture
+(crops, mirrored or not) a sample has one in each epoch, and its mask and control images the same one.
 """
 
 import json
@@ -23,9 +23,9 @@ from cachestore.captions import CaptionPolicy
 from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT
+from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, cells_each
 from cachestore.keys import Key, Recipe, digest_parts, digest_text, input_key
-from cachestore.loading.assemble import LatentsPart, TextPart, assemble
+from cachestore.loading.assemble import LatentsPart, MaskPart, Part, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate, constants_of
@@ -33,19 +33,22 @@ from cachestore.loading.columns import (
     SIZES,
     Bucket,
     batch_sizes,
+    cells_at,
     complete_rows,
-    first_keys,
     is_one_a_bucket,
+    keys_at,
     packed_buckets,
     sizes_of,
     unpacked,
 )
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_seed, read_latents
-from cachestore.loading.read_block import LatentsBlock, TextBlock, parse_latents, parse_text
+from cachestore.loading.masks import mask_shape, read_mask
+from cachestore.loading.order import turn_of
+from cachestore.loading.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
-from cachestore.samples import CONTROL, IMAGE
+from cachestore.samples import CONTROL, IMAGE, MASK
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
@@ -70,6 +73,8 @@ class _Options:
     is_pinned: bool
     captions: CaptionPolicy | None
     fields: frozenset[str] | None
+    resolution: int | None = None
+    """None where there is but one."""
     selection: NDArray[np.int64] | None = None
     """Which of the complete samples; None for all."""
 
@@ -86,6 +91,14 @@ class _Latents:
     block: LatentsBlock
 
 
+@dataclass(frozen=True, slots=True)
+class _Masks:
+    column: KeyColumn
+    block: MaskBlock
+    patch: int
+    """Of the latents beside them, as they are handed out."""
+
+
 class CachedDataset(Dataset[SampleDict]):
     """The samples of one catalog for which every encoder succeeded. For torch's DataLoader, with workers of any start method.
 
@@ -96,8 +109,9 @@ class CachedDataset(Dataset[SampleDict]):
     `latents`, the text encoders' outputs by diffusers' names, `caption` (the one that its embeddings are of, by the policy `captions`),
     `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
     source. Where that has control images there is `control_latents`: [C, h, w] where each sample of the data set has exactly one and
-    `buckets` keep them of one size, else a list of such. Its tensors are writable and its own, without a batch axis, text at its own
-    length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws
+    `buckets` keep them of one size, else a list of such. Where it has masks there is `mask`, float32 [1, h, w] in 0..1, of the latents'
+    height and width; of a sample without one it is 1 everywhere. Its tensors are writable and its own, without a batch axis, text at its
+    own length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws
     the same latents; BucketBatchSampler does it for you.
 
     Belongs to one thread of one process; forked, spawned and pickled copies open their own files.
@@ -112,6 +126,7 @@ class CachedDataset(Dataset[SampleDict]):
         captions: CaptionPolicy | None = None,
         fields: Collection[str] | None = None,
         generation: int | None = None,
+        resolution: int | None = None,
         seed: int = 0,
         verify: Verify = "first",
         io: Io = "pread",
@@ -126,30 +141,32 @@ class CachedDataset(Dataset[SampleDict]):
                 that one, normalised. "raw" is the mean as it left the VAE, not normalised; "moments" is mean and log-variance, as stored.
             captions: which caption a sample has in which epoch, and how often the empty one: a pure function of (seed, epoch, sample id).
                 Give the policy that was given to `precompute`, or one that asks for no more. By default the first text of each sample.
-            fields: what is handed out of `latents`, `control_latents` and the text encoders' outputs; by default all of it. A component
-                of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and comes as it was stored. Entries of which
-                nothing is wanted are not read; of the others all bytes are, as their checksum covers all. Captions, ids and extra
+            fields: what is handed out of `latents`, `control_latents`, `mask` and the text encoders' outputs; by default all of it. A
+                component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and comes as it was stored. Entries of
+                which nothing is wanted are not read; of the others all bytes are, as their checksum covers all. Captions, ids and extra
                 columns always come, sizes with the latents.
             generation: of the catalog; the newest by default. Several ranks pass the same.
-            seed: of the latents' noise and the choice of captions.
+            resolution: which one, where the samples were encoded at several; for all of them mix one data set of each (MixedDataset).
+            seed: of the latents' noise, the choice of captions, and the turns of crops and mirrored pictures.
             verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
             io: "pread", or "mmap", with which a truncated file kills the process (SIGBUS).
 
         Raises:
             StoreNotFound: no store is at that path.
-            BadInput: no such name, generation or field, latents that the store does not hold, or a policy whose captions were not encoded.
+            BadInput: no such name, generation, resolution or field, several resolutions and none chosen, latents that the store does
+                not hold, or a policy whose captions were not encoded.
             MissingEntry: captions are to be dropped, and the empty one is not there.
             FormatError: the catalog is damaged, or was made by a newer version.
         """
         reader = Reader(path, verify=verify, io=io)
         found = _find_generation(reader.layout, name, generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
-        self._open(reader, _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields)), Epoch())
+        catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
+        chosen = _find_resolution(catalog, resolution)
+        _check_views(catalog)
+        options = _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields), chosen)
+        self._show(reader, options, Epoch(), catalog, complete_rows(catalog))
         self._check_captions()
-
-    def _open(self, reader: Reader, options: _Options, epoch: Epoch) -> None:
-        catalog = read_catalog(reader.layout.catalog(options.name, options.generation), generation=options.generation)
-        self._show(reader, options, epoch, catalog, complete_rows(catalog))
 
     def _show(
         self,
@@ -167,14 +184,18 @@ class CachedDataset(Dataset[SampleDict]):
         self._catalog = catalog
         self._complete = complete
         self._rows = complete if options.selection is None else complete[options.selection]
-        self._pictures = _images_column(catalog, IMAGE)
+        self._pictures = _latents_column(catalog, IMAGE, options)
         """What buckets come from, wanted or not."""
-        texts, pictures, controls = _text_columns(catalog), self._pictures, _images_column(catalog, CONTROL)
-        made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls)) if column is not None}
+        texts, pictures, controls = _text_columns(catalog), self._pictures, _latents_column(catalog, CONTROL, options)
+        masks = _mask_column(catalog, options, pictures)
+        made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
         self._fields = _chosen_fields(texts, made, options)
         self._texts = [replace(text, block=text.block.only(self._fields)) for text in texts if set(text.block.fields()) & self._fields]
         self._latents = pictures if LATENTS in self._fields else None
         self._controls = controls if CONTROL_LATENTS in self._fields else None
+        self._masks = masks if MASK in self._fields else None
+        self._views = cells_each(pictures.column.options) if pictures is not None and len(pictures.column.keys) else 1
+        """How many views of each picture there are."""
         check_form(None if self._latents is None else self._latents.block, options.latents)
         if has_one_control is None and self._controls is not None:
             has_one_control = is_one_a_bucket(self._controls.column, pictures.column if pictures is not None else None, self._rows)
@@ -241,16 +262,17 @@ class CachedDataset(Dataset[SampleDict]):
         """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
         rows = [int(self._rows[_place(index, len(self._rows))]) for index in indices]
         chosen = [self._chosen_text(row) for row in rows]
-        keys = [self._row_keys(row, text) for row, text in zip(rows, chosen, strict=True)]
+        views = self._chosen_views(rows)
+        keys = [self._row_keys(row, text, view) for row, text, view in zip(rows, chosen, views, strict=True)]
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
         wanted = list(uses)
         entries = dict(zip(wanted, self._reader.get_raw(wanted), strict=True))
         uses_left = Counter(uses)
         samples: list[SampleDict] = []
-        for row, text, row_keys in zip(rows, chosen, keys, strict=True):
+        for row, text, view, row_keys in zip(rows, chosen, views, keys, strict=True):
             uses_left.subtract(key for key in row_keys if key is not None)
             stored = [None if key is None else _tensors(entries[key], copy=uses_left[key] > 0) for key in row_keys]
-            samples.append(self._sample(row, text, stored))
+            samples.append(self._sample(row, text, view, stored))
         return samples
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
@@ -277,7 +299,8 @@ class CachedDataset(Dataset[SampleDict]):
         A hint that changes no answer: `read_batch` waits for what is not there yet.
         """
         rows = self._rows_at(places)
-        self._reader.ask_ahead([key for row in rows for key in self._row_keys(row, self._chosen_text(row)) if key is not None])
+        chosen = zip(rows, self._chosen_texts(rows), self._chosen_views(rows), strict=True)
+        self._reader.ask_ahead([key for row, text, view in chosen for key in self._row_keys(row, text, view) if key is not None])
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
@@ -299,14 +322,17 @@ class CachedDataset(Dataset[SampleDict]):
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
         ids = take(self._catalog.ids, rows)
         chosen = self._chosen_texts(rows)
-        parts = self._parts(rows, ids, chosen)
+        views = self._chosen_views(rows)
+        parts = self._parts(rows, ids, chosen, views)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
+        # Where no sample of a batch has a mask, each gets one that no entry holds.
+        is_alike = is_alike and (self._masks is None or any(isinstance(part, MaskPart) for part in parts))
         tensors = assemble(self._reader, parts, memory) if is_alike else None
         if tensors is None:
             return None
         batch: dict[str, Any] = {**tensors, CAPTION: self._captions(rows, chosen), "sample_id": ids}
         if self._latents is not None and LATENTS in tensors:
-            sizes = batch_sizes(self._latents.column, rows)
+            sizes = batch_sizes(self._latents.column, cells_at(self._latents.column, rows, views))
             if sizes is None:
                 return None
             batch |= memory.keep(sizes)
@@ -322,17 +348,19 @@ class CachedDataset(Dataset[SampleDict]):
             return take(captions, [at[row] for row in rows])
         return [self._caption(row, text) for row, text in zip(rows, chosen, strict=True)]
 
-    def _parts(self, rows: Sequence[int], ids: Sequence[str], chosen: Sequence[int | None]) -> list[TextPart | LatentsPart]:
-        """What each column gives to a batch of these rows and chosen texts; columns that none of them has a cell in give nothing."""
-        parts: list[TextPart | LatentsPart] = []
+    def _parts(self, rows: Sequence[int], ids: Sequence[str], chosen: Sequence[int | None], views: Sequence[int]) -> list[Part]:
+        """What each column gives to a batch of these rows, chosen texts and views; columns that none of them has a cell in give nothing."""
+        parts: list[Part] = []
         if self._latents is not None:
             seed, epoch = self._options.seed, self._epoch.get()
             noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
-            keys = first_keys(self._latents.column, rows)
+            keys = _view_keys(self._latents.column, rows, views)
             parts.append(LatentsPart(LATENTS, self._latents.block, self._options.latents, keys, noise))
+        if self._masks is not None:
+            parts.append(MaskPart(MASK, self._masks.patch, _view_keys(self._masks.column, rows, views)))
         if self._controls is not None:
-            form = self._control_form(self._controls)
-            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, first_keys(self._controls.column, rows), []))
+            keys, form = _view_keys(self._controls.column, rows, views), self._control_form(self._controls)
+            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, keys, []))
         parts += [TextPart(text.block, self._text_keys(text, rows, chosen)) for text in self._texts]
         return [part for part in parts if part.keys]
 
@@ -432,11 +460,19 @@ class CachedDataset(Dataset[SampleDict]):
         return self._options.is_pinned
 
     @property
+    def resolution(self) -> int | None:
+        """The resolution that is handed out; None of a data set without pictures, or one that does not say it."""
+        return None if self._pictures is None else self._pictures.column.options.get("resolution")
+
+    @property
     def digest(self) -> str:
-        """Digest of the catalog: of its rows and recipes; and of which samples were selected, where some were."""
+        """Digest of the catalog: of its rows and recipes; and of the resolution and the samples that were chosen, where some were."""
+        digest = self._catalog.digest
+        if self._options.resolution is not None:
+            digest = digest_parts("cachestore-resolution", digest, str(self._options.resolution)).hex()
         if self._options.selection is None:
-            return self._catalog.digest
-        return digest_parts("cachestore-selection", self._catalog.digest, self._options.selection.astype("<i8").tobytes()).hex()
+            return digest
+        return digest_parts("cachestore-selection", digest, self._options.selection.astype("<i8").tobytes()).hex()
 
     @property
     def epoch(self) -> int:
@@ -492,7 +528,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     @property
     def recipes_in_use(self) -> Mapping[str, Recipe]:
-        """As `recipes`, of the encoders whose tensors are handed out."""
+        """As `recipes`, of the encoders whose tensors are handed out; masks are made without a model."""
         columns = [part.column for part in (*self._texts, self._latents, self._controls) if part is not None]
         return {column.encoder: self._catalog.recipes[column.fingerprint] for column in columns}
 
@@ -523,19 +559,28 @@ class CachedDataset(Dataset[SampleDict]):
         """As `_chosen_text` of each row."""
         return [0] * len(rows) if self._options.captions is None else [self._chosen_text(row) for row in rows]
 
-    def _row_keys(self, row: int, text: int | None = 0) -> list[Key | None]:
-        """The key of each column handed out, of a text that was chosen; None where this row has no cell."""
+    def _chosen_views(self, rows: Sequence[int]) -> list[int]:
+        """Which view of its picture the sample of each row has in this epoch."""
+        if self._views == 1:
+            return [0] * len(rows)
+        seed, epoch = str(self._options.seed), self._epoch.get()
+        return [turn_of(self._views, epoch, "views", seed, sample_id) for sample_id in take(self._catalog.ids, rows)]
+
+    def _row_keys(self, row: int, text: int | None = 0, view: int = 0) -> list[Key | None]:
+        """The key of each column handed out, of a text and a view that were chosen; None where this row has no cell."""
         keys = [self._text_key(one, row, text) for one in self._texts]
-        if self._latents is not None:
-            column = self._latents.column
-            keys.append(Key(column.keys[column.at[row]]) if column.count(row) else None)
+        for part in (self._latents, self._masks):
+            if part is not None:
+                column = part.column
+                keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
         controls = self._controls.column if self._controls is not None else None
-        return keys + ([Key(controls.keys[place]) for place in range(controls.at[row], controls.at[row + 1])] if controls else [])
+        places = range(controls.at[row] + view, controls.at[row + 1], self._views) if controls else ()
+        return keys + ([Key(controls.keys[place]) for place in places] if controls else [])
 
     def _text_keys(self, texts: _Texts, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """As `_text_key` of each row, but for rows without one."""
         if self._options.captions is None:
-            return first_keys(texts.column, rows)
+            return _view_keys(texts.column, rows, [0] * len(rows))
         keys = (self._text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
         return [key for key in keys if key is not None]
 
@@ -548,21 +593,36 @@ class CachedDataset(Dataset[SampleDict]):
         captions = self._catalog.row_captions(row)
         return captions[text] if text is not None and captions else ""
 
-    def _sample(self, row: int, text: int | None, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
+    def _sample(self, row: int, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
         sample_id = self._catalog.ids[row]
         sample: SampleDict = {}
-        tensors = stored[len(self._texts)] if self._latents is not None else None
+        rest = list(stored[len(self._texts) :])
+        tensors = rest.pop(0) if self._latents is not None else None
+        masked = rest.pop(0) if self._masks is not None else None
         if self._latents is not None and tensors is not None:
             noise = noise_for(self._options.seed, self._epoch.get(), sample_id)
             sample[LATENTS] = read_latents(self._latents.block, self._options.latents, tensors, noise)
+        if self._masks is not None and (mask := self._mask(self._masks, row, masked)) is not None:
+            sample[MASK] = mask
         if self._controls is not None:
-            sample[CONTROL_LATENTS] = self._control_latents(self._controls, stored[len(self._texts) + (self._latents is not None) :])
+            sample[CONTROL_LATENTS] = self._control_latents(self._controls, rest)
         for one, found in zip(self._texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
         sample |= {CAPTION: self._caption(row, text), "sample_id": sample_id}
         if self._latents is not None and tensors is not None:
-            sample |= sizes_of(self._latents.column, self._latents.column.at[row])
+            sample |= sizes_of(self._latents.column, self._latents.column.at[row] + view)
         return sample | self._extras(row, taken={*sample, *SIZES, *(name for one in self._texts for name in one.block.names())})
+
+    def _mask(self, masks: _Masks, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
+        """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
+        if stored is not None:
+            return read_mask(masks.block, stored, masks.patch)
+        column = self._pictures.column if self._pictures is not None else None
+        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
+        if bucket is None:
+            return None
+        width, height = (side // masks.block.factor for side in bucket[:2])
+        return torch.ones(mask_shape((1, height, width), masks.patch))
 
     def _control_form(self, controls: _Latents) -> LatentsAs:
         """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
@@ -640,10 +700,59 @@ def _encoded_for(catalog: Catalog) -> CaptionPolicy:
     return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
 
-def _images_column(catalog: Catalog, role: str) -> _Latents | None:
-    """The first column that images of a role made."""
-    column = next((column for column in catalog.columns if column.role == role), None)
+def _find_resolution(catalog: Catalog, asked: int | None) -> int | None:
+    """The resolution that is handed out; None where there is no choice. Raises BadInput for one there is not, or for none of several."""
+    found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
+    if asked is not None and asked not in found:
+        names = ", ".join(map(str, filter(None, found))) or "none"
+        message = f"the data set {catalog.name!r} was not encoded at the resolution {asked!r}; it has {names}"
+        raise BadInput(message)
+    if len(found) < 2:
+        return None
+    if asked is None:
+        names = ", ".join(map(str, found))
+        message = (
+            f"the data set {catalog.name!r} was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
+            f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
+        )
+        raise BadInput(message)
+    return asked
+
+
+def _check_views(catalog: Catalog) -> None:
+    """Raise FormatError where a row does not have as many cells as the column says that there are views of each image."""
+    for column in catalog.columns:
+        each = cells_each(column.options)
+        if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
+            message = f"{column.encoder} of the data set {catalog.name!r} does not have {each} views of each {column.role}"
+            message += "; run `cachestore precompute` again"
+            raise FormatError(message)
+
+
+def _images_column(catalog: Catalog, role: str, options: _Options) -> KeyColumn | None:
+    """The column of images of a role, at the resolution that was chosen where there are several."""
+    wanted = options.resolution
+    columns = (column for column in catalog.columns if column.role == role)
+    return next((column for column in columns if wanted is None or column.options.get("resolution") == wanted), None)
+
+
+def _latents_column(catalog: Catalog, role: str, options: _Options) -> _Latents | None:
+    column = _images_column(catalog, role, options)
     return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
+
+
+def _mask_column(catalog: Catalog, options: _Options, pictures: _Latents | None) -> _Masks | None:
+    """The column of masks; None without one, or without pictures that they belong to."""
+    column = _images_column(catalog, MASK, options)
+    if column is None or pictures is None:
+        return None
+    patch = pictures.block.patchify if options.latents in {"sample", "mean"} else 1
+    return _Masks(column, parse_mask(catalog.recipes[column.fingerprint]), patch)
+
+
+def _view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
+    """The key of the chosen cell of each row, but for rows without one."""
+    return keys_at(column, cells_at(column, rows, views))
 
 
 def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

@@ -43,6 +43,14 @@ def permutation(count: int, *name: str) -> Places:
     return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
 
 
+def turn_of(count: int, epoch: int, *name: str) -> int:
+    """Which of `count` has its turn in an epoch: each once in so many epochs, in an order that is drawn anew for each round of them."""
+    if count == 1:
+        return 0
+    number, place = divmod(epoch, count)
+    return int(permutation(count, "turns", str(number), *name)[place])
+
+
 def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Places:
     """Bring the number of items to a multiple. `whole` is what "wrap" takes from, from its start; nothing stays nothing."""
     rest = len(items) % multiple

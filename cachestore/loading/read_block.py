@@ -18,6 +18,7 @@ Stored = Literal["moments", "mean", "sample"]
 _TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
 _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
+_MASK: Final = frozenset({"format", "stored", "factor"})
 _LATENTS: Final = frozenset(
     {
         "format",
@@ -110,6 +111,15 @@ class LatentsBlock:
     """Whether what is stored is normalised already, as another trainer's cache had it; the constants are those it was normalised by."""
 
 
+@dataclass(frozen=True, slots=True)
+class MaskBlock:
+    """How masks are read."""
+
+    stored: str
+    factor: int
+    """Of the picture's sides to the mask's."""
+
+
 def _stored_parts(form: Form) -> Iterator[str]:
     for part in form.parts:
         yield from _stored_parts(part) if isinstance(part, Form) else (part,)
@@ -152,6 +162,16 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         _refuse(recipe, f"it lacks a part of a latents recipe ({type(error).__name__}: {error})")
+
+
+def parse_mask(recipe: Recipe) -> MaskBlock:
+    """The `read` block of a recipe of masks. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _MASK)
+        return MaskBlock(str(read["stored"]), int(read["factor"]))
+    except (KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a recipe of masks ({type(error).__name__}: {error})")
 
 
 def _parse_form(recipe: Recipe, form: Mapping[str, Json]) -> Form:

@@ -1,0 +1,319 @@
+"""Resolutions, crops, mirrored pictures and masks through a store: planned, encoded, read as a trainer reads them."""
+
+import json
+import os
+import re
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cachestore as cs
+from cachestore.cli import OK, main
+from cachestore.cli.lines import training_lines
+from cachestore.errors import BadInput, FormatError, RecipeMismatch
+from cachestore.files.paths import Layout
+from cachestore.reader import Reader
+from cachestore.request import PrecomputeRequest
+from cachestore.run import look_ahead
+from cachestore.storage.catalog_writer import publish_catalog
+from cachestore.storage.snapshot import list_segments
+from tests.fakes import ROOT, catalog
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
+
+SIZES = {"wide": (100, 60), "wider": (120, 60), "tall": (60, 100), "square": (70, 70), "bare": (80, 50)}
+"""Of pictures; the last one has no mask."""
+RESOLUTIONS = (64, 48, 32)
+VIEWS = 4
+"""Two crops, each also mirrored."""
+OPTIONS: dict[str, Any] = {
+    "resolution": RESOLUTIONS,
+    "bucket_step": 16,
+    "variants": 2,
+    "crop": "random",
+    "flip": True,
+    "captions": "all",
+    "vae_dtype": "float32",
+    "text_dtype": "float32",
+}
+
+
+def save(path, size, seed):
+    """Noise, in a file that was modified long ago."""
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(path)
+    os.utime(path, (seed + 1, seed + 1))
+
+
+def make_data(folder):
+    """A manifest of pictures with two captions each, and masks that are white in their left third."""
+    folder.mkdir()
+    rows = []
+    for seed, (name, (width, height)) in enumerate(SIZES.items()):
+        save(folder / f"{name}.png", (width, height), seed)
+        row: dict[str, Any] = {"id": name, "image": f"{name}.png", "caption": [f"a {name} picture", f"{name}, noise"]}
+        if name != "bare":
+            mask = np.zeros((height * 3, width * 3), np.uint8)
+            mask[:, :width] = 255
+            Image.fromarray(mask).save(folder / f"{name} mask.png")
+            os.utime(folder / f"{name} mask.png", (9, 9))
+            row["mask"] = f"{name} mask.png"
+        rows.append(row)
+    (folder / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "m.jsonl"
+
+
+@pytest.fixture(scope="module")
+def made(built, tmp_path_factory):
+    """A FLUX-like data set with three resolutions, two crops, mirrored pictures, masks and two caption sets: (manifest, store, report)."""
+    folder = tmp_path_factory.mktemp("views")
+    manifest, store = make_data(folder / "data"), folder / "store"
+    forecast = look_ahead(PrecomputeRequest(str(manifest), str(built("flux").folder), str(store), **OPTIONS))
+    report = cs.precompute(manifest, model=built("flux").folder, store=store, inline=True, **OPTIONS)
+    return manifest, store, report, forecast
+
+
+PICTURES = len(SIZES) * len(RESOLUTIONS) * VIEWS
+MASKS = (len(SIZES) - 1) * len(RESOLUTIONS) * VIEWS
+CAPTIONS = 2 * len(SIZES) + 1
+
+
+def test_every_view_is_planned_at_every_resolution_and_encoded(made, built):
+    manifest, store, report, forecast = made
+    assert (forecast.samples, forecast.wanted, forecast.to_encode) == (5, PICTURES + MASKS + CAPTIONS, PICTURES + MASKS + CAPTIONS)
+    assert sum(forecast.buckets.values()) == len(SIZES) * len(RESOLUTIONS)
+    assert report.bytes <= forecast.estimated_bytes < 2 * report.bytes
+    assert (report.complete, report.samples, report.wanted, report.failed) == (True, 5, forecast.wanted, 0)
+    # Crops that are drawn alike, as where nothing sticks out of a bucket, are made once.
+    assert PICTURES / 2 < report.encoded <= report.wanted
+    again = cs.precompute(manifest, model=built("flux").folder, store=store, inline=True, **OPTIONS)
+    assert (again.encoded, again.reused, again.generation) == (0, again.wanted, report.generation)
+
+
+def views_by_epoch(data, name):
+    """What a sample has in each of the epochs in which every view comes once."""
+    found = []
+    for epoch in range(VIEWS):
+        data.set_epoch(epoch)
+        found.append(data[data.index(name)])
+    return found
+
+
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_each_view_comes_once_in_as_many_epochs_with_the_sizes_that_it_was_cut_by(made, resolution):
+    data = cs.CachedDataset(made[1], resolution=resolution, latents="mean")
+    found = catalog(made[1])
+    column = next(column for column in found.columns if column.role == "image" and column.options["resolution"] == resolution)
+    with closing(Reader(made[1])) as reader:
+        for row, name in enumerate(found.ids):
+            cells = column.row_cells(row)
+            views = views_by_epoch(data, name)
+            tops = sorted(tuple(view["crop_top_left"].tolist()) for view in views)
+            assert tops == sorted((cell.facts["crop"][1], cell.facts["crop"][0]) for cell in cells)
+            stored = [reader.get(cell.key, as_numpy=True)["moments"][:16] for cell in cells]
+            for view in views:
+                raw = view["latents"].numpy() / np.float32(0.3611) + np.float32(0.1159)
+                assert any(np.allclose(raw, one, atol=1e-4) for one in stored)
+            assert {tuple(view["target_size"].tolist()) for view in views} == {cells[0].facts["bucket"][1::-1]}
+            assert {tuple(view["original_size"].tolist()) for view in views} == {SIZES[name][::-1]}
+
+
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_masks_are_cut_and_mirrored_as_their_pictures(made, resolution):
+    data = cs.CachedDataset(made[1], resolution=resolution)
+    found = catalog(made[1])
+    column = next(column for column in found.columns if column.role == "image" and column.options["resolution"] == resolution)
+    sides = set()
+    for row, name in enumerate(found.ids):
+        cells = column.row_cells(row)
+        for view in views_by_epoch(data, name):
+            assert view["mask"].shape == (1, *view["latents"].shape[-2:])
+            if name == "bare":
+                assert bool((view["mask"] == 1).all())
+                continue
+            left = int(view["crop_top_left"][1])
+            alike = [cell.facts for cell in cells if cell.facts["crop"][0] == left]
+            width = alike[0]["resized"][0]
+            centres = left + 2 * np.arange(view["mask"].shape[-1]) + 1
+            plain, mirrored = centres < width / 3, centres > width * 2 / 3
+            edge = (abs(centres - width / 3) < 2) | (abs(centres - width * 2 / 3) < 2)
+            shown = view["mask"][0, 0].numpy() > 0.5
+            expected = {bool(facts.get("flip")): mirrored if facts.get("flip") else plain for facts in alike}
+            matches = [side for side, columns in expected.items() if (shown == columns)[~edge].all()]
+            assert matches, (name, left, shown)
+            sides.update(matches)
+    assert sides == {True, False}
+
+
+def test_a_batch_read_in_one_go_is_that_of_its_samples_bit_for_bit(made):
+    import torch
+
+    for resolution in RESOLUTIONS:
+        data = cs.CachedDataset(made[1], resolution=resolution, captions=cs.CaptionPolicy(choose="all"))
+        for epoch in range(3):
+            data.set_epoch(epoch)
+            for places in (*data.buckets.values(), [data.index("bare")], [data.index("wide")]):
+                batch, expected = data.read_batch(places), data.collate(data.__getitems__(places))
+                assert set(batch) == set(expected)
+                for name, value in batch.items():
+                    assert value.equal(expected[name]) if isinstance(value, torch.Tensor) else value == expected[name]
+                assert batch["mask"].shape == (len(places), 1, *batch["latents"].shape[-2:])
+                assert (batch["mask"].dtype, float(batch["mask"].min()) >= 0, float(batch["mask"].max()) <= 1) == (
+                    torch.float32,
+                    True,
+                    True,
+                )
+
+
+def test_one_resolution_is_chosen_or_all_are_mixed(made):
+    with pytest.raises(BadInput, match="resolution=N for one of 64, 48, 32"):
+        cs.CachedDataset(made[1])
+    with pytest.raises(BadInput, match="not encoded at the resolution 40; it has 64, 48, 32"):
+        cs.CachedDataset(made[1], resolution=40)
+    views = [cs.CachedDataset(made[1], resolution=size) for size in RESOLUTIONS]
+    assert [data.resolution for data in views] == list(RESOLUTIONS)
+    assert len({data.digest for data in views}) == 3
+    mixed = cs.MixedDataset(views)
+    sizes = [tuple(batch["latents"].shape[-2:]) for batch in cs.make_loader(mixed, batch_size=1)]
+    assert (len(sizes), len(set(sizes))) == (15, len(mixed.buckets))
+
+
+def test_the_printed_lines_train_from_all_resolutions(made):
+    names: dict[str, Any] = {}
+    lines = training_lines(made[2], batch_size=1)
+    exec("\n".join(lines).replace("num_workers=2", "num_workers=0"), names)
+    assert len(names["data"]) == 15
+    assert any("mask U8" in line for line in lines)
+
+
+def test_what_is_there_is_what_is_made_again_of_every_column(made):
+    report = cs.verify(made[1], recompute=60)
+    assert (report.ok, report.recomputed["equal"], report.recomputed["chosen"]) == (True, 60, 60)
+
+
+def test_what_is_lost_is_made_again_by_the_request_that_made_it(made, tmp_path):
+    store, layout = Path(shutil.copytree(made[1], tmp_path / "store")), Layout(tmp_path / "store")
+    before = catalog(store).digest
+    for digest in list_segments(layout):
+        layout.segment(digest).unlink()
+    report = cs.repair(store, refill=True)
+    assert (report.missing, report.refilled) == (0, made[2].encoded)
+    assert (catalog(store).digest, cs.verify(store).ok) == (before, True)
+
+
+def test_why_names_resolution_crop_and_side(made, capsys):
+    assert main(["why", str(made[1]), "wide"]) == OK
+    said = capsys.readouterr().out
+    assert "latents/image at 48 crop 1 mirrored: present" in said
+    assert "mask/mask at 32 crop 0: present" in said
+
+
+def keys_of(store):
+    """The keys of every cell of every sample, by column."""
+    found = catalog(store)
+    return {
+        (sample, column.role, column.options.get("resolution")): column.row_keys(row)
+        for column in found.columns
+        for row, sample in enumerate(found.ids)
+    }
+
+
+def test_of_a_replaced_picture_only_its_own_entries_are_encoded(made, built, tmp_path):
+    manifest, store = Path(shutil.copytree(made[0].parent, tmp_path / "data")) / "m.jsonl", shutil.copytree(made[1], tmp_path / "store")
+    before = keys_of(store)
+    save(manifest.parent / "wide.png", SIZES["wide"], seed=77)
+    report = cs.precompute(manifest, model=built("flux").folder, store=store, inline=True, **OPTIONS)
+    after = keys_of(store)
+    changed = {name for name in before if before[name] != after[name]}
+    assert {(sample, role) for sample, role, _size in changed} == {("wide", "image"), ("wide", "mask")}
+    own = {key for name in changed for key in after[name]} - {key for keys in before.values() for key in keys}
+    assert (report.complete, report.encoded) == (True, len(own))
+    pictures = {key for (sample, role, _size), keys in after.items() if (sample, role) == ("wide", "image") for key in keys}
+    assert pictures <= own
+    assert cs.verify(store).ok
+
+
+def test_views_stay_while_text_is_made_anew_and_go_with_their_picture(made, built, tmp_path):
+    """A run for text alone keeps the columns of pictures, but for what is made from other bytes now."""
+    manifest, store = Path(shutil.copytree(made[0].parent, tmp_path / "data")) / "m.jsonl", shutil.copytree(made[1], tmp_path / "store")
+    before = keys_of(store)
+    manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[::-1]))  # rows are told by their ids
+    save(manifest.parent / "tall.png", SIZES["tall"], seed=78)
+    report = cs.precompute(manifest, model=built("flux").folder, store=store, encode=("text",), inline=True, **OPTIONS)
+    assert report.complete
+    after = keys_of(store)
+    emptied = {name[:2] for name, keys in after.items() if keys and not any(keys)}
+    assert emptied == {("tall", "image"), ("tall", "mask")}
+    assert all(after[name] == before[name] for name in before if name[0] != "tall" and name[1] != "caption")
+    assert list(cs.CachedDataset(store, resolution=64).ids) == ["bare", "square", "wider", "wide"]
+
+
+def test_control_images_are_cut_and_mirrored_as_the_picture_they_go_with(built, tmp_path):
+    for name in ("a", "b"):
+        save(tmp_path / f"{name}.png", (120, 60), seed=3 if name == "a" else 4)
+        shutil.copyfile(tmp_path / f"{name}.png", tmp_path / f"{name} control.png")
+    rows = [{"image": f"{name}.png", "control": f"{name} control.png"} for name in ("a", "b")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options: dict[str, Any] = {"resolution": 64, "bucket_step": 16, "variants": 3, "crop": "random", "flip": True}
+    fixed: dict[str, Any] = {"model": built("flux").folder, "store": tmp_path / "store", "encode": ("latents",), "inline": True}
+    assert cs.precompute(tmp_path / "m.jsonl", **options, **fixed).complete
+    data = cs.CachedDataset(tmp_path / "store", latents="mean")
+    seen = set()
+    for epoch in range(6):
+        data.set_epoch(epoch)
+        batch = data.read_batch([0, 1])
+        assert batch["control_latents"].equal(batch["latents"])
+        assert batch["latents"].equal(data.collate(data.__getitems__([0, 1]))["control_latents"])
+        seen.add(batch["latents"][0].float().numpy().tobytes())
+    assert len(seen) >= 4
+
+
+def test_a_resolution_and_views_are_added_without_encoding_what_is_there(built, tmp_path):
+    manifest, store = make_data(tmp_path / "data"), tmp_path / "store"
+    fixed: dict[str, Any] = {"model": built("flux").folder, "store": store, "encode": ("latents",), "bucket_step": 16, "inline": True}
+    first = cs.precompute(manifest, resolution=64, crop="random", **fixed)
+    before = keys_of(store)
+    more = cs.precompute(manifest, resolution=[64, 48], variants=2, crop="random", flip=True, **fixed)
+    after = keys_of(store)
+    assert more.complete
+    for name, keys in before.items():
+        assert after[name][:1] == keys
+    kept = {key for keys in before.values() for key in keys}
+    assert more.encoded == len({key for keys in after.values() for key in keys} - kept)
+    assert first.encoded == len(kept)
+    for less in ({"resolution": 48}, {"resolution": (64, 48), "variants": 1}, {"resolution": (64, 48), "flip": False}):
+        with pytest.raises(RecipeMismatch, match="--replace"):
+            cs.precompute(manifest, **{"variants": 2, "crop": "random", "flip": True, **less}, **fixed)
+    again = cs.precompute(manifest, resolution=48, replace=True, **fixed)
+    assert again.complete
+    assert {role_and_size[1:] for role_and_size in keys_of(store)} == {("image", 48), ("mask", 48)}
+
+
+def test_the_lines_of_the_page_encode_and_mix_two_resolutions(built, tmp_path, monkeypatch):
+    block = re.search(
+        r"## Resolutions, crops and mirrored pictures\n+```python\n(.*?)```", (ROOT / "docs/datasets.md").read_text(), re.DOTALL
+    )
+    assert block is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    for seed in range(4):
+        save(tmp_path / f"images/{seed}.png", (150, 130), seed)
+    lines = block[1].replace("1024", "128").replace("512", "64").replace("path-or-id", str(built("flux").folder))
+    names: dict[str, Any] = {"cs": cs}
+    exec(lines.replace("flip=True", "flip=True, inline=True"), names)
+    assert (len(names["at_64"]), len(names["both"])) == (4, 6)
+    assert names["at_64"].resolution == 64
+
+
+def test_a_catalog_with_another_number_of_views_than_it_says_is_refused(made, tmp_path):
+    store = shutil.copytree(made[1], tmp_path / "store")
+    found = catalog(store)
+    columns = tuple(replace(one, options={**one.options, "variants": 3}) if one.role == "image" else one for one in found.columns)
+    publish_catalog(Layout(store), replace(found, columns=columns))
+    with pytest.raises(FormatError, match="does not have 6 views of each image"):
+        cs.CachedDataset(store, resolution=64)
