@@ -45,6 +45,7 @@ def test_the_page_has_lines_for_each_of_these():
         "Captions",
         "A part of what is stored",
         "Several data sets",
+        "Resolutions, crops and mirrored pictures",
         "Under a Hugging Face data set",
         "Making what is missing",
     ]
