@@ -447,22 +447,26 @@ class Reconciler:
         return count, size_bytes
 
     def _failures(self, failed: Mapping[int, str]) -> list[Json]:
-        """A row for each sample affected; units that no sample refers to, such as the empty caption, stand with an empty sample."""
+        """A row for each sample affected; units that no sample refers to, such as the empty caption, stand with an empty sample.
+
+        Where several units of a sample fail for one reason, as all views of a damaged picture do, it stands once.
+        """
         if not failed:
             return []
-        rows: list[Json] = []
+        rows: dict[tuple[str, str, str], Json] = {}
         named: set[int] = set()
         for number, column in enumerate(self.plan.columns):
             at, units = self.plan.cells[number]
             for cell in np.flatnonzero(np.isin(_numbers(units), list(failed))).tolist():
                 row = int(np.searchsorted(_numbers(at), cell, side="right")) - 1
                 named.add(units[cell])
-                rows.append({"sample": self.plan.ids[row], "encoder": column.encoder, "reason": failed[units[cell]]})
-        rows += [
+                sample, reason = self.plan.ids[row], failed[units[cell]]
+                rows[sample, column.encoder, reason] = {"sample": sample, "encoder": column.encoder, "reason": reason}
+        alone = [
             {"sample": self._name_alone(place), "encoder": self.plan.recipes[self.plan.recipe_of(place)].encoder, "reason": failed[place]}
             for place in sorted(set(failed) - named)
         ]
-        return rows[:_NAMED_FAILURES]
+        return [*rows.values(), *alone][:_NAMED_FAILURES]
 
     def _name_alone(self, place: int) -> str:
         """What to call a unit that no sample refers to: its key for `fill`."""

@@ -23,6 +23,7 @@ from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.snapshot import list_segments
+from cachestore.storage.verify import needed_by
 from tests.fakes import ROOT, catalog
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
@@ -194,6 +195,22 @@ def test_the_printed_lines_train_from_all_resolutions(made):
 def test_what_is_there_is_what_is_made_again_of_every_column(made):
     report = cs.verify(made[1], recompute=60)
     assert (report.ok, report.recomputed["equal"], report.recomputed["chosen"]) == (True, 60, 60)
+
+
+def test_every_view_is_needed_by_the_data_set(made):
+    assert {key for key, _sample in needed_by(catalog(made[1]))} == {key for keys in keys_of(made[1]).values() for key in keys}
+
+
+def test_a_sample_is_named_once_for_a_picture_and_once_for_a_mask_that_cannot_be_cut(built, tmp_path):
+    manifest = make_data(tmp_path / "data")
+    (tmp_path / "data/wide.png").write_bytes(b"no picture")
+    Image.new("L", (30, 30)).save(tmp_path / "data/tall mask.png")
+    fixed: dict[str, Any] = {"model": built("flux").folder, "store": tmp_path / "store", "encode": ("latents",), "inline": True}
+    report = cs.precompute(manifest, resolution=(64, 48), bucket_step=16, flip=True, **fixed)
+    assert (report.complete, report.failed) == (False, 4 + 4 + 4)
+    named = [(failure["sample"], failure["encoder"]) for failure in report.failures]
+    assert sorted(named) == [("tall", "mask"), ("wide", "latents"), ("wide", "mask")]
+    assert list(cs.CachedDataset(tmp_path / "store", resolution=48).ids) == ["wider", "square", "bare"]
 
 
 def test_what_is_lost_is_made_again_by_the_request_that_made_it(made, tmp_path):
