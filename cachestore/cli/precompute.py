@@ -87,11 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pictures")
-    group.add_argument(
-        "--resolution", metavar="R[,R]", help="area R*R in aspect buckets; each sample at each of several (default: 1024)"
-    )
+    group.add_argument("--resolution", metavar="R[,R]", help="area R*R in aspect buckets; each sample at each of several (default: 1024)")
     group.add_argument("--bucket-step", type=int, metavar="N", help="sides of buckets are multiples of N pixels (default: 64)")
-    group.add_argument("--no-upscale", action="store_true", default=None, help="small pictures go to smaller buckets instead of being scaled up")
+    group.add_argument("--no-upscale", action="store_true", default=None, help="small pictures go to smaller buckets, not scaled up")
     group.add_argument("--crop", choices=("center", "random"), help="what is kept of what sticks out of a bucket")
     group.add_argument("--variants", type=int, metavar="N", help="random crops of each picture (default: 1)")
     group.add_argument("--crop-seed", type=int, metavar="N", help="of random crops (default: 0)")
