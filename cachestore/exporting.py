@@ -4,10 +4,8 @@ A file is written under a temporary name beside its own, synced and renamed. Wha
 is any file that is not an earlier export's, unless `replace` is given. A note in the folder says which files are ours.
 """
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,8 +14,9 @@ from typing import Any, Final
 
 from cachestore.claims import scale_of
 from cachestore.encode import families
-from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, WriteFailed
+from cachestore.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.files.checksum import digest_of
+from cachestore.files.publish import write_outside
 from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
 from cachestore.formats.families import SIMPLETUNER, Family, family_named, family_of_pipeline
@@ -429,7 +428,7 @@ class _Target:
             self.tally.foreign.append(path)
             return
         else:
-            _write(final, data)
+            write_outside(final, data)
             self.tally.written += 1
             self.tally.size_bytes += len(data)
         self._ours[path] = digest
@@ -445,7 +444,7 @@ class _Target:
     def close(self) -> None:
         """Remember which files are ours."""
         body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
-        _write(self.folder / NOTE, json.dumps(body, indent=0).encode())
+        write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
 
 
 def _digest_there(path: Path) -> str | None:
@@ -456,21 +455,3 @@ def _digest_there(path: Path) -> str | None:
         return None
     except OSError:
         return ""
-
-
-def _write(final: Path, data: bytes) -> None:
-    """Write a file beside its place, sync it, and let it take its place. Raises WriteFailed."""
-    temporary = final.parent / f".{secrets.token_hex(8)}.cachestore-tmp"
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(final)
-    except OSError as error:
-        message = f"cannot write {final}: {error.strerror or error}; the same command goes on from here"
-        raise WriteFailed(message) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ the kernel marks the pages clean, so a second one would lie. Nothing else in the
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -154,6 +155,23 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
         temporary.replace(final)
     except OSError as error:
         _refuse(final, error, size_bytes=memoryview(data).nbytes)
+    finally:
+        _remove(temporary)
+
+
+def write_outside(final: Path, data: Buffer) -> None:
+    """Write a file that is no part of a store: beside its place, synced, then renamed over what stood there. Raises WriteFailed."""
+    temporary = final.parent / f".{secrets.token_hex(8)}.cachestore-tmp"
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(final)
+    except OSError as error:
+        message = f"cannot write {final}: {reason_of(error)}; what stood there is as it was"
+        raise WriteFailed(message) from error
     finally:
         _remove(temporary)
 

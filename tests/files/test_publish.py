@@ -14,7 +14,7 @@ from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file
+from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file, write_outside
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
 WHOLE = b"one two three"
@@ -478,3 +478,19 @@ class TestMoving:
             with pytest.raises(WriteFailed, match="cannot write"):
                 move(layout, final, layout.root / "moved")
         assert final.read_bytes() == WHOLE
+
+
+def test_a_file_outside_of_a_store_takes_the_place_of_what_stood_there(tmp_path):
+    write_outside(tmp_path / "new folder" / "page.html", b"one")
+    write_outside(tmp_path / "new folder" / "page.html", b"two")
+    assert (tmp_path / "new folder" / "page.html").read_bytes() == b"two"
+    assert names_in(tmp_path / "new folder") == ["page.html"]
+
+
+def test_a_file_that_cannot_be_written_outside_leaves_what_stood_there(tmp_path, monkeypatch):
+    write_outside(tmp_path / "page.html", b"one")
+    monkeypatch.setattr(os, "fsync", raiser(errno.ENOSPC))
+    with pytest.raises(WriteFailed, match="what stood there is as it was"):
+        write_outside(tmp_path / "page.html", b"two")
+    assert (tmp_path / "page.html").read_bytes() == b"one"
+    assert names_in(tmp_path) == ["page.html"]
