@@ -83,13 +83,16 @@ def stages_in_words(summed: Mapping[str, Any]) -> str:
     """What `sum_stages` gave, for a person: of their time the threads of each stage were busy so much. Empty where nothing was done."""
     if not summed:
         return ""
-    busy, wait = ({stage: float(summed[stage][name]) for stage in STAGES} for name in ("busy_seconds", "wait_seconds"))
-    worked = {
-        stage: busy[stage] + wait[stage] + (sum(busy[one] for one in _SHARED if one != stage) if stage in _SHARED else 0)
-        for stage in STAGES
-    }
-    shares = ", ".join(f"{stage} {busy[stage] / worked[stage]:.0%}" for stage in STAGES if worked[stage])
-    return f"busy: {shares}; {summed['limiting']} limits"
+    told = ", ".join(f"{stage} {share:.0%}" for stage, share in stage_shares(summed).items())
+    return f"busy: {told}; {summed['limiting']} limits"
+
+
+def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:
+    """Of what `sum_stages` gave, how much of its threads' time each stage was busy; stages without any time are left out."""
+    busy, wait = ({stage: float(summed[stage][name]) for stage in STAGES if stage in summed} for name in ("busy_seconds", "wait_seconds"))
+    shared = sum(busy.get(stage, 0.0) for stage in _SHARED)
+    worked = {stage: (shared if stage in _SHARED else busy[stage]) + wait[stage] for stage in busy}
+    return {stage: busy[stage] / worked[stage] for stage in busy if worked[stage]}
 
 
 def _share(stage: str, busy: Mapping[str, float], wait: Mapping[str, float]) -> float:

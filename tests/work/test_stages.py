@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachestore.work.stages import STAGES, Stages, stages_in_words, sum_stages
+from cachestore.work.stages import STAGES, Stages, stage_shares, stages_in_words, sum_stages
 from tests.fakes import Clock
 
 
@@ -63,3 +63,9 @@ def test_a_worker_whose_beat_tells_of_no_stages_is_passed_over():
 def test_a_person_is_told_of_shares_and_of_what_limits():
     summed = sum_stages([beat(read=[1.0, 40.0], prepare=[9.0, 40.0], encode=[45.0, 5.0], append=[5.0, 45.0])])
     assert stages_in_words(summed) == "busy: read 2%, prepare 18%, encode 90%, append 10%; encode limits"
+
+
+def test_the_share_of_a_stage_is_of_the_time_its_threads_had_and_those_that_are_shared_share_it():
+    summed = sum_stages([beat(read=[10.0, 60.0], prepare=[30.0, 60.0], encode=[25.0, 75.0], append=[0.0, 0.0])])
+    assert stage_shares(summed) == {"read": 0.1, "prepare": 0.3, "encode": 0.25}
+    assert stage_shares({}) == {}
