@@ -18,11 +18,25 @@ LIGHT = (*MODELS, "numpy", "filelock", "lmdb")
 TRAINER = ("transformers", "diffusers", "accelerate", "filelock", "cachestore.store", "cachestore.work", "cachestore.encode")
 MODULE_RULES = {"cachestore": LIGHT, "cachestore.cli": LIGHT}
 """What single modules must not bring along."""
-_DRIVERS = ("run", "readthrough", "recompute", "report", "upkeep", "doctor", "cli", "importing", "exporting", "untrusted", "claims")
+_DRIVERS = (
+    "run",
+    "readthrough",
+    "recompute",
+    "report",
+    "upkeep",
+    "doctor",
+    "cli",
+    "importing",
+    "exporting",
+    "untrusted",
+    "claims",
+    "previews",
+    "counting",
+)
 ROOM_RULES = {
     "loading": TRAINER,
     "reader": (*MODELS, "filelock"),
-    **dict.fromkeys(("errors", "keys", "samples", "files", "captions", "ranks", "digests", "storage", "work", "sources"), MODELS),
+    **dict.fromkeys(("errors", "keys", "samples", "files", "captions", "ranks", "digests", "storage", "work", "sources", "page"), MODELS),
     **dict.fromkeys(("store", "worker", "reconcile", *_DRIVERS), MODELS),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""

@@ -1,0 +1,105 @@
+"""Text, numbers and tables as HTML. Whatever comes from outside goes through `words`; `Html` is what did, or was written here."""
+
+import html
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Final, NewType
+
+Html = NewType("Html", str)
+"""Markup that is safe to put into a page."""
+
+NOTHING: Final = Html("")
+DASH: Final = Html("&ndash;")
+LONGEST_TEXT: Final = 280
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def words(text: str, limit: int = LONGEST_TEXT) -> Html:
+    """Any text as text: escaped, cut after `limit` characters, controls shown as signs, its direction its own."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    shown = "".join("↵ " if char == "\n" else "\N{REPLACEMENT CHARACTER}" if _is_unprintable(char) else char for char in cut)
+    return Html(f"<bdi>{html.escape(shown, quote=True)}</bdi>")
+
+
+def attribute(text: str, limit: int = LONGEST_TEXT) -> Html:
+    """As `words`, for the inside of quoted attributes and of `title` elements, where no element may stand."""
+    return Html(words(text, limit).removeprefix("<bdi>").removesuffix("</bdi>"))
+
+
+def _is_unprintable(char: str) -> bool:
+    """Controls, lone surrogates and unassigned characters, which no page may hold. Joiners stay: emoji and Persian need them."""
+    return unicodedata.category(char) in {"Cc", "Cs", "Cn"}
+
+
+def count(number: int) -> Html:
+    """A whole number with separators."""
+    return Html(f"{number:,}")
+
+
+def plural(number: int, one: str, many: str | None = None) -> Html:
+    """A count with its word."""
+    return Html(f"{number:,} {one if number == 1 else many or one + 's'}")
+
+
+def share(part: float, whole: float) -> Html:
+    """A part in per cent; a dash where there is no whole."""
+    if not whole:
+        return DASH
+    percent = 100 * part / whole
+    return Html("&lt;0.1&nbsp;%" if 0 < percent < 0.1 else f"{percent:.1f}&nbsp;%")
+
+
+def size(size_bytes: float) -> Html:
+    """Bytes for a person."""
+    unit = 0
+    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
+        size_bytes, unit = size_bytes / 1024, unit + 1
+    return Html(f"{size_bytes:.0f}&nbsp;B" if unit == 0 else f"{size_bytes:.1f}&nbsp;{_UNITS[unit]}")
+
+
+def duration(seconds: float) -> Html:
+    """Seconds for a person."""
+    if seconds < 60:
+        return Html(f"{seconds:.1f}&nbsp;s")
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        Html(f"{minutes}&nbsp;min&nbsp;{rest:02}&nbsp;s")
+        if minutes < 60
+        else Html(f"{minutes // 60}&nbsp;h&nbsp;{minutes % 60:02}&nbsp;min")
+    )
+
+
+def join(parts: Iterable[Html], between: str = "") -> Html:
+    """Parts one after the other."""
+    return Html(between.join(parts))
+
+
+def element(name: str, inside: Html, css: str = "") -> Html:
+    """One element; `css` names its classes."""
+    return Html(f'<{name} class="{css}">{inside}</{name}>' if css else f"<{name}>{inside}</{name}>")
+
+
+def note(inside: Html) -> Html:
+    """A sentence beside a chart."""
+    return element("p", inside, "note")
+
+
+Column = tuple[str, str]
+"""A column's head and its class: `n` for numbers, `bar` for charts, `t` for text, `k` for short names."""
+
+
+def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]]) -> Html:
+    """A table with a caption, whose first column names its rows; nothing where there are no rows."""
+    if not rows:
+        return NOTHING
+    heads = join(Html(f'<th scope="col" class="{css}">{attribute(name)}</th>') for name, css in columns)
+    body = join(_row(columns, row) for row in rows)
+    caption = element("caption", attribute(title))
+    return Html(f'<div class="scroll"><table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
+def _row(columns: Sequence[Column], row: Sequence[Html]) -> Html:
+    (_name, css), *_rest = columns
+    first = Html(f'<th scope="row" class="{css}">{row[0]}</th>')
+    cells = (Html(f'<td class="{css}">{cell}</td>') for (_name, css), cell in zip(columns[1:], row[1:], strict=True))
+    return element("tr", join([first, *cells]))
