@@ -31,7 +31,6 @@ _DRIVERS = (
     "untrusted",
     "claims",
     "previews",
-    "counting",
 )
 ROOM_RULES = {
     "loading": TRAINER,

@@ -1,7 +1,8 @@
-"""`cachestore show`: one entry, or everything that belongs to a sample."""
+"""`cachestore show`: one entry, or everything that belongs to a sample; with `--png` also a picture made from its latents."""
 
 import argparse
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import OK, add_store, human_bytes, print_json, say
@@ -17,23 +18,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
+    parser.add_argument("--png", metavar="FILE", help="write the sample's latents as a picture, one pixel for each place")
+    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved: --png takes the colours from its pictures")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one entry or sample."""
-    from cachestore.keys import Key
     from cachestore.reader import Reader
 
+    if arguments.source is not None and arguments.png is None:
+        message = "--source goes with --png FILE, which was not asked for"
+        raise BadInput(message)
     with Reader(arguments.store) as reader:
-        try:
-            key: Key | None = Key.parse(arguments.what)
-        except BadInput:
-            key = None
-        if key is not None and key in reader:
-            shown: dict[str, Any] = reader.describe(key).as_json()
-        else:
-            sample = unicodedata.normalize("NFC", arguments.what)
-            shown = {"sample": sample, "in": _samples(reader, sample)}
+        shown = _find(reader, arguments.what)
+        if arguments.png is not None:
+            shown["png"] = _draw(reader, arguments)
     if arguments.json:
         print_json(shown)
     elif "in" in shown:
@@ -41,7 +40,38 @@ def run(arguments: argparse.Namespace) -> int:
             _print_sample(found)
     else:
         _print_entry(shown)
+    if "png" in shown and not arguments.json:
+        width, height = shown["png"]["size"]
+        say(f"{shown['png']['path']}: {width}x{height} pixels. {shown['png']['colours']}")
     return OK
+
+
+def _find(reader: "Reader", what: str) -> dict[str, Any]:
+    """An entry by its key, else a sample. Raises BadInput where it is neither."""
+    from cachestore.keys import Key
+
+    try:
+        key: Key | None = Key.parse(what)
+    except BadInput:
+        key = None
+    if key is not None and key in reader:
+        return reader.describe(key).as_json()
+    sample = unicodedata.normalize("NFC", what)
+    return {"sample": sample, "in": _samples(reader, sample)}
+
+
+def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write a sample's picture. Raises BadInput where no data set has latents of it."""
+    from cachestore.files.publish import write_outside
+    from cachestore.page.png import encode_png
+    from cachestore.previews import preview_sample
+    from cachestore.storage.catalog import list_names
+
+    sample = unicodedata.normalize("NFC", arguments.what)
+    preview = preview_sample(reader, sorted(list_names(reader.layout)), sample, arguments.source)
+    write_outside(Path(arguments.png).absolute(), encode_png(preview.pixels))
+    height, width = preview.pixels.shape[:2]
+    return {"path": arguments.png, "name": preview.name, "size": [width, height], "colours": preview.colours.in_words()}
 
 
 def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
