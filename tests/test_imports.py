@@ -31,6 +31,7 @@ _DRIVERS = (
     "untrusted",
     "claims",
     "previews",
+    "counting",
 )
 ROOM_RULES = {
     "loading": TRAINER,

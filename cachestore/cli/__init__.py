@@ -21,6 +21,7 @@ COMMANDS: Final = (
     "stats",
     "ls",
     "show",
+    "report",
     "why",
     "gc",
     "compact",

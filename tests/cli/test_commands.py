@@ -10,9 +10,10 @@ from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, NO_STORE, OK, main
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
+from tests.loading import stores
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "gc", "compact", "drop", "doctor")
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "drop", "doctor")
 OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 """What commands need that are about a sample or a data set."""
 
@@ -69,7 +70,9 @@ def run_json(run):
 
 
 def arguments_of(command, store):
-    """A command with the least it needs."""
+    """A command with the least it needs; a report is written beside the store."""
+    if command == "report":
+        return [command, store, "-o", f"{store}.html"]
     return [command, store, *OF_SOMETHING.get(command, [])]
 
 
@@ -544,3 +547,37 @@ def test_looking_at_a_store_never_imports_torch(store):
     commands = [list(map(str, arguments_of(command, store))) for command in ON_STORES]
     _out, err = fakes.program(LOADED, json.dumps([*commands, ["verify", str(store), "--quick"]])).communicate(timeout=50)
     assert err == f"{[OK] * (len(ON_STORES) + 1)} []\n"
+
+
+# Pictures and reports
+
+
+def test_report_writes_one_page_and_says_where(run, run_json, store, tmp_path):
+    code, out, _err = run("report", store, "-o", tmp_path / "a" / "page.html")
+    assert (code, out.startswith(f"{tmp_path / 'a' / 'page.html'}: data set 'train', 3 samples, 7 entries")) == (OK, True)
+    code, told = run_json("report", store, "-o", tmp_path / "a" / "page.html", "--name", "train", "--batch_size", "2")
+    assert (code, told["samples"], told["batch_size"]) == (OK, 3, 2)
+    assert told["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size
+
+
+def test_report_shows_damage_and_leaves_the_exit_code_to_verify(run, run_json, store, tmp_path):
+    flip(store)
+    code, told = run_json("report", store, "-o", tmp_path / "page.html", "--full")
+    assert (code, told["damage"]["ok"]) == (OK, False)
+    assert run("verify", store)[0] == DAMAGE
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "x", "1.5"])
+def test_a_batch_size_that_is_none_is_a_usage_error(run, store, size):
+    assert run("report", store, f"--batch-size={size}")[0] == USAGE
+
+
+def test_show_writes_a_samples_latents_as_a_picture(run, run_json, tmp_path):
+    path = stores.make_store(tmp_path / "latents", [stores.Row("a"), stores.Row("b", bucket=None)], stores.recipes())
+    code, out, _err = run("show", path, "a", "--png", tmp_path / "a.png")
+    assert (code, f"{tmp_path / 'a.png'}: 8x6 pixels. Grey" in out) == (OK, True)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert run_json("show", path, "a", "--png", tmp_path / "a.png")[1]["png"]["size"] == [8, 6]
+    assert run("show", path, "b", "--png", tmp_path / "b.png")[0] == ERROR
+    assert run("show", path, "a", "--source", tmp_path)[0] == ERROR
+    assert not (tmp_path / "b.png").exists()

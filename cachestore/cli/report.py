@@ -1,0 +1,47 @@
+"""`cachestore report`: a store and one of its data sets as one page."""
+
+import argparse
+
+from cachestore.cli import OK, add_store, human_bytes, print_json, say
+
+HELP = "write what a store holds as one page of HTML"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default report.html)")
+    parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
+    parser.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="for what buckets leave out (default 8)")
+    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved: thumbnails take their colours from its pictures")
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--full", action="store_true", help="read every byte for the damage map")
+    level.add_argument("--quick", action="store_true", help="names, sizes and headers only (the default)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page, and say where it is. Damage is for the page and for `verify` to tell, not for the exit code."""
+    from cachestore.report import write_report
+
+    told = write_report(
+        arguments.store,
+        arguments.output,
+        arguments.name,
+        level="full" if arguments.full else "quick",
+        batch_size=arguments.batch_size,
+        source=arguments.source,
+    )
+    if arguments.json:
+        print_json(told)
+        return OK
+    of = f"data set {told['name']!r}" if told["name"] else "no data set"
+    say(f"{told['output']}: {of}, {told['samples']} samples, {told['entries']} entries ({human_bytes(told['page_bytes'])})")
+    return OK
+
+
+def _positive(text: str) -> int:
+    """A whole number from 1 on; what is none is a usage error."""
+    if not text.isdecimal() or int(text) < 1:
+        message = f"a whole number from 1 on, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
