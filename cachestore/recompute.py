@@ -24,7 +24,7 @@ from cachestore.keys import Json, Key, Recipe, canonical
 from cachestore.listing import files_of
 from cachestore.reader import Reader
 from cachestore.reconcile import Reconciler
-from cachestore.request import PrecomputeRequest, encoders_of, files_of_request, look_at_request
+from cachestore.request import PrecomputeRequest, Wanted, encoders_of, files_of_request, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import CAPTION
 from cachestore.sources import Files
@@ -167,12 +167,39 @@ def _files_of(hints: Mapping[str, Json], moved: Mapping[str, str], layout: Layou
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
     made_with = {column.fingerprint for column in catalog.columns}
-    for encoder in look_at_request(layout, request).encoders:
+    wanted = look_at_request(layout, request)
+    for encoder in wanted.encoders:
         if encoder.recipe.fingerprint not in made_with:
             made = f"{encoder.recipe.encoder} of {catalog.name!r}"
             message = f"{request.model} is not the model that {made} was made with; pass --model with the right one"
             raise RecipeMismatch(message)
+    if gone := _gone(layout, catalog, wanted):
+        message = (
+            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({_some(gone)}), and a new pass would leave"
+            " them out; nothing was encoded: put them back, or say by --source where they are (`cachestore precompute` goes on without)"
+        )
+        raise BadInput(message)
     return precompute_here(request).encoded_here
+
+
+def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
+    """Samples that lack an entry, and that the source does not list any more or whose files are gone from it."""
+    with closing(load_snapshot(layout)) as snapshot:
+        needed = list(needed_by(catalog))
+        found = snapshot.find([key for key, _sample in needed])
+    lacking = {sample for (_key, sample), places in zip(needed, found, strict=True) if not places}
+    listed = set(wanted.plan.ids)
+    rows = [row for row, sample in enumerate(catalog.ids) if sample in lacking]
+    return [
+        catalog.ids[row]
+        for row in rows
+        if catalog.ids[row] not in listed
+        or any(
+            wanted.listing.stat(reference) is None
+            for at, references in catalog.images.values()
+            for reference in references[at[row] : at[row + 1]]
+        )
+    ]
 
 
 # Verify with recompute

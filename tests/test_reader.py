@@ -652,3 +652,13 @@ def test_missing_keys_are_told_in_order_and_looked_for_in_a_newer_snapshot(tmp_p
         assert reader.missing([str(three), two, one, three], look_again=False) == [three, two, one]
         assert reader.missing([three, two, one]) == [three, one]
         assert reader.missing([two]) == []
+
+
+def test_a_script_that_ends_with_a_store_open_ends_in_silence(tmp_path):
+    with cs.open(tmp_path / "store", mode="a") as store:
+        with store.writer() as writer:
+            writer.put(cs.key("a"), {"x": np.ones(2)})
+        store.commit()
+    script = f"import cachestore as cs; store = cs.open({str(tmp_path / 'store')!r}); store.get(cs.key('a'), as_numpy=True)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50)
+    assert ended.stderr == ""

@@ -215,3 +215,18 @@ def test_of_many_faults_at_once_only_what_is_truly_damaged_is_encoded_again(tmp_
         with cs.open(root) as opened:
             assert [opened.get(key, as_numpy=True)["value"].tobytes() for key in keys] == keys
         assert list(catalog(root, name).ids) == ["0.png", "1.png", "2.png"]
+
+
+@pytest.mark.parametrize("way", ["gone from the folder", "still in the manifest"])
+def test_samples_whose_pictures_are_gone_stay_in_the_data_set_and_are_told(tmp_path, data, makers, way):
+    root, source = tmp_path / "store of one", data
+    if way == "still in the manifest":
+        source = tmp_path / "m.jsonl"
+        source.write_text("".join(json.dumps({"id": f"{n}.png", "image": f"data/{n}.png"}) + "\n" for n in range(4)))
+    precompute_here(PrecomputeRequest(str(source), "model", str(root), encode=("latents",)))
+    flip_entry(root, "2.png", "latents")
+    (data / "2.png").unlink()
+    with pytest.raises(BadInput, match=r"2\.png.*--source"):
+        cs.repair(root, refill=True)
+    assert list(catalog(root).ids) == [f"{n}.png" for n in range(4)]
+    assert {finding.kind for finding in cs.verify(root).findings} == {"missing-entry"}

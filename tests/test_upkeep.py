@@ -136,6 +136,14 @@ def test_what_a_data_set_needs_stays(root):
     assert readable(root, "a", "b") == ["a", "b"]
 
 
+def test_the_empty_caption_of_a_data_set_stays_though_no_row_names_it(root):
+    run(root, "a", "")
+    run(root, "a")
+    compact(root)
+    sweep(root)
+    assert readable(root, "a", "") == ["a", ""]
+
+
 def test_without_apply_nothing_is_changed_and_the_same_is_said(root):
     run(root, "a")
     drop(root, "train")

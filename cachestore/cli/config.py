@@ -115,6 +115,11 @@ def _are_names(value: object) -> bool:
     return all(isinstance(name, str) for name in names)
 
 
+def _are_resolutions(value: object) -> bool:
+    listed = cast("list[object]", value) if isinstance(value, list) else [value]
+    return bool(listed) and all(_is_from(1, one) for one in listed)
+
+
 _FROM_ONE: Final = (partial(_is_from, 1), "a whole number from 1 on")
 _SWITCH: Final = (partial(_is_any_of, (bool,)), "true or false")
 _CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
@@ -123,7 +128,13 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "encode_arg": (partial(_is_any_of, (dict,)), "a table of arguments"),
     "batch_size": (partial(_is_any_of, (int, str)), "auto, or a number"),
     "max_failures": (partial(_is_any_of, (int, str)), 'a number, or a share such as "2%"'),
-    "resolution": _FROM_ONE,
+    "resolution": (_are_resolutions, "a whole number from 1 on, or a list of such"),
+    "variants": _FROM_ONE,
+    "crop": (partial(_is_one_of, ("center", "random")), "center or random"),
+    "crop_seed": (partial(_is_from, 0), "a whole number from 0 on"),
+    "flip": _SWITCH,
+    "bucket_step": _FROM_ONE,
+    "no_upscale": _SWITCH,
     "procs": _FROM_ONE,
     "workers": (partial(_is_from, 0), "a whole number from 0 on"),
     "compile": _SWITCH,

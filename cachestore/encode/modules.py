@@ -39,13 +39,20 @@ _MAY_BE_MISSING = ("pooler.", "position_ids")
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device as named; for `auto` the local rank's GPU, else xpu, else mps, else the CPU. Raises BadInput for an unknown name."""
+    """The device as named; for `auto` the local rank's GPU, else xpu, else mps, else the CPU.
+
+    Raises BadInput for an unknown name, and for a GPU that is not there.
+    """
     if asked != "auto":
         try:
-            return torch.device(asked)
+            device = torch.device(asked)
         except RuntimeError as error:
             message = f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N"
             raise BadInput(message) from error
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            message = f"--device {asked}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices here; use auto or cpu"
+            raise BadInput(message)
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", ranks.discover(os.environ).local_rank % torch.cuda.device_count())
     if torch.xpu.is_available():

@@ -3,7 +3,7 @@
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final, Literal, NamedTuple, NoReturn
 
@@ -103,8 +103,8 @@ class _Segment:
         self.mapping = mapping
         self.used = used
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)  # held here, as at the end of the interpreter modules are emptied before this is called
 
 
 class Fetcher:

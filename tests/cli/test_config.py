@@ -1,12 +1,14 @@
 """`--config FILE.toml`."""
 
 import json
+from dataclasses import MISSING, fields
 
 import pytest
 
-from cachestore.cli import make_parser
+from cachestore.cli import config, make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput
+from cachestore.request import PrecomputeRequest
 from cachestore.samples import Source
 
 WHOLE = """
@@ -74,7 +76,13 @@ def test_one_plain_table_is_one_path(tmp_path):
         ("modell = 1", "train.toml: there is no field 'modell'"),
         ("rank = 1", "no field 'rank'"),
         ("model = 1", "train.toml: model is a text, not 1"),
-        ('resolution = "big"', "train.toml: resolution is a whole number from 1 on, not 'big'"),
+        ('resolution = "big"', "train.toml: resolution is a whole number from 1 on, or a list of such, not 'big'"),
+        ("resolution = [512, 0]", "resolution is a whole number from 1 on, or a list of such"),
+        ('bucket_step = "32"', "bucket_step is a whole number from 1 on, not '32'"),
+        ("variants = 0", "variants is a whole number from 1 on"),
+        ('flip = "no"', "flip is true or false, not 'no'"),
+        ('no_upscale = "no"', "no_upscale is true or false"),
+        ('crop = "left"', "crop is center or random"),
         ("resolution = true", "resolution is a whole number"),
         ("workers = -1", "workers is a whole number from 0 on"),
         ('strict = "yes"', "strict is true or false"),
@@ -116,3 +124,15 @@ def test_paths_and_sources_at_once_are_refused():
     sources = json.dumps([{"data": "x"}])
     with pytest.raises(BadInput, match="say the same"):
         request_from(make_parser().parse_args(["precompute", "d", "--sources", sources, "--model", "m", "--store", "s"]))
+
+
+def test_every_option_that_is_no_text_is_checked_for_what_it_is():
+    texts = {one.name for one in fields(PrecomputeRequest) if isinstance(one.default, str) or one.default in {MISSING, None}}
+    others = {one.name for one in fields(PrecomputeRequest)} - texts - {"sources", "encode", "captions"}
+    assert others <= set(config._CHECKS)
+
+
+def test_options_of_pictures_are_taken_as_they_stand(tmp_path):
+    text = 'model = "m"\nstore = "s"\nresolution = [512, 768]\nbucket_step = 32\nvariants = 2\ncrop = "random"\nflip = true\n[[source]]\ndata = "d"'
+    request = asked(tmp_path, text)
+    assert (request.resolution, request.bucket_step, request.variants, request.flip) == ((512, 768), 32, 2, True)

@@ -162,6 +162,8 @@ def vae_folder(tmp_path):
 def test_moments_equal_the_vaes_own_and_the_denoiser_is_not_opened(tiny_model, digest, name):
     import torch
 
+    from cachestore.encode.probe import difference, tolerance
+
     model = tiny_model(name)
     encoder = latents_encoder(model.folder, digest)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[encoder.recipe.make["dtype"]]
@@ -172,7 +174,9 @@ def test_moments_equal_the_vaes_own_and_the_denoiser_is_not_opened(tiny_model, d
         assert set(entry) == {"moments"}
         assert entry["moments"].shape == (2 * encoder.recipe.read["channels"], 32, 32)
         assert entry["moments"].dtype == dtype
-        torch.testing.assert_close(entry["moments"], expected.parameters[row], rtol=1e-5, atol=1e-5)
+        # Half precision rounds otherwise with other threads: docs/numerics.md.
+        bound = tolerance("bfloat16", torch.device("cpu")) if name == "flux" else 1e-5
+        assert difference({"moments": entry["moments"]}, {"moments": expected.parameters[row]}, bound) is None
     encoder.close()
 
 

@@ -2,10 +2,12 @@
 
 import weakref
 
+import pytest
 import torch
 
 from cachestore.encode import modules
 from cachestore.encode.models import Component
+from cachestore.errors import BadInput
 from tests.encode.tiny import of_diffusers
 
 
@@ -39,3 +41,9 @@ class TestFreeingMemory:
         module = loaded(tmp_path)
         modules.free_memory()
         assert next(module.parameters()).numel() > 0
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadInput, match="finds 1 CUDA devices"):
+        modules.choose_device("cuda:1")

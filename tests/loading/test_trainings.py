@@ -10,7 +10,7 @@ from tests.loading import trainings
 from tests.loading.trainings import BATCH_SIZE, ROWS, WHOLE_BATCHES
 from tests.scenarios.crowd import Crowd
 
-pytestmark = [pytest.mark.torch, pytest.mark.processes]
+pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.timeout(180)]  # two ranks import a trainer on what cores there are
 
 with_lightning = pytest.mark.skipif(
     find_spec("lightning") is None, reason="lightning is not installed; the dependency group `lightning` brings it (37 MB)"
@@ -24,14 +24,14 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory):
-    made = Crowd(tmp_path_factory.mktemp("ranks"), "tests.loading.trainings", "accelerate")
+    made = Crowd(tmp_path_factory.mktemp("ranks"), "tests.loading.trainings", "accelerate", end_seconds=150)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def lightning_crowd(tmp_path_factory):
-    made = Crowd(tmp_path_factory.mktemp("lightning"), "tests.loading.trainings", "lightning")
+    made = Crowd(tmp_path_factory.mktemp("lightning"), "tests.loading.trainings", "lightning", end_seconds=150)
     yield made
     made.close()
 

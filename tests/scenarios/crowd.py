@@ -9,6 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.fakes import ROOT
@@ -48,8 +49,9 @@ for line in sys.stdin:
 class Crowd:
     """Starts parts as processes. `modules` are imported before the first fork."""
 
-    def __init__(self, folder: Path, *modules: str, **environment: str):
+    def __init__(self, folder: Path, *modules: str, end_seconds: float = END_SECONDS, **environment: str):
         self.folder = folder
+        self.end_seconds = end_seconds
         self.pids: list[int] = []
         self._count = 0
         self._outs: list[Path] = []
@@ -90,10 +92,11 @@ class Crowd:
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._process.stdout, selectors.EVENT_READ)
-            if not waiting.select(END_SECONDS):
+            if not waiting.select(self.end_seconds):
                 for pid in self.pids:
-                    os.kill(pid, 9)
-                raise TimeoutError(f"processes {self.pids} had not ended after {END_SECONDS:g} s")
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, 9)
+                raise TimeoutError(f"processes {self.pids} had not ended after {self.end_seconds:g} s")
         return self._process.stdout.readline()
 
     def close(self):
@@ -101,7 +104,7 @@ class Crowd:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(END_SECONDS)
+        self._process.wait(self.end_seconds)
         self._process.stdout.close()
 
 
