@@ -133,6 +133,7 @@ def test_every_option_that_is_no_text_is_checked_for_what_it_is():
 
 
 def test_options_of_pictures_are_taken_as_they_stand(tmp_path):
-    text = 'model = "m"\nstore = "s"\nresolution = [512, 768]\nbucket_step = 32\nvariants = 2\ncrop = "random"\nflip = true\n[[source]]\ndata = "d"'
+    options = 'resolution = [512, 768]\nbucket_step = 32\nvariants = 2\ncrop = "random"\nflip = true'
+    text = f'model = "m"\nstore = "s"\n{options}\n[[source]]\ndata = "d"'
     request = asked(tmp_path, text)
     assert (request.resolution, request.bucket_step, request.variants, request.flip) == ((512, 768), 32, 2, True)
