@@ -1,7 +1,7 @@
 """Compaction: many small segments become few, and what nothing needs is left behind.
 
 What is needed of the chosen segments is copied into new ones, every byte against its checksum; an index that covers the copies is
-published; only then are the old ones condemned. They stay readable, and a later run of `gc` or `compact` removes them after a grace.
+published; only then are the old ones condemned. They stay readable, and a later run of `gc` removes them after a grace.
 A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
