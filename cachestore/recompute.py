@@ -183,23 +183,20 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
-    """Samples that lack an entry, and that the source does not list any more or whose files are gone from it."""
+    """Samples that lack an entry, and that the source does not list any more or from which the picture behind the entry is gone."""
     with closing(load_snapshot(layout)) as snapshot:
-        needed = list(needed_by(catalog))
-        found = snapshot.find([key for key, _sample in needed])
-    lacking = {sample for (_key, sample), places in zip(needed, found, strict=True) if not places}
+        needed = [key for key, _sample in needed_by(catalog)]
+        lacking = {key for key, places in zip(needed, snapshot.find(needed), strict=True) if not places}
     listed = set(wanted.plan.ids)
-    rows = [row for row, sample in enumerate(catalog.ids) if sample in lacking]
-    return [
-        catalog.ids[row]
-        for row in rows
-        if catalog.ids[row] not in listed
-        or any(
-            wanted.listing.stat(reference) is None
-            for at, references in catalog.images.values()
-            for reference in references[at[row] : at[row + 1]]
-        )
-    ]
+    gone: dict[str, None] = {}
+    for column in catalog.columns:
+        at, references = catalog.images.get(column.role, ((), ()))
+        for row, sample in enumerate(catalog.ids):
+            if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
+                made_of = references[at[row] : at[row + 1]] if at else ()
+                if sample not in listed or any(wanted.listing.stat(reference) is None for reference in made_of):
+                    gone[sample] = None
+    return list(gone)
 
 
 # Verify with recompute
