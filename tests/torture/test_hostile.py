@@ -80,7 +80,7 @@ def test_a_reader_that_checks_nothing_is_found_out(monkeypatch):
     monkeypatch.setattr(Fetcher, "_check", lambda *_arguments: None)
     monkeypatch.setattr(readers, "WAYS", ("noise",))
     monkeypatch.setattr(readers, "STRANGE", ())
-    assert readers.play(6, 3).violations
+    assert readers.play(30, 3).violations  # a few may all strike headers, which are checked elsewhere
 
 
 def test_a_sample_of_fuzzed_files_finds_nothing(template):
