@@ -23,8 +23,8 @@ from cachestore.formats.families import SIMPLETUNER, Family, family_named, famil
 from cachestore.formats.matching import Named
 from cachestore.formats.table import Format, Writing, format_named
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
-from cachestore.inputs import cells_each
-from cachestore.keys import Json, Key, Recipe, digest_text, input_key
+from cachestore.inputs import caption_key, cells_each
+from cachestore.keys import Json, Key, Recipe
 from cachestore.reader import Reader
 from cachestore.samples import CAPTION, IMAGE
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, read_catalog
@@ -245,7 +245,7 @@ class _Export:
         column = next((one for one in self._columns if one.role == CAPTION), None)
         if column is None or self.format.name != SIMPLETUNER or not len(self.catalog) or "" in self.catalog.captions:
             return None
-        key = input_key(column.fingerprint, {CAPTION: digest_text("")}, {})
+        key = caption_key(column.fingerprint, "")
         if key not in self.reader:
             return None
         family = self._family(column)

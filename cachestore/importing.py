@@ -26,7 +26,7 @@ from cachestore.formats.matching import Matches, Place
 from cachestore.formats.table import Format, format_named
 from cachestore.formats.text import T5
 from cachestore.formats.value import Latents
-from cachestore.inputs import request_for
+from cachestore.inputs import caption_key, request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.listing import list_path
 from cachestore.loop import Job, OnProgress, Report, run_pass
@@ -461,7 +461,7 @@ class _Captions:
             message = f"no file of {self.cache.root} is of the caption {caption[:80]!r}"
             raise EncodeFailed(message)
         digest = digest_text(caption)
-        key = input_key(self.recipe.fingerprint, {"caption": digest}, {})
+        key = caption_key(self.recipe.fingerprint, caption)
         return Resolved(key, place, {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
 
     def prepare(self, resolved: Resolved) -> Prepared:

@@ -10,7 +10,7 @@ not scaled up), `crop` ("random", with its `seed`), `variants` (so many random c
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cachestore.keys import Json, canonical, digest_bytes, digest_parts, digest_text
+from cachestore.keys import Json, Key, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK
 
 Stat = tuple[int, int]
@@ -31,6 +31,11 @@ RESOLUTIONS: Final = "resolutions"
 """An option of a column of images: the resolution by source, where sources differ in it."""
 
 _TIME_BITS: Final = 63
+
+
+def caption_key(fingerprint: str, caption: str) -> Key:
+    """The key of a caption that is encoded alone, by the text recipe of this fingerprint."""
+    return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
 
 
 def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:

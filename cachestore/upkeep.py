@@ -15,7 +15,8 @@ from cachestore.errors import BadInput, FormatError
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
-from cachestore.keys import Json, Key, digest_text, input_key
+from cachestore.inputs import caption_key
+from cachestore.keys import Json, Key
 from cachestore.samples import CAPTION
 from cachestore.storage import verify as storage_verify
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
@@ -296,7 +297,7 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
     yield from (key for key, _sample in needed_by(catalog))
     for column in catalog.columns:  # no row names the empty caption, which each data set with text may be asked for
         if column.role == CAPTION:
-            yield input_key(column.fingerprint, {CAPTION: digest_text("")}, {})
+            yield caption_key(column.fingerprint, "")
 
 
 def lost_catalogs(layout: Layout) -> list[Told]:

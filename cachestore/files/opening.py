@@ -60,7 +60,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     except NotADirectoryError as error:  # a file where its folder should be
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
-        if os.path.islink(path):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
+        if is_link(path):
             message = f"{path} is a link; links inside a store are refused (`cachestore verify` lists them)"
             raise FormatError(message) from error
         if _is_strange(path):  # a socket cannot even be opened
@@ -75,6 +75,11 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         return descriptor, status
     os.close(descriptor)
     raise FormatError(_no_regular_file(path))
+
+
+def is_link(path: Path) -> bool:
+    """Whether a name is a link; no, where the file system does not answer: whoever then opens or lists it gets the reason."""
+    return os.path.islink(path)  # noqa: PTH114 - the same question of a Path raises
 
 
 def _is_strange(path: Path) -> bool:
@@ -272,7 +277,7 @@ def reason_of(error: OSError) -> str:
 
 
 def _refuse_link(folder: Path) -> None:
-    if os.path.islink(folder):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
+    if is_link(folder):
         message = f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
         raise FormatError(message)
 

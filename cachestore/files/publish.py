@@ -20,7 +20,7 @@ from cachestore.errors import LockTimeout, WriteFailed
 from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
-from cachestore.files.opening import look_at, open_regular, reason_of
+from cachestore.files.opening import is_link, look_at, open_regular, reason_of
 from cachestore.files.paths import Layout
 
 _CREATE_FLAGS: Final = (
@@ -46,7 +46,7 @@ def make_folder(layout: Layout, folder: Path) -> None:
         folder = folder.parent
     for path in reversed(unsure):
         try:
-            if path.is_symlink() and path.is_relative_to(layout.root) and path != layout.root:
+            if is_link(path) and path.is_relative_to(layout.root) and path != layout.root:
                 raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - told as any refusal
             if not _is_folder(path):
                 path.mkdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
-from cachestore.files.opening import reason_of
+from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _check_by_path(layout: Layout, path: Path) -> None:
     for folder in path.parents:
         if folder == layout.root:
             return
-        if folder.is_symlink():
+        if is_link(folder):
             _refuse_strange(path)
 
 

@@ -23,8 +23,8 @@ from cachestore.captions import CaptionPolicy
 from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, cells_each
-from cachestore.keys import Key, Recipe, digest_parts, digest_text, input_key
+from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
+from cachestore.keys import Key, Recipe, digest_parts
 from cachestore.loading.assemble import LatentsPart, MaskPart, Part, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
@@ -691,7 +691,7 @@ def _chosen_fields(texts: Sequence[_Texts], images: Collection[str], options: _O
 
 def _caption_key(texts: _Texts, caption: str) -> Key:
     """The key of a caption that an encoder has encoded, or would."""
-    return input_key(texts.column.fingerprint, {"caption": digest_text(caption)}, {})
+    return caption_key(texts.column.fingerprint, caption)
 
 
 def _encoded_for(catalog: Catalog) -> CaptionPolicy:

@@ -19,8 +19,8 @@ from pathlib import Path
 from cachestore.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
-from cachestore.files.opening import names_in
-from cachestore.files.paths import MARKER, Layout, Mode
+from cachestore.files.opening import is_link, names_in
+from cachestore.files.paths import MARKER, Layout, Mode, parse_segment
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
@@ -30,7 +30,7 @@ from cachestore.storage.commit import commit, publish_marker
 from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
 from cachestore.storage.index import Index, check
-from cachestore.storage.segment import StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.verify import (
     LOST_FORMAT,
@@ -40,7 +40,6 @@ from cachestore.storage.verify import (
     LookFurther,
     good_entries,
     look_at_segment,
-    misnamed_segments,
     vanished_keys,
     verify,
 )
@@ -242,9 +241,22 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key]) -> None:
         publish(layout, layout.quarantine / f"{digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
 
 
+def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
+    """Segments under names that are none, such as after a rename by hand. Their bytes are not looked at; other files are passed over."""
+    folders = [path for name in names_in(layout.segments) if not is_link(path := layout.segments / name)]
+    for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
+        if (parse_segment(path.name) or "")[:2] == path.parent.name:
+            continue
+        try:
+            contents = read_contents(path, is_whole=False)
+        except (FormatError, OSError):  # a stranger's, or a folder: `verify` lists it
+            continue
+        yield path, contents
+
+
 def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
     """(origin, whole entries) of each segment under a name that is none, as far as the store lacks them. The file itself is left alone."""
-    for path, contents in misnamed_segments(layout):
+    for path, contents in _misnamed(layout):
         lacking = [entry for entry in contents.entries if entry.key not in snapshot]
         with suppress(FileNotFoundError):
             good = [as_entry(entry, run) for entry, run in good_entries(path, lacking)]

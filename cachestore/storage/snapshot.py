@@ -3,14 +3,13 @@
 So any good index is correct, and ties between index writers are harmless. A snapshot never changes; `load_snapshot` makes a newer one.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachestore.errors import FormatError, StoreNotFound
-from cachestore.files.opening import look_at, names_in
+from cachestore.files.opening import is_link, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import read_record
 from cachestore.keys import Key
@@ -149,7 +148,7 @@ def list_segments(layout: Layout) -> frozenset[str]:
     """Digests of all segments, by listing folders: the one way to know what exists. What lies behind a link is not there."""
     found: set[str] = set()
     for folder in names_in(layout.segments):
-        if os.path.islink(layout.segments / folder):  # noqa: PTH114 - the same question of a Path raises where nothing answers
+        if is_link(layout.segments / folder):
             continue
         for name in names_in(layout.segments / folder):
             digest = parse_segment(name)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
-from cachestore.files.opening import look_at, names_in, opened, read_into, reason_of
+from cachestore.files.opening import is_link, look_at, names_in, opened, read_into, reason_of
 from cachestore.files.paths import (
     MARKER,
     Layout,
@@ -500,7 +500,7 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
 def _strange_segments(layout: Layout) -> Iterator[Finding]:
     for folder in names_in(layout.segments):
         path = layout.segments / folder
-        if os.path.islink(path):  # noqa: PTH114 - the same question of a Path raises where the file system answers nothing
+        if is_link(path):
             where = f"segments/{folder}"
             yield Finding("unreadable", where, f"{where!a} is a link, and what lies behind it is not read: put the folder in its place")
             continue
@@ -510,16 +510,6 @@ def _strange_segments(layout: Layout) -> Iterator[Finding]:
         for name in names_in(layout.segments / folder):
             if (parse_segment(name) or "")[:2] != folder:
                 yield _foreign(f"segments/{folder}/{name}")
-
-
-def misnamed_segments(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
-    """Segments under names that are none, such as after a rename by hand. Their bytes are not looked at."""
-    folders = [path for name in names_in(layout.segments) if not os.path.islink(path := layout.segments / name)]  # noqa: PTH114 - see above
-    for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
-        if (parse_segment(path.name) or "")[:2] == path.parent.name:
-            continue
-        with suppress(FormatError, OSError):
-            yield path, read_contents(path, is_whole=False)
 
 
 def _strange_in_plans(layout: Layout) -> Iterator[Finding]:
