@@ -9,6 +9,7 @@ from cachestore.keys import Json, Key, Recipe
 from cachestore.page.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
 from cachestore.samples import CAPTION, IMAGE
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
+from cachestore.storage.entry import size_of
 from cachestore.storage.snapshot import Snapshot
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -23,8 +24,9 @@ def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
     sizes: dict[Key, int] = {}
     every = snapshot.keys()
     while keys := list(islice(every, _AT_ONCE)):
-        places = snapshot.find_first(keys)
-        sizes.update({key: place.size_bytes for key, place in zip(keys, places, strict=True) if place is not None})
+        located = snapshot.locate(keys)
+        if located is not None:  # as it always is: these are the snapshot's own keys
+            sizes.update(zip(keys, map(size_of, located.specs), strict=True))
     return sizes
 
 

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
-from cachestore.storage.entry import split
-from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, Wanted, is_gone
+from cachestore.storage.entry import size_of, split
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
 from cachestore.storage.index import Verdict
-from cachestore.storage.places import Place
+from cachestore.storage.places import Located, Place
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 from cachestore.tensors import RawTensor, to_numpy, to_torch
@@ -110,13 +110,13 @@ class Reader:
 
     def get_raw(self, keys: Sequence[Key]) -> list[dict[str, RawTensor]]:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
-        found = self._find_all(keys)
         if self._io == "pread":
-            runs = [_fresh(places[0].size_bytes) for places in found]
-            wanted = [Wanted(key, places[0], [run]) for key, places, run in zip(keys, found, runs, strict=True)]
-            if self.fill(wanted):
-                return [split(places[0].specs, run) for places, run in zip(found, runs, strict=True)]
+            located = self.locate(keys)
+            runs = [_fresh(size_of(specs)) for specs in located.specs]
+            if self.fill(keys, located, [[run] for run in runs]):
+                return list(map(split, located.specs, runs))
         # What failed is looked for entry by entry, as each may be elsewhere.
+        found = self._find_all(keys)
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
         entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
@@ -130,24 +130,25 @@ class Reader:
         self.refresh()
         return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
 
-    def find_first(self, keys: Sequence[Key]) -> list[Place]:
+    def locate(self, keys: Sequence[Key]) -> Located:
         """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
         with _looking:
             try:
-                found = self.snapshot.find_first(keys)
+                located = self.snapshot.locate(keys)
             except (FormatError, FileNotFoundError):
-                found = [None]
-        present = [place for place in found if place is not None]
-        return present if len(present) == len(keys) else [places[0] for places in self._find_all(keys)]
+                located = None
+        return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
 
-    def fill(self, wanted: Sequence[Wanted]) -> bool:
-        """Read entries straight to where they belong, as they were found by `find_first`, and check them as `get` does.
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+        """Read entries straight to where they belong, as they were found by `locate`, and check them as `get` does.
+
+        `targets` as for `Fetcher.fetch_into`.
 
         False where one of them is gone or damaged: what was written is to be thrown away, and `get_raw`, which looks for other copies
         and in a newer snapshot, gives the entries or the error. Raises other OSErrors as they come.
         """
         try:
-            self._fetcher.fetch_into(wanted)
+            self._fetcher.fetch_into(keys, located, targets)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise

@@ -19,7 +19,6 @@ from cachestore.reader import Reader
 from cachestore.storage import fetch as fetching
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.fetch import Wanted
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from tests.storage.stores import flip, key_of, plain, put, tensors_of
@@ -161,12 +160,10 @@ class TestMissing:
 
 class TestFilling:
     def wanted(self, reading, *numbers):
+        """What `fill` takes."""
         keys = [key_of(n) for n in numbers]
-        places = reading.find_first(keys)
-        return [
-            Wanted(key, place, [memoryview(bytearray(spec.size_bytes)) for spec in place.specs])
-            for key, place in zip(keys, places, strict=True)
-        ]
+        located = reading.locate(keys)
+        return keys, located, [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
 
     @BOTH
     def test_each_tensor_is_read_to_where_it_belongs(self, layout, reader, io):
@@ -174,23 +171,24 @@ class TestFilling:
         put(layout, 4)
         reading = reader(io=io)
         wanted = self.wanted(reading, 4, 1, 3)
-        assert reading.fill(wanted)
-        assert reading.fill([])
-        for n, each in zip((4, 1, 3), wanted, strict=True):
-            found = {spec.name: bytes(target) for spec, target in zip(each.place.specs, each.targets, strict=True)}
+        assert reading.fill(*wanted)
+        assert reading.fill(*self.wanted(reading))
+        _keys, located, targets = wanted
+        for n, specs, each in zip((4, 1, 3), located.specs, targets, strict=True):
+            found = {spec.name: bytes(target) for spec, target in zip(specs, each, strict=True)}
             assert found == {name: raw for name, (_dtype, _shape, raw) in tensors_of(n).items()}
 
     def test_what_is_missing_is_named_before_anything_is_read(self, layout, reader):
         put(layout, 1)
         with pytest.raises(MissingEntry, match=str(key_of(2))):
-            reader().find_first([key_of(1), key_of(2)])
+            reader().locate([key_of(1), key_of(2)])
 
     def test_it_says_where_an_entry_is_gone_or_damaged_and_getting_gives_the_error(self, layout, reader):
         put(layout, 1, 2)
         reading = reader()
         wanted = self.wanted(reading, 1, 2)
         damage(layout, 2)
-        assert not reading.fill(wanted)
+        assert not reading.fill(*wanted)
         with pytest.raises(CorruptEntry, match=str(key_of(2))):
             reading.get_raw([key_of(1), key_of(2)])
 
@@ -204,7 +202,7 @@ class TestFilling:
 
         monkeypatch.setattr(fetching, "open_regular", fail)
         with pytest.raises(PermissionError):
-            reading.fill(wanted)
+            reading.fill(*wanted)
         with pytest.raises(PermissionError):
             reading.ask_ahead([key_of(1)])
 

@@ -184,7 +184,7 @@ def test_before_anything_is_made_others_latest_work_is_looked_at(store):
 
 def test_a_damaged_entry_is_an_error_and_not_made_again(store):
     cs.fill(store, wanted(1), Encode())
-    place = store.find_first([wanted(1)[0][0]])[0]
+    place = store.locate([wanted(1)[0][0]]).place(0)
     path = store.layout.segment(place.segment.digest)
     path.chmod(0o644)
     with path.open("r+b") as file:

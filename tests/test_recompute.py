@@ -193,8 +193,8 @@ def test_of_many_faults_at_once_only_what_is_truly_damaged_is_encoded_again(tmp_
     with cs.open(root) as opened:
         segments = {name: root / opened.describe(keys[0]).segment for name, keys in values.items()}
         assert len(set(segments.values())) == len(names)
-        last = max(range(3), key=lambda row: opened.snapshot.find_first([values["set4"][row]])[0].offset)
-        cut = opened.snapshot.find_first([values["set4"][last]])[0].offset
+        offsets = opened.locate(values["set4"]).offsets
+        last, cut = offsets.index(max(offsets)), max(offsets)
     for name in ("set1", "set2", "set3"):
         flip_entry(root, "1.png", "latents", name)
     segments["set4"].chmod(0o644)

@@ -32,6 +32,7 @@ _VERSION_DIGITS: Final = 10
 _TEXT: Final = ".text"
 
 T = TypeVar("T")
+B = TypeVar("B", bound=bytes)
 
 Column = tuple[str, tuple[int, ...], Buffer]
 """(dtype, shape, bytes) of one column as it goes to disk."""
@@ -161,6 +162,11 @@ class Strings(Sequence[str]):
         """How many strings there are."""
         return max(len(self._offsets) - 1, 0)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all strings, as UTF-8."""
+        return len(self._text)
+
     def as_columns(self) -> tuple[memoryview, "memoryview[int]"]:
         """(text, offsets) as they stand on disk."""
         offsets = self._offsets[:]
@@ -218,10 +224,10 @@ class Digests(Sequence[bytes]):
         place = range(len(self))[index] * self._width
         return bytes(self._raw[place : place + self._width])
 
-    def take(self, places: Iterable[int]) -> list[bytes]:
-        """The rows at these places, all of which are there, counted from 0."""
-        raw, width = self._raw, self._width
-        return [bytes(raw[place * width : (place + 1) * width]) for place in places]
+    def take(self, places: Iterable[int], kind: type[B] = bytes) -> list[B]:
+        """The rows at these places, all of which are there, counted from 0; as a kind of bytes that is as long as they are."""
+        raw, width, make = self._raw, self._width, bytes.__new__
+        return [make(kind, raw[place * width : (place + 1) * width]) for place in places]
 
     def __iter__(self) -> Iterator[bytes]:
         """The rows in order; much faster than looking up one after the other."""

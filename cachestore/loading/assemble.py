@@ -4,22 +4,21 @@ What `collate` makes of samples, bit for bit, where the samples are alike; anyth
 another type or too long, an entry that is damaged) is left to that slower way, which gives the batch or says what is wrong.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 import torch
 
 from cachestore.keys import Key
-from cachestore.loading.buffers import BatchBuffers, Taken
+from cachestore.loading.buffers import BatchBuffers, Rows, Taken
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents_into
 from cachestore.loading.masks import mask_shape, read_masks_into
 from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.reader import Reader
 from cachestore.storage.entry import Specs, TensorSpec
-from cachestore.storage.fetch import Wanted
-from cachestore.storage.places import Place
+from cachestore.storage.places import Located
 from cachestore.tensors import torch_dtype
 
 _ALIGNMENT: Final = 64
@@ -67,14 +66,32 @@ class _Irregular(Exception):
     """These entries do not make a batch in the straight way."""
 
 
+class _Column(NamedTuple):
+    """The tensor of one name of each sample's entry."""
+
+    rows: Sequence[int]
+    """Which of the entries."""
+    numbers: Sequence[int]
+    """Which of the entry's tensors."""
+    specs: Sequence[TensorSpec]
+    """All of one dtype."""
+
+    def has_one_shape(self) -> bool:
+        return self.specs.count(self.specs[0]) == len(self.specs)
+
+
 @dataclass(slots=True)
 class _Draft:
     """A batch in the making: where each stored tensor is to be read to, and what is left to do when all have been read."""
 
-    places: Mapping[Key, Place]
+    rows: Mapping[Key, int]
+    """The entries' keys, and the row of each in `located` and `targets`."""
+    located: Located
     memory: BatchBuffers
-    targets: dict[Key, list[memoryview | None]]
-    """Of each entry, where each of its tensors is to go, in the order of its `specs`."""
+    targets: list[list[memoryview | None]]
+    """Of each entry, where each of its tensors is to go, in the order of its specs."""
+    unclaimed: int
+    """How many of them are None."""
     copies: list[tuple[memoryview, memoryview]] = field(default_factory=list[tuple[memoryview, memoryview]])
     """(target, source): what one entry is wanted for more than once."""
     finish: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -82,35 +99,34 @@ class _Draft:
     names: set[str] = field(default_factory=set[str])
 
     @classmethod
-    def of(cls, keys: Sequence[Key], places: Sequence[Place], memory: BatchBuffers) -> "_Draft":
+    def of(cls, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> "_Draft":
         """Nothing is to be read yet of these entries; each key stands once."""
-        targets: list[list[memoryview | None]] = [[None] * len(place.specs) for place in places]
-        return cls(dict(zip(keys, places, strict=True)), memory, dict(zip(keys, targets, strict=True)))
+        counts = list(map(len, located.specs))
+        rows = dict(zip(keys, range(len(keys)), strict=True))
+        return cls(rows, located, memory, [[None] * count for count in counts], sum(counts))
 
-    def find(self, keys: Sequence[Key], name: str) -> tuple[list[int], list[TensorSpec]]:
-        """The tensor of this name of each entry: which of the entry's tensors it is, and its spec. All are of one dtype."""
-        numbers: list[int] = []
-        specs: list[TensorSpec] = []
-        layout: Specs | None = None
-        number = 0
-        for key in keys:
-            found = self.places[key].specs
-            if found is not layout:
-                layout, number = found, next((n for n, spec in enumerate(found) if spec.name == name), -1)
-                if number < 0 or (specs and found[number].dtype != specs[0].dtype):
-                    raise _Irregular
-            numbers.append(number)
-            specs.append(found[number])
-        return numbers, specs
+    def find(self, keys: Sequence[Key], name: str) -> _Column:
+        """The tensor of this name of each entry."""
+        rows = [self.rows[key] for key in keys]
+        layouts = [self.located.specs[row] for row in rows]
+        if layouts.count(layouts[0]) == len(layouts):
+            number = _number_of(name, layouts[0])
+            return _Column(rows, [number] * len(rows), [layouts[0][number]] * len(rows))
+        chosen = {layout: _number_of(name, layout) for layout in set(layouts)}
+        if len({layout[number].dtype for layout, number in chosen.items()}) != 1:
+            raise _Irregular
+        return _Column(rows, [chosen[layout] for layout in layouts], [layout[chosen[layout]] for layout in layouts])
 
-    def read(self, key: Key, number: int, target: memoryview) -> None:
-        """Have one stored tensor read to this place."""
-        targets = self.targets[key]
-        held = targets[number]
-        if held is None:
-            targets[number] = target
-        else:
-            self.copies.append((target, held))
+    def read(self, column: _Column, targets: Iterable[memoryview]) -> None:
+        """Have the stored tensors of a column read to these places."""
+        held = self.targets
+        for row, number, target in zip(column.rows, column.numbers, targets, strict=True):
+            source = held[row][number]
+            if source is None:
+                held[row][number] = target
+                self.unclaimed -= 1
+            else:
+                self.copies.append((target, source))
 
     def claim(self, *names: str | None) -> None:
         """Have these stand next in the batch. Two parts that make the same would be read into each other."""
@@ -127,16 +143,30 @@ class _Draft:
         self.batch[name] = taken[0]
         return taken
 
-    def wanted(self) -> list[Wanted]:
-        """All that is to be read; what nobody asked for, but stands between, goes to one side."""
-        return [
-            Wanted(key, place, [_aside(place, number) if target is None else target for number, target in enumerate(targets)])
-            for (key, place), targets in zip(self.places.items(), self.targets.values(), strict=True)
-        ]
+    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
+        """As `take`, and the bytes of each row."""
+        taken = self.memory.take_rows(name, shape, dtype)
+        self.batch[name] = taken[0]
+        return taken
+
+    def all_targets(self) -> list[list[memoryview]]:
+        """Where all that is to be read goes; what nobody asked for, but stands between, goes to one side."""
+        if self.unclaimed:
+            for targets, specs in zip(self.targets, self.located.specs, strict=True):
+                targets[:] = [_aside(spec) if target is None else target for target, spec in zip(targets, specs, strict=True)]
+        return cast("list[list[memoryview]]", self.targets)
 
 
-def _aside(place: Place, number: int) -> memoryview:
-    return memoryview(bytearray(place.specs[number].size_bytes))
+def _number_of(name: str, specs: Specs) -> int:
+    """Which of an entry's tensors has this name."""
+    for number, spec in enumerate(specs):
+        if spec.name == name:
+            return number
+    raise _Irregular
+
+
+def _aside(spec: TensorSpec) -> memoryview:
+    return memoryview(bytearray(spec.size_bytes))
 
 
 def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
@@ -145,7 +175,7 @@ def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dic
     The parts name as many samples each, at least one. No parts make an empty batch.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft.of(keys, reader.find_first(keys), memory)
+    draft = _Draft.of(keys, reader.locate(keys), memory)
     try:
         for number, part in enumerate(parts):
             if isinstance(part, TextPart):
@@ -154,7 +184,7 @@ def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_latents(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        if not reader.fill(draft.wanted()):
+        if not reader.fill(keys, draft.located, draft.all_targets()):
             return None
         for target, source in draft.copies:
             target[:] = source
@@ -167,38 +197,30 @@ def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dic
 
 def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     draft.claim(part.name)
-    numbers, specs = draft.find(part.keys, part.block.stored)
-    shape, dtype = specs[0].shape, torch_dtype(specs[0].dtype)
-    if any(spec.shape != shape for spec in specs):
+    column = draft.find(part.keys, part.block.stored)
+    if not column.has_one_shape():
         raise _Irregular
-    stored_shape = (len(specs), *shape)
+    dtype, stored_shape = torch_dtype(column.specs[0].dtype), (len(part.keys), *column.specs[0].shape)
     made_shape = batch_shape(part.block, part.wanted, stored_shape)
-    out, view = draft.take(part.name, made_shape, dtype)
+    out, rows = draft.take_rows(part.name, made_shape, dtype)
     stored = out
     if made_shape != stored_shape or part.block.stored == "moments" != part.wanted:
-        stored, view = draft.memory.take(f"{part.name} as stored", stored_shape, dtype, pin=False)
-    _read_rows(draft, part.keys, numbers, view)
+        stored, rows = draft.memory.take_rows(f"{part.name} as stored", stored_shape, dtype, pin=False)
+    draft.read(column, rows)
     if not is_as_stored(part.block, part.wanted):
         draft.finish.append(lambda: read_latents_into(part.block, part.wanted, stored, part.noise, out))
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     draft.claim(part.name)
-    numbers, specs = draft.find(part.keys, part.name)
-    shape = (len(specs), *specs[0].shape)
-    if any(spec.shape != specs[0].shape for spec in specs):
+    column = draft.find(part.keys, part.name)
+    if not column.has_one_shape():
         raise _Irregular
+    shape = (len(part.keys), *column.specs[0].shape)
     out, _view = draft.take(part.name, mask_shape(shape, part.patch), torch.float32)
-    stored, view = draft.memory.take(f"{part.name} as stored", shape, torch_dtype(specs[0].dtype), pin=False)
-    _read_rows(draft, part.keys, numbers, view)
+    stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
+    draft.read(column, rows)
     draft.finish.append(lambda: read_masks_into(stored, part.patch, out))
-
-
-def _read_rows(draft: _Draft, keys: Sequence[Key], numbers: Sequence[int], view: memoryview) -> None:
-    """One row of a batch after the other, all of a size; `numbers` as from `_Draft.find`."""
-    size = len(view) // len(keys)
-    for row, (key, number) in enumerate(zip(keys, numbers, strict=True)):
-        draft.read(key, number, view[row * size : (row + 1) * size])
 
 
 def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
@@ -218,12 +240,13 @@ def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
 
 def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> bool:
     """Whether this output of every entry is one run of bytes in the batch; if so, it will be read there."""
-    numbers, specs = draft.find(part.keys, stored)
+    column = draft.find(part.keys, stored)
+    specs = column.specs
     dtype, padding = torch_dtype(specs[0].dtype), part.block.padding.get(name)
     if padding is None:
-        if any(spec.shape != specs[0].shape for spec in specs):
+        if not column.has_one_shape():
             raise _Irregular
-        _read_rows(draft, part.keys, numbers, draft.take(name, (len(specs), *specs[0].shape), dtype)[1])
+        draft.read(column, draft.take_rows(name, (len(specs), *specs[0].shape), dtype)[1])
         return True
     if not specs[0].shape or padding.dim % len(specs[0].shape) != 0:
         return False
@@ -234,11 +257,10 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
     if padding.length is not None and max(lengths) > padding.length:
         raise _Irregular
     length = padded_length(lengths, padding)
-    out, view = draft.take(name, (len(specs), length, *width), dtype)
-    row = len(view) // len(specs)
-    for place, (key, number, spec) in enumerate(zip(part.keys, numbers, specs, strict=True)):
-        start = place * row + (row // length * start_of(spec.shape[0], length, padding) if length else 0)
-        draft.read(key, number, view[start : start + spec.size_bytes])
+    out, rows = draft.take_rows(name, (len(specs), length, *width), dtype)
+    step = len(rows[0]) // length if length else 0
+    starts = [step * start_of(each, length, padding) for each in lengths]
+    draft.read(column, [row[start : start + step * each] for row, start, each in zip(rows, starts, lengths, strict=True)])
     fill_padding(out, lengths, padding)
     _take_mask(draft, lengths, length, padding)
     return True
@@ -257,17 +279,19 @@ def _leaves(form: Form) -> set[str]:
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
     """Have these tensors of each sample read to memory of their own; returns where they will be, those of one name after the other."""
     parts = {name: draft.find(keys, name) for name in sorted(names)}
-    room = sum(sum(spec.size_bytes for spec in specs) + _ALIGNMENT for _numbers, specs in parts.values())
+    room = sum(sum(spec.size_bytes for spec in column.specs) + _ALIGNMENT for column in parts.values())
     flat, view = draft.memory.take(under, (room,), torch.uint8, pin=False)
     stored: dict[str, list[torch.Tensor]] = {name: [] for name in parts}
     position = 0
-    for name, (numbers, specs) in parts.items():
+    for name, column in parts.items():
         position += -position % _ALIGNMENT
-        for key, number, spec in zip(keys, numbers, specs, strict=True):
+        targets: list[memoryview] = []
+        for spec in column.specs:
             end = position + spec.size_bytes
-            draft.read(key, number, view[position:end])
+            targets.append(view[position:end])
             stored[name].append(flat[position:end].view(torch_dtype(spec.dtype)).view(spec.shape))
             position = end
+        draft.read(column, targets)
     return stored
 
 

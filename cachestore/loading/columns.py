@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cachestore.files.table import Digests, take
+from cachestore.files.table import Digests, Strings
 from cachestore.inputs import cells_each
 from cachestore.keys import KEY_BYTES, Key
 from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
@@ -21,6 +21,9 @@ Bucket = tuple[int, ...]
 
 SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
 """Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
+
+NO_EXTRAS: Final = "{}"
+"""What stands in the catalog for a sample without columns of its own."""
 
 _BUCKET_BITS: Final = 21
 _BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
@@ -77,6 +80,13 @@ def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
 
 
+def has_extras(extras: Sequence[str]) -> bool:
+    """Whether any sample has columns of its own."""
+    if isinstance(extras, Strings):
+        return extras.size_bytes > len(NO_EXTRAS) * len(extras)  # nothing else is as short
+    return any(text != NO_EXTRAS for text in extras)
+
+
 def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[int]:
     """The place of one cell of each of these rows, the first of its views or a later one, but for rows without one."""
     at = column.at
@@ -85,20 +95,20 @@ def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> li
 
 def keys_at(column: KeyColumn, cells: Sequence[int]) -> list[Key]:
     """The keys of these cells, which are not empty."""
-    return [Key(raw) for raw in take(column.keys, cells)]
+    keys = column.keys
+    return keys.take(cells, Key) if isinstance(keys, Digests) else [Key(keys[cell]) for cell in cells]
 
 
-def batch_sizes(column: KeyColumn, cells: Sequence[int]) -> dict[str, torch.Tensor] | None:
-    """As `sizes_of` each of these cells, one under the other; None where only some are known."""
-    sizes: dict[str, torch.Tensor] = {}
-    for name, fact in SIZES.items():
-        values, width = column.facts.get(fact), FACTS[fact]
-        if values is None:
-            continue
-        found = [tuple(values[cell * width : cell * width + 2]) for cell in cells]
-        known = [first >= 0 and second >= 0 for first, second in found]
-        if any(known) and not all(known):
+def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
+    """As `sizes_of` the chosen cell of each row, the numbers of one after those of the other; None where only some are known."""
+    sizes: dict[str, list[int]] = {}
+    known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
+    cells = cells_at(column, rows, views) if known else []
+    for name, values, width in known:
+        numbers = [number for cell in cells for number in (values[cell * width + 1], values[cell * width])]
+        unknown = sum(number < 0 for number in numbers)
+        if 0 < unknown < len(numbers):
             return None
-        if all(known):
-            sizes[name] = torch.tensor([(second, first) for first, second in found], dtype=torch.int64)
+        if not unknown:
+            sizes[name] = numbers
     return sizes

@@ -30,11 +30,13 @@ from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate, constants_of
 from cachestore.loading.columns import (
+    NO_EXTRAS,
     SIZES,
     Bucket,
     batch_sizes,
     cells_at,
     complete_rows,
+    has_extras,
     is_one_a_bucket,
     keys_at,
     packed_buckets,
@@ -184,6 +186,8 @@ class CachedDataset(Dataset[SampleDict]):
         self._catalog = catalog
         self._complete = complete
         self._rows = complete if options.selection is None else complete[options.selection]
+        self._row_numbers: memoryview[int] = self._rows.data
+        """The same, for a few of them at a time: an array takes longer than its numbers."""
         self._pictures = _latents_column(catalog, IMAGE, options)
         """What buckets come from, wanted or not."""
         texts, pictures, controls = _text_columns(catalog), self._pictures, _latents_column(catalog, CONTROL, options)
@@ -200,6 +204,7 @@ class CachedDataset(Dataset[SampleDict]):
         if has_one_control is None and self._controls is not None:
             has_one_control = is_one_a_bucket(self._controls.column, pictures.column if pictures is not None else None, self._rows)
         self._has_one_control = bool(has_one_control)
+        self._has_extras = has_extras(catalog.extras)
         self._kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
 
     def _check_captions(self) -> None:
@@ -308,15 +313,14 @@ class CachedDataset(Dataset[SampleDict]):
         return BatchBuffers(pin=pin)
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
-        indices = list(map(operator.index, places))
+        rows = self._row_numbers
         try:
-            rows: list[int] = self._rows[indices].tolist() if indices else []
+            return [rows[place] for place in places]
         except IndexError:
-            count = len(self._rows)
+            count, indices = len(rows), map(operator.index, places)
             outside = next(index for index in indices if not -count <= index < count)
             message = f"the data set has {count} samples, and none at {outside}"
             raise IndexError(message) from None
-        return rows
 
     def _read_straight(self, rows: Sequence[int], memory: BatchBuffers) -> dict[str, Any] | None:
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
@@ -332,20 +336,24 @@ class CachedDataset(Dataset[SampleDict]):
             return None
         batch: dict[str, Any] = {**tensors, CAPTION: self._captions(rows, chosen), "sample_id": ids}
         if self._latents is not None and LATENTS in tensors:
-            sizes = batch_sizes(self._latents.column, cells_at(self._latents.column, rows, views))
+            sizes = batch_sizes(self._latents.column, rows, views)
             if sizes is None:
                 return None
-            batch |= memory.keep(sizes)
-        if any(text != "{}" for text in take(self._catalog.extras, rows)):
+            batch |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()}
+        if self._has_extras and any(text != NO_EXTRAS for text in take(self._catalog.extras, rows)):
             taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
             extras = [self._extras(row, taken=taken) for row in rows]
             batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
-        return batch | memory.keep(constants_of(batch, [text.block for text in self._texts]))
+        if self._texts:
+            batch |= memory.keep(constants_of(batch, [text.block for text in self._texts]))
+        return batch
 
     def _captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
         at, captions = self._catalog.captions_at, self._catalog.captions
-        if self._options.captions is None and all(at[row] < at[row + 1] for row in rows):
-            return take(captions, [at[row] for row in rows])
+        if self._options.captions is None:
+            firsts = [at[row] for row in rows]
+            if all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
+                return take(captions, firsts)
         return [self._caption(row, text) for row, text in zip(rows, chosen, strict=True)]
 
     def _parts(self, rows: Sequence[int], ids: Sequence[str], chosen: Sequence[int | None], views: Sequence[int]) -> list[Part]:

@@ -5,7 +5,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, Literal, NoReturn
 
 from cachestore.errors import CorruptEntry, FormatError
 from cachestore.files.container import ALIGNMENT
@@ -20,20 +20,19 @@ from cachestore.files.opening import (
     refuse_reading,
 )
 from cachestore.files.paths import Layout
-from cachestore.keys import KEY_BYTES, Key
+from cachestore.keys import Key
 from cachestore.storage.entry import checksum_of, size_of
-from cachestore.storage.places import Place, SegmentRef
+from cachestore.storage.places import Located, Place, SegmentRef
 
 Verify = Literal["first", "always", "never"]
 Io = Literal["pread", "mmap"]
 
 _DESCRIPTORS: Final = 256
-_RUN_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 256 * 1024
 """Read at once at most, unless one entry is larger: what was read is checked while it is still in the processor's cache."""
-_RUN_ENTRIES: Final = 64
+_READ_ENTRIES: Final = 64
 _NOWHERE: Final = memoryview(bytearray(ALIGNMENT))
 """Takes the filler between neighbours. Never looked at."""
-_NOBODY: Final = Key(bytes(KEY_BYTES))
 
 
 class Checked:
@@ -47,6 +46,9 @@ class Checked:
             self._first[ref.digest] = total
             total += ref.entries
         self._bits = mmap.mmap(-1, total // 8 + 1)
+        self._entries = {ref.digest: ref.entries for ref in segments}
+        self._whole: set[str] = set()
+        """Segments of which every entry was seen to be checked: nothing is looked up for these any more."""
 
     def holds(self, place: Place) -> bool:
         """Whether this copy was checked."""
@@ -56,6 +58,27 @@ class Checked:
         bit = first + place.ordinal
         return self._bits[bit >> 3] >> (bit & 7) & 1 == 1
 
+    def lacks(self, located: Located) -> set[int]:
+        """Which of these copies were not checked."""
+        digests = {ref.digest for ref in located.segments}
+        if digests <= self._whole:
+            return set()
+        first, bits = self._first, self._bits
+        lacking: set[int] = set()
+        for row, (ref, ordinal) in enumerate(zip(located.segments, located.ordinals, strict=True)):
+            bit = first.get(ref.digest, -1 - ordinal) + ordinal
+            if bit < 0 or not bits[bit >> 3] >> (bit & 7) & 1:
+                lacking.add(row)
+        if not lacking:
+            self._whole.update(filter(self._is_whole, digests))
+        return lacking
+
+    def _is_whole(self, digest: str) -> bool:
+        first = self._first[digest]
+        last = first + self._entries[digest]
+        part = int.from_bytes(self._bits[first >> 3 : (last >> 3) + 1], "little") >> (first & 7)
+        return (part & (1 << last - first) - 1).bit_count() == last - first
+
     def add(self, place: Place) -> None:
         """Remember that this copy is good. Two workers at once may lose a bit: that entry is checked again."""
         first = self._first.get(place.segment.digest)
@@ -64,43 +87,19 @@ class Checked:
             self._bits[bit >> 3] |= 1 << (bit & 7)
 
 
-class Wanted(NamedTuple):
-    """One copy of an entry, and where its tensors are to go: a writable buffer for each of `place.specs`, in their order."""
-
-    key: Key
-    place: Place
-    targets: Sequence[memoryview]
-
-
-class _Run(NamedTuple):
-    """Entries that one read can take: next to each other in one segment."""
-
-    start: int
-    size: int
-    entries: list[Wanted]
-
-    def buffers(self) -> Sequence[memoryview]:
-        """Where the bytes go, those between entries to nowhere."""
-        if len(self.entries) == 1:
-            return self.entries[0].targets
-        buffers: list[memoryview] = []
-        end = self.start
-        for _key, place, targets in self.entries:
-            if place.offset > end:
-                buffers.append(_NOWHERE[: place.offset - end])
-            buffers += targets
-            end = place.offset + place.size_bytes
-        return buffers
+_Read = tuple[SegmentRef, int, int, list[int]]
+"""One read of entries next to each other in one segment: (segment, start, size, which of the entries, in the order of their bytes)."""
 
 
 class _Segment:
     """An open segment, closed when nobody uses it any more: a descriptor closed under a read would be another file's soon."""
 
-    __slots__ = ("descriptor", "mapping", "used")
+    __slots__ = ("descriptor", "mapping", "used", "view")
 
     def __init__(self, descriptor: int, mapping: mmap.mmap | None, used: int) -> None:
         self.descriptor = descriptor
         self.mapping = mapping
+        self.view = memoryview(mapping) if mapping is not None else None
         self.used = used
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -131,112 +130,126 @@ class Fetcher:
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
         run = self._read(place)
-        if self._verify != "never":
+        if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
             self._check(key, place, [run])
         return run
 
-    def fetch_into(self, wanted: Sequence[Wanted]) -> None:
-        """Read entries straight to where they belong, in the order of their places. Nothing wanted, nothing read.
+    def fetch_into(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
+        """Read entries straight to where they belong, in the order of their places. Nothing located, nothing read.
 
+        `targets` holds for each entry a writable buffer for each of its tensors, in the order of its specs, or one for all its bytes.
         Neighbours are read at once. Where bytes turn out not to be in memory, all that is still to come is asked for before waiting.
         Raises as `fetch`; the targets then hold anything.
         """
-        runs = _runs(sorted(wanted, key=_position))
-        checks, has_asked = self._verify != "never", False
-        segment, digest = None, ""
-        for number, run in enumerate(runs):
-            place = run.entries[0].place
-            if segment is None or place.segment.digest != digest:
-                segment, digest = self._segment(place), place.segment.digest
-            if segment.mapping is not None:
-                _copy_run(run, segment.mapping)
-            elif not self._read_present(run, segment):
-                if not has_asked:
-                    self._ask_for_runs(runs[number:])
-                    has_asked = True
-                self._read_run(run, segment)
-            if checks:
-                for key, place, targets in run.entries:
-                    self._check(key, place, targets)
+        # Few steps for each entry, and none that can be done beforehand: what a large entry's bytes pushed out of the processor's cache
+        # takes several times as long.
+        reads = _plan_reads(located)
+        doubted = self._doubted(located)
+        is_waiting = False
+        segment, last = None, None
+        for number, (ref, start, size, rows) in enumerate(reads):
+            if segment is None or ref is not last:
+                segment, last = self._segment(ref), ref
+            buffers = targets[rows[0]] if len(rows) == 1 else _join_buffers(start, rows, located, targets)
+            if segment.view is not None:
+                _copy_out(segment.view, buffers, start)
+            elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
+                if not is_waiting:
+                    self._ask_for(reads[number:])
+                    is_waiting = True
+                self._read_waiting(segment, ref, buffers, start, size)
+            if doubted:
+                self._check_some([row for row in rows if row in doubted], keys, located, targets)
 
-    def ask_ahead(self, places: Iterable[Place]) -> None:
+    def _doubted(self, located: Located) -> set[int]:
+        """Which of these entries are to be checked."""
+        match self._verify:
+            case "first":
+                return self.checked.lacks(located)
+            case "always":
+                return set(range(len(located.offsets)))
+            case "never":
+                return set()
+
+    def _check_some(self, rows: Sequence[int], keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
+        for row in rows:
+            self._check(keys[row], located.place(row), targets[row])
+
+    def ask_ahead(self, places: Sequence[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
-        self._ask_for_runs(_runs([Wanted(_NOBODY, place, ()) for place in sorted(places, key=_file_position)]))
+        self._ask_for(_plan_reads(Located.of(places)))
 
-    def _ask_for_runs(self, runs: Iterable[_Run]) -> None:
-        for run in runs:
-            segment = self._segment(run.entries[0].place)
+    def _ask_for(self, reads: Iterable[_Read]) -> None:
+        for ref, start, size, _rows in reads:
+            segment = self._segment(ref)
             if segment.mapping is None:
-                ask_for(segment.descriptor, run.start, run.size)
+                ask_for(segment.descriptor, start, size)
             else:
-                ask_for_mapped(segment.mapping, run.start, run.size)
+                ask_for_mapped(segment.mapping, start, size)
 
-    def _read_present(self, run: _Run, segment: _Segment) -> bool:
+    def _read_present(self, segment: _Segment, ref: SegmentRef, buffers: Sequence[memoryview], start: int, size: int) -> bool:
         """Read what can be had without waiting; whether that was all."""
         if not self._can_tell:
             return False
         try:
-            count = read_present(segment.descriptor, run.buffers(), run.start)
+            count = read_present(segment.descriptor, buffers, start)
         except OSError as error:
-            self._refuse_reading(run.entries[0].place, error)
+            self._refuse_reading(ref, error)
         self._can_tell = count is not None
-        return count == run.size
+        return count == size
 
-    def _read_run(self, run: _Run, segment: _Segment) -> None:
+    def _read_waiting(self, segment: _Segment, ref: SegmentRef, buffers: Sequence[memoryview], start: int, size: int) -> None:
         try:
-            count = read_scattered(segment.descriptor, run.buffers(), run.start)
+            count = read_scattered(segment.descriptor, buffers, start)
         except OSError as error:
-            self._refuse_reading(run.entries[0].place, error)
-        if count < run.size:
-            raise self._cut_short(run.entries[-1].place)
+            self._refuse_reading(ref, error)
+        if count < size:
+            raise self._cut_short(ref)
 
     def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
-        """Compare an entry with its checksum, unless once is enough and it was. Raises CorruptEntry."""
-        if self._verify == "first" and self.checked.holds(place):
-            return
+        """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
         if checksum_of(key, place.specs, buffers) != place.checksum:
             self._forget(place.segment.digest)
-            raise CorruptEntry(self._complain(key, place, "does not match its checksum"))
+            raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", place.segment))
         self.checked.add(place)
 
-    def _cut_short(self, place: Place) -> CorruptEntry:
-        self._forget(place.segment.digest)
-        return CorruptEntry(self._complain(_NOBODY, place, "ends before its last entry", named=False))
+    def _cut_short(self, ref: SegmentRef) -> CorruptEntry:
+        self._forget(ref.digest)
+        return CorruptEntry(self._complain("an entry is beyond the end of", ref))
 
     def _read(self, place: Place) -> memoryview:
-        segment = self._segment(place)
-        if segment.mapping is not None:
-            return memoryview(segment.mapping)[place.offset : place.offset + place.size_bytes]
+        segment = self._segment(place.segment)
+        if segment.view is not None:
+            return segment.view[place.offset : place.offset + place.size_bytes]
         try:
             run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
         except OSError as error:
-            self._refuse_reading(place, error)
+            self._refuse_reading(place.segment, error)
         if len(run) < place.size_bytes:
-            raise self._cut_short(place)
+            raise self._cut_short(place.segment)
         return run
 
-    def _refuse_reading(self, place: Place, error: OSError) -> NoReturn:
-        self._forget(place.segment.digest)
-        refuse_reading(self._layout.segment(place.segment.digest), error)
+    def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
+        self._forget(ref.digest)
+        refuse_reading(self._layout.segment(ref.digest), error)
 
-    def _segment(self, place: Place) -> _Segment:
+    def _segment(self, ref: SegmentRef) -> _Segment:
         if self._pid != os.getpid():
             self.close()  # this process's copies of the inherited descriptors; the parent's stay open
             self._pid = os.getpid()
-        digest = place.segment.digest
-        held = self._open.get(digest)
+        held = self._open.get(ref.digest)
         if held is not None:
             held.used = next(self._uses)
             return held
         self._make_room()
-        descriptor, status = open_regular(self._layout.segment(digest))
-        if status.st_size != place.segment.size_bytes:
+        path = self._layout.segment(ref.digest)
+        descriptor, status = open_regular(path)
+        if status.st_size != ref.size_bytes:
             os.close(descriptor)
-            sizes = f"{status.st_size} bytes, {place.segment.size_bytes} were published"
-            message = f"{self._layout.segment(digest)} has {sizes}; run `cachestore repair {self._layout.root}`"
+            message = f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run `cachestore repair {self._layout.root}`"
             raise CorruptEntry(message)
         mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        self._open[digest] = segment = _Segment(descriptor, mapping, next(self._uses))
+        self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
 
     def _make_room(self) -> None:
@@ -252,49 +265,51 @@ class Fetcher:
         """Close every segment. Calling it twice is fine; fetching afterwards opens them again."""
         self._open.clear()
 
-    def _complain(self, key: Key, place: Place, what: str, *, named: bool = True) -> str:
-        where = self._layout.segment(place.segment.digest).relative_to(self._layout.root)
-        subject = f"entry {key} {what} in {where}" if named else f"{where} {what}"
-        return f"{subject}; run `cachestore repair {self._layout.root}`"
+    def _complain(self, what: str, ref: SegmentRef) -> str:
+        where = self._layout.segment(ref.digest).relative_to(self._layout.root)
+        return f"{what} {where}; run `cachestore repair {self._layout.root}`"
 
 
-def _position(wanted: Wanted) -> tuple[str, int]:
-    return _file_position(wanted.place)
-
-
-def _file_position(place: Place) -> tuple[str, int]:
-    return place.segment.digest, place.offset
-
-
-def _runs(ordered: Sequence[Wanted]) -> list[_Run]:
-    """Entries in the order of their places, those together that one read can take: next to each other, and not many bytes."""
-    runs: list[_Run] = []
-    digest, start, end = "", 0, 0
-    for each in ordered:
-        place = each.place
-        offset, size = place.offset, size_of(place.specs)
-        if (
-            0 <= offset - end < ALIGNMENT
-            and place.segment.digest == digest
-            and offset + size - start <= _RUN_BYTES
-            and len(runs[-1].entries) < _RUN_ENTRIES
-        ):
-            runs[-1].entries.append(each)
-            runs[-1] = _Run(start, offset + size - start, runs[-1].entries)
+def _plan_reads(located: Located) -> list[_Read]:
+    """What is to be read, in the order of places: those together that one read can take, next to each other and not many bytes."""
+    sizes = list(map(size_of, located.specs))
+    digests = [ref.digest for ref in located.segments]
+    ordered = sorted(zip(digests, located.offsets, range(len(sizes)), strict=True))
+    if 2 * min(sizes, default=0) > _READ_BYTES:  # no two go together
+        return [(located.segments[row], offset, sizes[row], [row]) for _digest, offset, row in ordered]
+    reads: list[_Read] = []
+    last, start, end = "", 0, 0
+    for digest, offset, row in ordered:
+        size = sizes[row]
+        if digest == last and 0 <= offset - end < ALIGNMENT and offset + size - start <= _READ_BYTES and len(reads[-1][3]) < _READ_ENTRIES:
+            ref, start, _size, rows = reads[-1]
+            rows.append(row)
+            reads[-1] = (ref, start, offset + size - start, rows)
         else:
-            runs.append(_Run(offset, size, [each]))
-            digest, start = place.segment.digest, offset
+            reads.append((located.segments[row], offset, size, [row]))
+            last, start = digest, offset
         end = offset + size
-    return runs
+    return reads
 
 
-def _copy_run(run: _Run, mapping: mmap.mmap) -> None:
-    view = memoryview(mapping)
-    for _key, place, targets in run.entries:
-        position = place.offset
-        for target in targets:
-            target[:] = view[position : position + len(target)]
-            position += len(target)
+def _join_buffers(start: int, rows: Sequence[int], located: Located, targets: Sequence[Sequence[memoryview]]) -> list[memoryview]:
+    """Where the bytes of one read go, those between entries to nowhere."""
+    buffers: list[memoryview] = []
+    end = start
+    for row in rows:
+        offset = located.offsets[row]
+        if offset > end:
+            buffers.append(_NOWHERE[: offset - end])
+        buffers += targets[row]
+        end = offset + size_of(located.specs[row])
+    return buffers
+
+
+def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) -> None:
+    for buffer in buffers:
+        end = position + len(buffer)
+        buffer[:] = view[position:end]
+        position = end
 
 
 def is_gone(error: Exception) -> bool:

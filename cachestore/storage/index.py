@@ -26,7 +26,7 @@ from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import Place, SegmentRef, pack_place, unpack_first, unpack_places
+from cachestore.storage.places import Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
 
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
@@ -140,25 +140,28 @@ class Index:
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
-    def find_first(self, keys: Sequence[Key]) -> list[Place | None]:
-        """The first place of each key, in the order of `keys`: half the time of `find`. None for a key that the index does not hold."""
+    def locate(self, keys: Sequence[Key]) -> Located | None:
+        """The first copy of each key, in the order of `keys`: a third of the time of `find`. None where the index lacks one of them."""
         try:
-            with self._attached().begin() as transaction:
-                tables, segments, layouts = self._tables, self.segments, self._layouts
-                get, entries = transaction.get, tables[b"entries"]
-                found: list[Place | None] = []
-                for value in [get(key, db=entries) for key in keys]:
-                    if value is None:
-                        found.append(None)
-                        continue
-                    number, ordinal, offset, layout, checksum = unpack_first(value)
-                    specs = layouts.get(layout)
-                    if specs is None:
-                        specs = self._read_layout(layout, transaction, tables)
-                    found.append(Place(segments[number], ordinal, offset, specs, checksum))
-                return found
+            environment = self._attached()
+            with environment.begin(self._tables[b"entries"]) as transaction:
+                values: list[Any] = list(map(transaction.get, keys))
+            if None in values:
+                return None
+            if not values:
+                return Located.of(())
+            numbers, ordinals, offsets, layouts, checksums = zip(*unpack_firsts(values), strict=True)
+            refs, known = self.segments, self._layouts
+            if not known.keys() >= set(layouts):
+                self._read_layouts(layouts)
+            return Located(tuple([refs[n] for n in numbers]), ordinals, offsets, tuple([known[n] for n in layouts]), checksums)
         except _UNREADABLE as error:
             raise self._complaint(error) from error
+
+    def _read_layouts(self, layouts: Iterable[int]) -> None:
+        with self._reading() as (transaction, tables):
+            for layout in layouts:
+                self._read_layout(layout, transaction, tables)
 
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""

@@ -5,8 +5,9 @@ Copies of one key follow each other.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from cachestore.storage.entry import CHECKSUM_BYTES, Specs, size_of
 
@@ -39,14 +40,35 @@ class Place(NamedTuple):
         return size_of(self.specs)
 
 
+class Located(NamedTuple):
+    """Where several entries stand, one copy of each: the columns of as many places, which cost a batch less than the places themselves."""
+
+    segments: Sequence[SegmentRef]
+    ordinals: Sequence[int]
+    offsets: Sequence[int]
+    specs: Sequence[Specs]
+    checksums: Sequence[bytes]
+
+    @classmethod
+    def of(cls, places: Sequence[Place]) -> Self:
+        """The same as columns. No places are five empty columns."""
+        return cls(*zip(*places, strict=True)) if places else cls((), (), (), (), ())
+
+    def place(self, row: int) -> Place:
+        """One of them."""
+        return Place(self.segments[row], self.ordinals[row], self.offsets[row], self.specs[row], self.checksums[row])
+
+
 def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> bytes:
     """One place as it stands in the index."""
     return _PACKED.pack(segment, ordinal, offset, layout, checksum)
 
 
-def unpack_first(value: bytes) -> tuple[int, int, int, int, bytes]:
-    """The first place in an index value: the copy that is read."""
-    return _PACKED.unpack_from(value)
+def unpack_firsts(values: Sequence[bytes]) -> list[tuple[int, int, int, int, bytes]]:
+    """The first place in each of these index values: the copy that is read."""
+    if set(map(len, values)) <= {PLACE_BYTES}:
+        return list(_PACKED.iter_unpack(b"".join(values)))
+    return [_PACKED.unpack_from(value) for value in values]
 
 
 def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:

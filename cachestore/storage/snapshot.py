@@ -15,7 +15,7 @@ from cachestore.files.records import read_record
 from cachestore.keys import Key
 from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
-from cachestore.storage.places import Place, SegmentRef
+from cachestore.storage.places import Located, Place, SegmentRef
 from cachestore.storage.segment import SegmentContents, read_contents
 
 FORMAT: Final = "cachestore-store"
@@ -51,11 +51,12 @@ class Snapshot:
             return found
         return [_join(places, self.tail.get(key, ())) for key, places in zip(keys, found, strict=True)]
 
-    def find_first(self, keys: Sequence[Key]) -> list[Place | None]:
-        """The first place of each key, which is the one that is read; None for a key that is not there."""
+    def locate(self, keys: Sequence[Key]) -> Located | None:
+        """The first copy of each key, which is the one that is read; None where one of them is not there."""
         if self.index is not None and not self.vanished and not self.tail:
-            return self.index.find_first(keys)
-        return [places[0] if places else None for places in self.find(keys)]
+            return self.index.locate(keys)
+        found = self.find(keys)
+        return Located.of([places[0] for places in found]) if all(found) else None
 
     def __contains__(self, key: Key) -> bool:
         """Whether there is a copy of this key."""

@@ -181,10 +181,9 @@ def test_a_key_that_is_asked_for_twice_is_read_once(path, monkeypatch):
     data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)))
     asked: list[Any] = []
     fill = data._reader.fill
-    monkeypatch.setattr(data._reader, "fill", lambda wanted: asked.append(list(wanted)) or fill(wanted))
+    monkeypatch.setattr(data._reader, "fill", lambda keys, *rest: asked.append(keys) or fill(keys, *rest))
     data.read_batch(ALIKE)
-    keys = [each.key for each in asked[0]]
-    assert (len(asked), len(keys), len(set(keys))) == (1, 5, 5)
+    assert (len(asked), len(asked[0]), len(set(asked[0]))) == (1, 5, 5)
 
 
 # Buffers
@@ -203,6 +202,28 @@ def test_a_batch_in_buffers_is_overwritten_by_the_next_and_one_without_is_the_ca
     assert (first["latents"][0] == second["latents"][0]).all()
     assert (own["latents"][0] == second["latents"][1]).all()
     assert own["latents"].untyped_storage().nbytes() == own["latents"].nbytes
+
+
+def test_a_batch_whose_tensors_were_given_another_shape_or_grad_leaves_the_next_one_as_it_is(path):
+    from cachestore.loading.buffers import BatchBuffers
+
+    data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)), latents="mean"), BatchBuffers()
+    expected = data.read_batch([0, 1])
+    for change in ("t_", "squeeze_", "flatten", "requires_grad_"):
+        batch = data.read_batch([0, 1], into=buffers)
+        assert_same(batch, expected)
+        assert not batch["latents"].requires_grad
+        if change == "t_":
+            batch["latents"].transpose_(2, 3)
+        elif change == "squeeze_":
+            batch["latents"].unsqueeze_(0)
+        elif change == "flatten":
+            batch["latents"].resize_(1)
+        else:
+            batch["latents"].requires_grad_()
+    last = data.read_batch([0, 1], into=buffers)
+    assert_same(last, expected)
+    assert not last["latents"].requires_grad
 
 
 def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
@@ -247,7 +268,7 @@ def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
 def damage_entry(data, row):
     """Change a byte of this sample's picture on disk."""
     key = data._row_keys(row)[-1]
-    place = data._reader.find_first([key])[0]
+    place = data._reader.locate([key]).place(0)
     file = data._reader.layout.segment(place.segment.digest)
     file.chmod(0o644)
     with file.open("r+b") as opened:

@@ -9,14 +9,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cachestore.errors import CorruptEntry, FormatError
 from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry, split
-from cachestore.storage.fetch import Checked, Fetcher, Wanted, is_gone
-from cachestore.storage.places import Place
+from cachestore.storage.fetch import Checked, Fetcher, is_gone
+from cachestore.storage.places import Located, Place, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
 from tests.storage.stores import flip, key_of, plain, put, tensors_of
 
@@ -283,16 +285,16 @@ def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):
 
 class TestFetchingInto:
     def wanted(self, layout, *numbers):
-        places = [place_of(layout, n) for n in numbers]
-        return [
-            Wanted(key_of(n), place, [memoryview(bytearray(spec.size_bytes)) for spec in place.specs])
-            for n, place in zip(numbers, places, strict=True)
-        ]
+        """What `fetch_into` takes."""
+        located = Located.of([place_of(layout, n) for n in numbers])
+        targets = [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
+        return [key_of(n) for n in numbers], located, targets
 
     def read(self, wanted):
+        _keys, located, targets = wanted
         return [
-            {spec.name: (spec.dtype, spec.shape, bytes(target)) for spec, target in zip(place.specs, targets, strict=True)}
-            for _key, place, targets in wanted
+            {spec.name: (spec.dtype, spec.shape, bytes(target)) for spec, target in zip(specs, each, strict=True)}
+            for specs, each in zip(located.specs, targets, strict=True)
         ]
 
     @BOTH
@@ -304,17 +306,17 @@ class TestFetchingInto:
         if not present:
             monkeypatch.setattr(fetching, "read_present", lambda *_arguments: None)
         reading = fetcher(io=io, verify=verify)
-        reading.fetch_into([])
+        reading.fetch_into(*self.wanted(layout))
         numbers = [8, 3, 0, 1, 4, 7, 1]
         for _time in range(2):
             wanted = self.wanted(layout, *numbers)
-            reading.fetch_into(wanted)
+            reading.fetch_into(*wanted)
             assert self.read(wanted) == [tensors_of(n) for n in numbers]
 
     @BOTH
     def test_entries_without_bytes_are_fetched(self, layout, fetcher, io):
         publish_segment(layout, [make_entry(key_of(1), {}, {}), make_entry(key_of(2), {"x": ("F32", (0,), b"")}, {})], origin="")
-        fetcher(io=io).fetch_into(self.wanted(layout, 1, 2))
+        fetcher(io=io).fetch_into(*self.wanted(layout, 1, 2))
 
     def test_neighbours_are_read_at_once_and_others_for_themselves(self, layout, fetcher, monkeypatch):
         put(layout, *range(6))
@@ -323,18 +325,18 @@ class TestFetchingInto:
         real = fetching.read_scattered  # a file system in memory cannot tell what is present
         monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
         wanted = self.wanted(layout, *(order[n] for n in (5, 0, 1, 2, 4)))
-        fetcher().fetch_into(wanted)
+        fetcher().fetch_into(*wanted)
         assert len(calls) == 2
         assert self.read(wanted) == [tensors_of(order[n]) for n in (5, 0, 1, 2, 4)]
 
     def test_many_bytes_are_not_read_at_once(self, layout, fetcher, monkeypatch):
-        monkeypatch.setattr(fetching, "_RUN_BYTES", 200)
+        monkeypatch.setattr(fetching, "_READ_BYTES", 200)
         put(layout, *range(6))
         calls = []
         real = fetching.read_scattered  # a file system in memory cannot tell what is present
         monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
         wanted = self.wanted(layout, *range(6))
-        fetcher().fetch_into(wanted)
+        fetcher().fetch_into(*wanted)
         assert len(calls) == 2
         assert self.read(wanted) == [tensors_of(n) for n in range(6)]
 
@@ -346,7 +348,7 @@ class TestFetchingInto:
         monkeypatch.setattr(fetching, "read_present", lambda *_arguments: count)
         monkeypatch.setattr(fetching, "ask_for", lambda *span: asked.append(span))
         wanted = self.wanted(layout, 0, 1, 2)
-        fetcher().fetch_into(wanted)
+        fetcher().fetch_into(*wanted)
         assert len(asked) == 3
         assert self.read(wanted) == [tensors_of(n) for n in range(3)]
 
@@ -368,18 +370,18 @@ class TestFetchingInto:
         digest = put(layout, 1, 2, 3)
         flip(layout.segment(digest), place_of(layout, 2).offset)
         with pytest.raises(CorruptEntry, match=rf"{key_of(2)}.*segments/../{digest}.*cachestore repair"):
-            fetcher(io=io, verify=verify).fetch_into(self.wanted(layout, 1, 2, 3))
+            fetcher(io=io, verify=verify).fetch_into(*self.wanted(layout, 1, 2, 3))
 
     @pytest.mark.parametrize("verify", ["first", "always", "never"])
     def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(self, layout, fetcher, verify):
         digest = put(layout, 1, 2)
         wanted, reading = self.wanted(layout, 1, 2), fetcher(verify=verify)
-        reading.fetch_into(wanted)
+        reading.fetch_into(*wanted)
         path = layout.segment(digest)
         path.chmod(0o644)
-        os.truncate(path, max(each.place.offset for each in wanted) + 1)
+        os.truncate(path, max(wanted[1].offsets) + 1)
         with pytest.raises(CorruptEntry, match=digest):
-            reading.fetch_into(wanted)
+            reading.fetch_into(*wanted)
 
     @BOTH
     def test_what_was_checked_once_is_not_checked_again(self, layout, fetcher, monkeypatch, io):
@@ -388,7 +390,7 @@ class TestFetchingInto:
         real = fetching.checksum_of
         monkeypatch.setattr(fetching, "checksum_of", lambda key, *rest: checked.append(key) or real(key, *rest))
         for _time in range(2):
-            reading.fetch_into(wanted)
+            reading.fetch_into(*wanted)
         assert sorted(checked) == sorted([key_of(1), key_of(2)])
 
 
@@ -409,6 +411,23 @@ class TestChecked:
             assert not checked.holds(place)
             checked.add(place)
             assert [checked.holds(each) for each in places] == [n <= number for n in range(len(places))]
+
+    def test_what_lacks_of_nothing_is_nothing(self):
+        assert Checked([]).lacks(Located.of([])) == set()
+
+    @settings(max_examples=50)
+    @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data())
+    def test_what_lacks_is_what_it_does_not_hold_whether_segments_were_checked_whole_or_not(self, sizes, data):
+        refs = [SegmentRef(str(number), 0, size, "") for number, size in enumerate(sizes)]
+        places = [Place(ref, ordinal, 0, (), b"") for ref in refs for ordinal in range(ref.entries)]
+        places.append(Place(SegmentRef("unknown", 0, 1, ""), 0, 0, (), b""))
+        checked, asked = Checked(refs), st.lists(st.sampled_from(places), max_size=8)
+        for place in data.draw(st.permutations(places)):
+            checked.add(place)
+            batch = data.draw(asked)
+            assert checked.lacks(Located.of(batch)) == {row for row, each in enumerate(batch) if not checked.holds(each)}
+        assert checked.lacks(Located.of(places)) == {len(places) - 1}
+        assert checked.lacks(Located.of(places[:-1])) == checked.lacks(Located.of(places[:-1])) == set()
 
 
 FORKED = """

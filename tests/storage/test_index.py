@@ -23,7 +23,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import TensorSpec
 from cachestore.storage.index import Index, Verdict, build, check
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.places import Located, SegmentRef
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot, ref_of
 from tests.storage.stores import entry_of, flip, key_of, put
@@ -86,6 +86,8 @@ def test_found_places_stand_in_the_order_of_the_keys_asked_for(layout):
         found = index.find(asked)
         assert [bool(places) for places in found] == [True, False, True, True]
         assert found[0] == found[3] != found[2]
+        assert index.locate([key_of(n) for n in (7, 0, 7)]) == Located.of([found[0][0], found[2][0], found[3][0]])
+        assert (index.locate(asked), index.locate([])) == (None, Located.of([]))
 
 
 def test_items_come_in_the_order_of_keys(layout):

@@ -1,10 +1,13 @@
 """Places: packed for the index and back."""
 
+import struct
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.storage.entry import TensorSpec
-from cachestore.storage.places import PLACE_BYTES, Place, SegmentRef, pack_place, unpack_places
+from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
 
 places = st.tuples(
     st.integers(0, 2**32 - 1),
@@ -24,6 +27,22 @@ def test_places_one_after_the_other_come_back(many):
     raw = b"".join(pack_place(*place) for place in many)
     assert len(raw) == PLACE_BYTES * len(many)
     assert unpack_places(raw) == many
+
+
+@given(many=st.lists(st.lists(places, min_size=1, max_size=3), max_size=5))
+def test_the_first_place_of_each_value_is_found_whatever_stands_behind_it(many):
+    assert unpack_firsts([b"".join(pack_place(*place) for place in each) for each in many]) == [each[0] for each in many]
+
+
+def test_a_value_that_is_too_short_is_refused_even_beside_one_that_is_longer_by_as_much():
+    with pytest.raises(struct.error):
+        unpack_firsts([bytes(PLACE_BYTES - 1), bytes(PLACE_BYTES + 1)])
+
+
+def test_no_places_are_empty_columns_and_others_come_back_from_theirs():
+    assert Located.of([]) == ((), (), (), (), ())
+    made = [Place(SegmentRef(str(n), 100, 1, ""), n, 64 * n, (TensorSpec("a", "F32", (n,)),), bytes([n])) for n in range(3)]
+    assert [Located.of(made).place(n) for n in range(3)] == made
 
 
 def test_the_size_of_a_place_is_that_of_its_tensors():

@@ -15,6 +15,7 @@ from cachestore.files.paths import Layout, Mode
 from cachestore.files.records import encode_record
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
+from cachestore.storage.places import Located
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import FORMAT, Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from tests.storage.stores import flip, key_of, put
@@ -45,6 +46,9 @@ def assert_equals_the_segments(layout, snapshot):
         seen = [(place.segment.digest, place.ordinal, place.offset, place.specs, place.checksum) for place in places]
         assert seen == truth.get(key_of(n), [])
         assert (key_of(n) in snapshot) == (key_of(n) in truth)
+    present = [places for places in found if places]
+    assert snapshot.locate([key_of(n) for n in KEYS if key_of(n) in truth]) == Located.of([places[0] for places in present])
+    assert (snapshot.locate([key_of(n) for n in KEYS]) is None) == (len(present) < len(KEYS))
     assert {ref.digest for ref in snapshot.segments()} == list_segments(layout)
     assert snapshot.listed == list_segments(layout)
 
