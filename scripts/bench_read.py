@@ -8,6 +8,10 @@
               runs 2 ms of Python for each batch
     scale     10,000, 100,000 and 1,000,000 tiny entries: opening, looking up, getting, and the private memory of a worker
 
+Files are brought into the page cache by reading them from their start to their end before anything is measured: what was read at
+random, or written while memory was in pieces, lies there in pages of 4 KiB, which the kernel copies out at half the speed. One row
+says what that costs.
+
 Pairs are measured in turn, their order alternating; a ratio is the median of the pairs' ratios, above 1 where ours is faster. Bytes
 are random; bf16 stands in the .npz files as whole numbers, which numpy can write.
 """
@@ -199,8 +203,12 @@ class Raw:
             file.flush()
             os.fsync(file.fileno())
         self.descriptor = os.open(self.path, os.O_RDONLY)
-        self.mapping = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ))
+        self.map_anew()
         self.buffer = memoryview(np.ones(64 * max(map(kind.size_bytes, range(min(kind.items, 512)))), np.uint8).data)
+
+    def map_anew(self) -> None:
+        """Map the file; what was mapped before is let go of, so that its pages can leave the page cache."""
+        self.mapping = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ))
 
     def copy_out(self, batches: Sequence[Sequence[int]]) -> None:
         """Copy each item of each batch out of the map, one after the other into one reused buffer."""
@@ -339,17 +347,19 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
         'io="mmap"': cs.CachedDataset(store, latents="raw", io="mmap"),
     }
     steady, rows = handles['verify="first", steady'], []
+    files = [raw.path, *store.glob("segments/*/*.safetensors")]
+    bring_in(files)
     for size in (16, 64):
         batches = batches_of(kind.items, size)
         megabytes = sum(kind.size_bytes(number) for batch in batches for number in batch) / 1e6
         title = f"{kind.name}, batches of {size}"
         bytes_of = megabytes, "MB/s"
-        for how, data in handles.items():
+        for how in handles:
             rows.append(
                 compare(
                     f"{title}, {how} / limit",
                     *bytes_of,
-                    lambda d=data, b=batches: read_all(d, b, buffers),
+                    lambda h=how, b=batches: read_all(handles[h], b, buffers),
                     lambda b=batches: raw.copy_out(b),
                 )
             )
@@ -383,11 +393,24 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
 
             rows.append(compare(f"{title} / {peer.name}", *bytes_of, lambda b=batches: read_all(steady, b, buffers), load))
     rows += measure_gets(store, kind, peers)
+    batches = batches_of(kind.items, 16)
+    raw.map_anew()
+    handles.clear()
+    gc.collect()  # pages that are mapped do not leave the page cache
+    drop(files)
+    read_all(steady, batches, buffers)
+    raw.read_records(batches)
+    how = f"{kind.name}, batches of 16, steady after a cold epoch that was read at random / limit"
+    megabytes = sum(kind.size_bytes(number) for batch in batches for number in batch) / 1e6
+    rows.append(compare(how, megabytes, "MB/s", lambda: read_all(steady, batches, buffers), lambda: raw.copy_out(batches)))
     return rows
 
 
 def measure_gets(store: Path, kind: Kind, peers: Sequence[Any]) -> list[Row]:
-    """Single entries: the median and the 99th percentile of the time of one, ours and each peer's in turn."""
+    """Single entries: the median and the 99th percentile of the time of one, ours and each peer's in turn.
+
+    One byte of each page is looked at, as some of what peers return is a view of a file that was not read yet.
+    """
     import cachestore as cs
 
     numbers = Random(1).choices(range(kind.items), k=2000 if kind.size_bytes(0) < 1 << 16 else 400)
@@ -397,13 +420,22 @@ def measure_gets(store: Path, kind: Kind, peers: Sequence[Any]) -> list[Row]:
         for peer in peers:
             times: tuple[list[float], list[float]] = ([], [])
             for number in numbers:
-                for side, function in enumerate((lambda n=number: reading.get(keys[n]), lambda n=number, p=peer: p.read(n))):
+                ours, theirs = (lambda n=number: touch(reading.get(keys[n]))), (lambda n=number, p=peer: touch(p.read(n)))
+                for side, function in enumerate((ours, theirs)):
                     times[side].append(_seconds(function, lambda: None))
             for name, quantile in (("p50", 50), ("p99", 99)):
-                mine, theirs = (statistics.quantiles(side, n=100)[quantile - 1] * 1e6 for side in times)
-                ratio = round(theirs / mine, 2)
-                rows.append(Row(f"{kind.name}, get {name} / {peer.name}", round(mine, 1), round(theirs, 1), "us", ratio, ratio, ratio))
+                mine, other = (statistics.quantiles(side, n=100)[quantile - 1] * 1e6 for side in times)
+                ratio = round(other / mine, 2)
+                rows.append(Row(f"{kind.name}, get {name} / {peer.name}", round(mine, 1), round(other, 1), "us", ratio, ratio, ratio))
     return rows
+
+
+def touch(tensors: Mapping[str, Any]) -> None:
+    """Look at one byte of each page."""
+    import torch
+
+    for tensor in tensors.values():
+        tensor.contiguous().view(-1).view(torch.uint8)[::4096].sum()
 
 
 def drop(paths: Iterable[Path]) -> None:
@@ -427,6 +459,15 @@ def resident_share(path: Path) -> float:
             continue
     os.close(descriptor)
     return found / 200
+
+
+def bring_in(files: Iterable[Path]) -> None:
+    """Have files in the page cache as a reader from start to end leaves them there: in large pages."""
+    drop(files)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
 
 
 def measure_cold(folder: Path, kind: Kind) -> list[Row]:
@@ -580,11 +621,11 @@ def measure_look_ups(store: Path, count: int) -> list[Row]:
 
         def one_by_one() -> None:
             for key in keys:
-                reading.find_first([key])
+                reading.locate([key])
 
         def in_batches() -> None:
             for start in range(0, len(keys), 16):
-                reading.find_first(keys[start : start + 16])
+                reading.locate(keys[start : start + 16])
 
         rows = [
             compare(f"{count:,} entries, look-up of one / bare LMDB get", len(keys), "a second", one_by_one, bare),

@@ -17,9 +17,9 @@ Checksum = xxhash.xxh3_128
 """A checksum in the making: `update`, then `digest` or `hexdigest`."""
 
 
-def begin_digest() -> Checksum:
-    """The checksum of a whole file, before its first byte."""
-    return xxhash.xxh3_128()
+def begin_digest(start: bytes = b"") -> Checksum:
+    """The checksum of a whole file after its first bytes, or before them."""
+    return xxhash.xxh3_128(start)
 
 
 def digest_of(chunks: Iterable[Buffer]) -> str:

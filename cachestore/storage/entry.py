@@ -93,10 +93,7 @@ def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[B
 
 def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
     """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
-    state = begin_digest()
-    state.update(key)
-    state.update(text_of(tuple(specs)))
-    return state
+    return begin_digest(key + text_of(tuple(specs)))
 
 
 @lru_cache(_LAYOUTS)

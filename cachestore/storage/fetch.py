@@ -79,11 +79,11 @@ class Checked:
         part = int.from_bytes(self._bits[first >> 3 : (last >> 3) + 1], "little") >> (first & 7)
         return (part & (1 << last - first) - 1).bit_count() == last - first
 
-    def add(self, place: Place) -> None:
+    def add(self, segment: str, ordinal: int) -> None:
         """Remember that this copy is good. Two workers at once may lose a bit: that entry is checked again."""
-        first = self._first.get(place.segment.digest)
+        first = self._first.get(segment)
         if first is not None:
-            bit = first + place.ordinal
+            bit = first + ordinal
             self._bits[bit >> 3] |= 1 << (bit & 7)
 
 
@@ -131,7 +131,7 @@ class Fetcher:
         """
         run = self._read(place)
         if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
-            self._check(key, place, [run])
+            self._check(key, Located.of([place]), 0, [run])
         return run
 
     def fetch_into(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
@@ -173,7 +173,7 @@ class Fetcher:
 
     def _check_some(self, rows: Sequence[int], keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
         for row in rows:
-            self._check(keys[row], located.place(row), targets[row])
+            self._check(keys[row], located, row, targets[row])
 
     def ask_ahead(self, places: Sequence[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
@@ -206,12 +206,13 @@ class Fetcher:
         if count < size:
             raise self._cut_short(ref)
 
-    def _check(self, key: Key, place: Place, buffers: Sequence[memoryview]) -> None:
+    def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
         """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
-        if checksum_of(key, place.specs, buffers) != place.checksum:
-            self._forget(place.segment.digest)
-            raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", place.segment))
-        self.checked.add(place)
+        ref = located.segments[row]
+        if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
+            self._forget(ref.digest)
+            raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
+        self.checked.add(ref.digest, located.ordinals[row])
 
     def _cut_short(self, ref: SegmentRef) -> CorruptEntry:
         self._forget(ref.digest)

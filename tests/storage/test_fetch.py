@@ -398,7 +398,7 @@ class TestChecked:
     def test_without_segments_nothing_is_remembered(self, layout):
         put(layout, 1)
         checked, place = Checked([]), place_of(layout, 1)
-        checked.add(place)
+        checked.add(place.segment.digest, place.ordinal)
         assert not checked.holds(place)
 
     def test_each_copy_is_remembered_for_itself(self, layout):
@@ -409,7 +409,7 @@ class TestChecked:
             places = [place for n in range(20) for place in snapshot.find([key_of(n)])[0]]
         for number, place in enumerate(places):
             assert not checked.holds(place)
-            checked.add(place)
+            checked.add(place.segment.digest, place.ordinal)
             assert [checked.holds(each) for each in places] == [n <= number for n in range(len(places))]
 
     def test_what_lacks_of_nothing_is_nothing(self):
@@ -423,7 +423,7 @@ class TestChecked:
         places.append(Place(SegmentRef("unknown", 0, 1, ""), 0, 0, (), b""))
         checked, asked = Checked(refs), st.lists(st.sampled_from(places), max_size=8)
         for place in data.draw(st.permutations(places)):
-            checked.add(place)
+            checked.add(place.segment.digest, place.ordinal)
             batch = data.draw(asked)
             assert checked.lacks(Located.of(batch)) == {row for row, each in enumerate(batch) if not checked.holds(each)}
         assert checked.lacks(Located.of(places)) == {len(places) - 1}
