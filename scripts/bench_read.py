@@ -354,15 +354,15 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
         megabytes = sum(kind.size_bytes(number) for batch in batches for number in batch) / 1e6
         title = f"{kind.name}, batches of {size}"
         bytes_of = megabytes, "MB/s"
-        for how in handles:
-            rows.append(
-                compare(
-                    f"{title}, {how} / limit",
-                    *bytes_of,
-                    lambda h=how, b=batches: read_all(handles[h], b, buffers),
-                    lambda b=batches: raw.copy_out(b),
-                )
+        rows += [
+            compare(
+                f"{title}, {how} / limit",
+                *bytes_of,
+                lambda h=how, b=batches: read_all(handles[h], b, buffers),
+                lambda b=batches: raw.copy_out(b),
             )
+            for how in handles
+        ]
         fresh: list[Any] = []
 
         def reopen(fresh: list[Any] = fresh) -> None:
