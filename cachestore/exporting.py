@@ -6,9 +6,10 @@ is any file that is not an earlier export's, unless `replace` is given. A note i
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,19 +21,22 @@ from cachestore.files.publish import write_outside
 from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
 from cachestore.formats.families import SIMPLETUNER, Family, family_named, family_of_pipeline
-from cachestore.formats.matching import Named
-from cachestore.formats.table import Format, Writing, format_named
+from cachestore.formats.matching import Named, View
+from cachestore.formats.table import Extra, Format, Writing, format_named
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
-from cachestore.inputs import caption_key, cells_each
+from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, caption_key, cells_each, sides_each
 from cachestore.keys import Json, Key, Recipe
+from cachestore.listing import is_alone, labels_of
 from cachestore.reader import Reader
-from cachestore.samples import CAPTION, IMAGE
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, Source
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, read_catalog
 
 NOTE: Final = ".cachestore-export.json"
 """In an exported folder: which files are ours, and what was written to them."""
 _FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
+LEAVABLE: Final = ("flips", "masks")
+"""What of a data set may be left out, where a format has no place for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class ExportReport:
     """What could not be exported: sample, encoder, reason."""
     casts: tuple[str, ...] = ()
     """Which tensors are not bit for bit what is stored, and how they were made of it; every other one is."""
+    left_out: tuple[str, ...] = ()
+    """What of the data set has no place in the files, in words."""
 
     @property
     def complete(self) -> bool:
@@ -62,7 +68,7 @@ class ExportReport:
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts")}
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out")}
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
@@ -91,6 +97,9 @@ def export_cache(
     folder: str | Path,
     generation: int | None = None,
     family: str | None = None,
+    resolution_only: int | None = None,
+    variant_only: int | None = None,
+    leave_out: Collection[str] = (),
     replace: bool = False,
 ) -> ExportReport:
     """Write a data set as another trainer caches it, so that the trainer finds everything cached.
@@ -99,6 +108,9 @@ def export_cache(
     stored moments the sample of (seed 0, epoch 0, sample id) is written, or the mean where the trainer caches that. Run again, only what is
     missing or different is written.
 
+    Several resolutions, mirrored pictures and masks are written as far as the trainer can read them (docs/interop.md); where it cannot,
+    nothing is written, and the error names the argument that chooses. Of several sources each has a tree of its own, named as it is called.
+
     Args:
         store: the store's folder.
         name: of the data set.
@@ -106,6 +118,9 @@ def export_cache(
         folder: where to; made if it does not exist. Of sd-scripts and ai-toolkit, which cache beside the pictures, it may be DATA itself.
         generation: of the data set; the newest by default.
         family: such as "flux", where the data set does not tell it: one of latents alone may be of several.
+        resolution_only: of several resolutions this one alone.
+        variant_only: of several random crops of each picture this one, from 0 on.
+        leave_out: "flips", "masks" or both: not to be written, although the data set has them.
         replace: overwrite files that are not an earlier export's.
 
     Returns:
@@ -120,11 +135,15 @@ def export_cache(
     if wanted.writing is None:
         message = f"{format} can be imported, not exported: it throws away a cache that its own code did not make"
         raise BadInput(message)
+    if unknown := sorted(set(leave_out) - set(LEAVABLE)):
+        message = f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can"
+        raise BadInput(message)
+    choice = _Choice(resolution_only, variant_only, frozenset(leave_out))
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
         folder = Path(folder).absolute()
         tally = _Tally()
-        export = _Export(reader, catalog, wanted, wanted.writing, tally, None if family is None else family_named(family))
+        export = _Export(reader, catalog, wanted, wanted.writing, tally, None if family is None else family_named(family), choice)
         target = _Target(folder, tally, may_replace=replace)
         for row, encoder, path, contents in export.files():
             try:
@@ -136,6 +155,7 @@ def export_cache(
         for path, value in export.side_data().items():
             target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
         target.close()
+        left_out = export.left_out()
     return ExportReport(
         wanted.name,
         str(folder),
@@ -148,6 +168,7 @@ def export_cache(
         tuple(tally.foreign[:_NAMED]),
         tuple(tally.failures),
         tuple(tally.casts),
+        tuple(left_out),
     )
 
 
@@ -178,6 +199,25 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
 # What is written
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What of a data set is exported, where the format does not keep all of it."""
+
+    resolution: int | None = None
+    variant: int | None = None
+    leave_out: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A file that is to be, and what it is of: two of one name are one where that is the same."""
+
+    encoder: str
+    path: str
+    of: tuple[object, ...]
+    contents: Contents
+
+
 @dataclass(frozen=True)
 class _Export:
     """A data set, looked at as another trainer's cache."""
@@ -189,103 +229,234 @@ class _Export:
     tally: _Tally
     said: Family | None
     """As the user says; None where the data set is to tell."""
+    choice: _Choice
 
     def files(self) -> Iterator[tuple[int, str, str, Contents]]:
         """(row, encoder, path, contents) of every file. Two that would have one name are failures, both named. Raises BadInput."""
-        of = {column.encoder: self._family(column) for column in self._columns}
-        self._check(of)
-        seen: dict[str, tuple[str, tuple[Key, str]]] = {}
-        for row in range(len(self.catalog)):
-            for column in self._columns:
-                for place in range(column.at[row], column.at[row + 1]):
-                    number = place - column.at[row]
-                    if not self._has_form(column, number):
-                        continue
-                    made = self._file(row, column, place, number, of[column.encoder])
-                    if made is None:
-                        continue
-                    path, same, contents = made
-                    sample, before = seen.setdefault(path, (self.catalog.ids[row], same))
-                    if before != same:
-                        error = EncodeFailed(f"{path} would be of {sample!r} too: {self.format.name} tells them apart by nothing else")
-                        self.tally.fail(self.catalog.ids[row], column.encoder, error)
-                    elif sample == self.catalog.ids[row] or column.role != CAPTION:
-                        yield row, column.encoder, path, contents
+        self._check()
+        seen: dict[str, tuple[str, tuple[object, ...]]] = {}
+        for row, sample in enumerate(self.catalog.ids):
+            for made in chain(self._texts(row), self._latents_files(row)):
+                first, before = seen.setdefault(made.path, (sample, made.of))
+                if before != made.of:
+                    error = EncodeFailed(f"{made.path} would be of {first!r} too: {self.format.name} tells them apart by nothing else")
+                    self.tally.fail(sample, made.encoder, error)
+                elif first == sample:
+                    yield row, made.encoder, made.path, made.contents
 
-    def _has_form(self, column: KeyColumn, number: int) -> bool:
-        """Whether the format keeps a row's cell of this number: one caption a picture, but for SimpleTuner; and of no picture two crops."""
-        if column.role == CAPTION:
-            return number == 0 or self.format.name == SIMPLETUNER
-        return number % cells_each(column.options) == 0
+    def _texts(self, row: int) -> Iterator[_Made]:
+        """The files of a row's captions: of its first one, or of all where a file is named by its caption. Failures are tallied."""
+        column = self._captions
+        if column is None:
+            return
+        for place in range(column.at[row], column.at[row + 1])[: None if self.writing.is_text_shared else 1]:
+            try:
+                key, stored, meta = self._entry(column, place)
+                named = self._named(row, column, place)
+                path, contents = self.writing.text(self._family_of[column.encoder], named, self._text(column, stored, meta))
+            except (CacheStoreError, OSError) as error:
+                self.tally.fail(self.catalog.ids[row], column.encoder, error)
+                continue
+            for tree in self._text_trees(row):
+                yield _Made(column.encoder, f"{tree}{path}", (key, named.caption), contents)
 
-    def _file(self, row: int, column: KeyColumn, place: int, number: int, family: Family) -> tuple[str, tuple[Key, str], Contents] | None:
-        """Path, what it is of, and contents of one cell; None where it failed, which is tallied."""
-        sample, cell = self.catalog.ids[row], column.cell(place)
-        try:
-            if cell.key is None:
-                message = "it was not made; `cachestore why` tells the reason"
-                raise EncodeFailed(message)
-            stored, meta = self.reader.get_raw([cell.key])[0], self.reader.describe(cell.key).meta
-            named = self._named(row, number)
-            recipe = self.catalog.recipes[column.fingerprint]
-            if column.role == CAPTION:
-                path, contents = self.writing.text(family, named, self._text(family, stored, meta))
-            else:
-                path, contents = self.writing.latents(family, named, self._latents(recipe, family, stored, meta, sample))
-        except (CacheStoreError, OSError) as error:
-            self.tally.fail(sample, column.encoder, error)
+    def _latents_files(self, row: int) -> Iterator[_Made]:
+        """The files of a row's picture, by view or for all of them at once. Failures are tallied."""
+        is_one_file = self.writing.resolutions == "one file"
+        cells = [(column, place) for column in self._pictures for place in self._places(row, column)]
+        for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
+            column = several[0][0]
+            try:
+                views, keys = zip(*(self._view(row, *cell) for cell in several), strict=True)
+                path, contents = self.writing.latents(self._family_of[column.encoder], views)
+            except (CacheStoreError, OSError) as error:
+                self.tally.fail(self.catalog.ids[row], column.encoder, error)
+                continue
+            yield _Made(column.encoder, f"{self._tree(row, column)}{path}", keys, contents)
+
+    def _places(self, row: int, column: KeyColumn) -> Sequence[int]:
+        """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
+        first = column.at[row] + (self.choice.variant or 0) * sides_each(column.options)
+        count = 1 if "flips" in self.choice.leave_out else sides_each(column.options)
+        return range(first, first + count) if column.count(row) else ()
+
+    def _view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
+        """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
+        key, stored, meta = self._entry(column, place)
+        if column.count(row) > cells_each(column.options):
+            message = f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.format.name} keeps one of a sample"
+            raise EncodeFailed(message)
+        number = place - column.at[row]
+        is_flipped = number % sides_each(column.options) == 1
+        latents = self._latents(column, stored, meta, self.catalog.ids[row])
+        return View(self._named(row, column, place), latents, is_flipped, self._mask(row, column, number)), key
+
+    def _mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
+        """The mask of a view of a row's picture; None where there is none, or it is not wanted."""
+        masks = next((one for one in self._masks if dict(one.options) == dict(column.options)), None)
+        if masks is None or not masks.count(row):
             return None
-        return path, (cell.key, named.caption if column.role == CAPTION else ""), contents
+        self._say("masks", "each latent's share of what counts, as float32 from 0 to 1 over the pixels that it stands for")
+        return self._entry(masks, masks.at[row] + number)[1][MASK]
+
+    def _entry(self, column: KeyColumn, place: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
+        """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
+        key = column.cell(place).key
+        if key is None:
+            message = "it was not made; `cachestore why` tells the reason"
+            raise EncodeFailed(message)
+        return key, self.reader.get_raw([key])[0], self.reader.describe(key).meta
+
+    def left_out(self) -> list[str]:
+        """What has no place in the files and needs no choice, in words."""
+        words: list[str] = []
+        controls = sum(len(column.keys) for column in self.catalog.columns if column.role == CONTROL)
+        if controls:
+            words.append(f"{controls} latents of control images")
+        column = self._captions
+        if column is not None and not self.writing.is_text_shared:
+            further = len(column.keys) - sum(1 for row in range(len(self.catalog)) if column.count(row))
+            words += [f"{further} captions after the first of their pictures"] if further else []
+        return words
 
     def empty_caption(self) -> tuple[str, Contents] | None:
         """Path and contents of the empty caption's text, to which SimpleTuner drops captions; one that cannot be read is tallied.
 
         None of other formats, without samples, where a sample has it already, and where the store does not hold it.
         """
-        column = next((one for one in self._columns if one.role == CAPTION), None)
+        column = self._captions
         if column is None or self.format.name != SIMPLETUNER or not len(self.catalog) or "" in self.catalog.captions:
             return None
         key = caption_key(column.fingerprint, "")
         if key not in self.reader:
             return None
-        family = self._family(column)
         try:
-            text = self._text(family, self.reader.get_raw([key])[0], self.reader.describe(key).meta)
+            text = self._text(column, self.reader.get_raw([key])[0], self.reader.describe(key).meta)
         except (CacheStoreError, OSError) as error:
             self.tally.fail("", column.encoder, error)
             return None
-        return self.writing.text(family, Named(""), text)
+        return self.writing.text(self._family_of[column.encoder], Named(""), text)
 
     def side_data(self) -> dict[str, object]:
-        """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops."""
-        column = self._pictures
-        if self.format.name != SIMPLETUNER or column is None:
+        """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets."""
+        if self.format.name != SIMPLETUNER:
             return {}
-        root = self.catalog.request.get(column.encoder, {}).get("data", "")
-        rows = [
-            (str(Path(root) / (named := self._named(row, 0)).reference), named) for row in range(len(self.catalog)) if column.count(row)
-        ]
-        return dict(simpletuner.side_data(rows, self.catalog.name))
+        rows: dict[str, list[tuple[str, Named]]] = {}
+        for row in range(len(self.catalog)):
+            for column in self._pictures:
+                for place in self._places(row, column):
+                    named = self._named(row, column, place)
+                    rows.setdefault(self._tree(row, column), []).append((str(self._root(row) / named.reference), named))
+        return {
+            f"{tree}{path}": value
+            for tree, those in rows.items()
+            for path, value in simpletuner.side_data(those, "-".join([self.catalog.name, *tree.split("/")[:-1]])).items()
+        }
+
+    @cached_property
+    def _captions(self) -> KeyColumn | None:
+        """The column of captions, where there is one."""
+        return next((one for one in self.catalog.columns if one.role == CAPTION), None)
+
+    @cached_property
+    def _pictures(self) -> tuple[KeyColumn, ...]:
+        """The columns of pictures, one for each resolution that is exported."""
+        found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
+        if self.choice.resolution is None:
+            return found
+        chosen = tuple(one for one in found if _resolution(one) == self.choice.resolution)
+        if not chosen:
+            known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
+            message = f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}"
+            raise BadInput(message)
+        return chosen
+
+    @cached_property
+    def _masks(self) -> tuple[KeyColumn, ...]:
+        """The columns of masks that are exported."""
+        return () if "masks" in self.choice.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
 
     @cached_property
     def _columns(self) -> tuple[KeyColumn, ...]:
-        """The first column of captions, and the first of pictures."""
-        found = (next((one for one in self.catalog.columns if one.role == role), None) for role in (CAPTION, IMAGE))
-        return tuple(column for column in found if column is not None)
+        return (*(() if self._captions is None else (self._captions,)), *self._pictures)
 
     @cached_property
-    def _pictures(self) -> KeyColumn | None:
-        return next((column for column in self._columns if column.role == IMAGE), None)
+    def _family_of(self) -> Mapping[str, Family]:
+        """By encoder."""
+        return {column.encoder: self._family(column) for column in self._columns}
 
-    def _check(self, of: Mapping[str, Family]) -> None:
-        """Raise BadInput for a family that the format has no form for."""
+    @cached_property
+    def _roots(self) -> Mapping[str, Path]:
+        """Where each of several sources is, by what it is called; nothing of one alone."""
+        hints = (self.catalog.request.get(column.encoder, {}) for column in self._columns)
+        told = next((hint["sources"] for hint in hints if hint.get("sources")), ())
+        sources = [Source(**source) for source in told]
+        return {} if is_alone(sources) else {label: _folder(one.data) for label, one in zip(labels_of(sources), sources, strict=True)}
+
+    def _source(self, row: int) -> str:
+        """What the source of a row is called; nothing where there is one alone."""
+        return str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if self._roots else ""
+
+    def _root(self, row: int) -> Path:
+        """The folder to which a row's references are relative."""
+        column = self._pictures[0]
+        return self._roots.get(self._source(row)) or _folder(str(self.catalog.request.get(column.encoder, {}).get("data", "")))
+
+    def _tree(self, row: int, column: KeyColumn) -> str:
+        """The folder, with `/` behind it, in which a cell's file lies: of its source, and of its resolution where each has one."""
+        has_each = self.writing.resolutions == "a folder each" and len(self._pictures) > 1
+        return "".join(f"{part}/" for part in (self._source(row), str(_resolution(column)) if has_each else "") if part)
+
+    def _text_trees(self, row: int) -> Sequence[str]:
+        """The folders in which a row's text is looked for."""
+        if self.writing.is_text_shared:
+            return ("",)
+        source = self._source(row)
+        return tuple(dict.fromkeys(self._tree(row, column) for column in self._pictures)) or (f"{source}/" if source else "",)
+
+    def _check(self) -> None:
+        """Raise BadInput for a family, or something in the data set, that the format has no form for."""
         for column in self._columns:
-            family = of[column.encoder]
+            family = self._family_of[column.encoder]
             family.written_as(self.format.name)
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
                 message = f"text of {family.name} has no form in {self.format.name}; it has one in {able}"
                 raise BadInput(message)
+        for column in self._pictures:
+            self._check_views(column)
+        is_one = len(self._pictures) <= 1 or self._family_of[self._pictures[0].encoder].name not in self.writing.one_resolution
+        if not is_one:
+            several = ", ".join(str(_resolution(column)) for column in self._pictures)
+            message = f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
+            raise BadInput(message)
+        if any(len(masks.keys) for masks in self._masks):
+            self._check_takes("masks", "masks, which it reads from their own files")
+
+    def _check_views(self, column: KeyColumn) -> None:
+        """Raise BadInput for views of pictures that the format has no form for."""
+        options = column.options
+        if sides_each(options) > 1 and "flips" not in self.choice.leave_out:
+            self._check_takes("flips", "mirrored pictures")
+        if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
+            message = (
+                f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
+                " that was drawn: precompute with --crop center under another --name, and export that"
+            )
+            raise BadInput(message)
+        variants, variant = cells_each(options) // sides_each(options), self.choice.variant
+        if variants > 1 and variant is None:
+            of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
+            message = f"{of}: pass --variant-only with a number from 0 to {variants - 1}"
+            raise BadInput(message)
+        if variant is not None and not 0 <= variant < variants:
+            message = f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}"
+            raise BadInput(message)
+
+    def _check_takes(self, what: Extra, words: str) -> None:
+        if what not in self.writing.takes:
+            message = f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest"
+            raise BadInput(message)
 
     def _family(self, column: KeyColumn) -> Family:
         """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
@@ -321,24 +492,24 @@ class _Export:
             raise BadInput(message)
         return alike[0]
 
-    def _named(self, row: int, number: int) -> Named:
+    def _named(self, row: int, column: KeyColumn, place: int) -> Named:
+        """What the name of a cell's file is made of."""
         at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
         reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
+        source = self._source(row)
         captions = self.catalog.row_captions(row)
-        named = Named(reference, captions[number] if number < len(captions) else "")
-        for column in self._columns:
-            if column.count(row) == 0:
-                continue
-            facts = column.cell(column.at[row] + (number if column.role == CAPTION else 0)).facts
-            told = {
-                name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
-            }
-            told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-            named = replace(named, **told)  # pyright: ignore[reportArgumentType] - by the names and widths above
-        return named
+        number = place - column.at[row] if column.role == CAPTION else 0
+        facts = column.cell(place).facts
+        told: dict[str, Any] = {
+            name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
+        }
+        told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
+        caption = captions[number] if number < len(captions) else ""
+        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **told)
 
-    def _text(self, family: Family, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
+    def _text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
         """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
+        family = self._family_of[column.encoder]
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
             message = f"it holds {', '.join(sorted(stored)) or 'nothing'}, and text of {family.name} needs {', '.join(lacking)} too"
@@ -346,8 +517,9 @@ class _Export:
         tensors = {name: self._cast(name, stored[name], self.writing.text_casts) for name in own}
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
 
-    def _latents(self, recipe: Recipe, family: Family, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
+    def _latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
         """An entry's latents, in the state and dtype of the format."""
+        recipe, family = self.catalog.recipes[column.fingerprint], self._family_of[column.encoder]
         state = family.states[self.format.name]
         kind = str(recipe.read["stored"])
         others = {name: raw for name, raw in stored.items() if name != kind}
@@ -376,6 +548,17 @@ class _Export:
 
     def _say(self, tensor: str, how: str) -> None:
         self.tally.casts[f"{tensor}: {how}"] = None
+
+
+def _resolution(column: KeyColumn) -> int | None:
+    """The resolution of a column of pictures; None where it was imported, and where each source has its own."""
+    return None if RESOLUTIONS in column.options else column.options.get("resolution")
+
+
+def _folder(data: str) -> Path:
+    """The folder to which the references of a source are relative: a manifest's own."""
+    path = Path(data)
+    return path.parent if path.suffix.lower() == ".jsonl" and not path.is_dir() else path
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:

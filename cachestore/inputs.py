@@ -60,10 +60,11 @@ def cells_each(options: Mapping[str, Json]) -> int:
     What is no number of variants counts as one.
     """
     variants = options.get("variants", 1)
-    return (variants if isinstance(variants, int) and variants > 0 else 1) * _sides(options)
+    return (variants if isinstance(variants, int) and variants > 0 else 1) * sides_each(options)
 
 
-def _sides(options: Mapping[str, Json]) -> int:
+def sides_each(options: Mapping[str, Json]) -> int:
+    """How many cells a column has for each of its views: two where each is mirrored as well."""
     return 2 if options.get("flip") else 1
 
 
@@ -89,8 +90,8 @@ def request_for(
     request: dict[str, Json] = {"image": value, "role": role}
     request |= {name: option for name, option in options.items() if name not in {"variants", "flip"}}
     if options.get("crop") == RANDOM:
-        request["variant"] = number // _sides(options)
-    if number % _sides(options):
+        request["variant"] = number // sides_each(options)
+    if number % sides_each(options):
         request["flip"] = True
     like = next((images[role][0] for role in companions(role, options) if images.get(role)), None)
     return request if like is None else {**request, LIKE: like}

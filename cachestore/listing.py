@@ -123,7 +123,7 @@ def list_sources(
         brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption))
         for number, source in enumerate(sources)
     ]
-    if len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1:
+    if is_alone(sources):
         return listings[0]
     parts = [
         canonical([label, source.name, _weight(source), listing.content])
@@ -131,6 +131,11 @@ def list_sources(
     ]
     walk = partial(_walk, sources, labels, listings)
     return Listing(_Together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+
+
+def is_alone(sources: Sequence[Source]) -> bool:
+    """Whether this is one source whose ids and references stay as they are; of others they begin with what the source is called."""
+    return len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1
 
 
 def _weight(source: Source) -> float:
@@ -170,7 +175,7 @@ def files_of_brought(brought: Brought) -> Files:
 
 def files_of_sources(sources: Sequence[Source]) -> Files:
     """What references of several sources lead to, or of one, with as little listed as can be. Raises BadInput."""
-    if len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1:
+    if is_alone(sources):
         return files_of(sources[0].data)
     return _Together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.formats.families import AI_TOOLKIT, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, first_caption, only, pictures_of
+from cachestore.formats.matching import Matches, Named, Place, View, first_caption, only, pictures_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, together
 from cachestore.formats.value import Contents, Latents, Text, refuse, without_batch
 from cachestore.keys import Json
@@ -26,6 +26,8 @@ _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensor
 _SPACE: Final = "latent_space_version"
 _PREFIX: Final = f"{AI_TOOLKIT}."
 _INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
+_FLIP: Final = "flip_x"
+"""Stands in what is digested of a mirrored picture alone."""
 _VERSION: Final = 1
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
@@ -125,10 +127,12 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
 
 
-def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents. Raises EncodeFailed where it is not known how the picture was cut: the name tells it."""
+    named, latents = views[0].named, views[0].latents
     path = PurePosixPath(named.reference)
     info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
+    info |= {_FLIP: True} if views[0].is_flipped else {}
     own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from cachestore.formats.families import Family
+from cachestore.formats.value import Latents, Raw
 from cachestore.keys import Json
 from cachestore.samples import IMAGE, Sample
 
@@ -74,6 +75,17 @@ class Named:
     resized: tuple[int, int] | None = None
     crop: tuple[int, int, int, int] | None = None
     tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view of a picture that is exported: at one resolution, as it is or mirrored."""
+
+    named: Named
+    latents: Latents
+    is_flipped: bool = False
+    mask: Raw | None = None
+    """uint8 `[1, h, w]`, as large as the latents, 255 where the picture counts."""
 
 
 def stem_of(reference: str) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from cachestore.formats.containers import dtype_name, dtype_names
 from cachestore.formats.families import MUSUBI, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, by_name, first_caption, only, stem_of
+from cachestore.formats.matching import Matches, Named, Place, View, by_name, first_caption, only, stem_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Raw, Text, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -103,8 +103,9 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     return Text(made, others, contents.values)
 
 
-def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+    named, latents = views[0].named, views[0].latents
     if named.size is None:
         what = "the picture's own size is not known, and it is part of the name"
         raise refuse(what)

@@ -14,16 +14,17 @@ from typing import Final
 import numpy as np
 
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, by_name, first_caption, only, stem_of
+from cachestore.formats.matching import Matches, Named, Place, View, by_name, first_caption, only, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
-from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, without_batch
+from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.samples import Sample
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
+_SIZED: Final = re.compile(r"_\d+x\d+$")
 _PREFIX: Final = f"{SD_SCRIPTS}."
-_BARE: Final = frozenset({"sd15", "sdxl"})
+BARE: Final = frozenset({"sd15", "sdxl"})
 """Whose keys bear no size."""
 CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
 """numpy knows no bfloat16; float32 holds each of its numbers."""
@@ -125,22 +126,48 @@ def _taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
     return [tensors.pop(name) for name in names]
 
 
-def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents at all resolutions.
+
+    Raises EncodeFailed where the picture's own size is not known, as it stands in the name, and where two views are of one bucket, and
+    are not the same.
+    """
+    named = views[0].named
     if named.size is None:
         what = "the picture's own size is not known, and it is part of the name"
         raise refuse(what)
-    height, width = latents.tensor[1][-2:]
-    suffix = "" if family.name in _BARE else f"_{height}x{width}"
-    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    made: dict[str, Raw] = {}
+    for view in views:
+        for name, raw in _arrays_of(family, view, named.size).items():
+            if made.setdefault(name, raw) != raw:
+                what = f"two resolutions share the bucket of {name}, and its values differ"
+                raise refuse(what)
+    path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
+    return path, Contents(made)
+
+
+def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, Raw]:
+    """What a file holds of one view. Names of other resolutions, which an imported file had, stay as they are."""
+    height, width = view.latents.tensor[1][-2:]
+    suffix = "" if family.name in BARE else f"_{height}x{width}"
+    if view.is_flipped:
+        return {f"latents_flipped{suffix}": view.latents.tensor}
+    own = {name.removeprefix(_PREFIX): raw for name, raw in view.latents.others.items() if name.startswith(_PREFIX)}
     made = {
-        "latents": latents.tensor,
-        "original_size": from_array(np.array(named.size, np.int64)),
-        "crop_ltrb": from_array(np.array(_crop(named), np.int64)),
+        "latents": view.latents.tensor,
+        "original_size": from_array(np.array(size, np.int64)),
+        "crop_ltrb": from_array(np.array(_crop(view.named), np.int64)),
+        **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
         **own,
     }
-    path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
-    return path, Contents({(name if _KEY.fullmatch(name) and name != "latents" else name + suffix): raw for name, raw in made.items()})
+    return {(name if _SIZED.search(name) else name + suffix): raw for name, raw in made.items()}
+
+
+def _alpha(mask: Raw, named: Named) -> Raw:
+    """A mask as sd-scripts keeps it: float32 `[H, W]` of the bucket, from 0 to 1. Its mean over a latent's pixels is what was stored."""
+    array = as_array(mask)[0].astype(np.float32) / np.float32(255)
+    factor = 8 if named.bucket is None else named.bucket[0] // array.shape[1]
+    return from_array(array.repeat(factor, 0).repeat(factor, 1))
 
 
 def _crop(named: Named) -> tuple[int, int, int, int]:

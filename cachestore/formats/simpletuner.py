@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from cachestore.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, pictures_of, stem_of
+from cachestore.formats.matching import Matches, Named, Place, View, pictures_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
 from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -106,10 +106,10 @@ def _by_position(name: str) -> str:
     return _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name
 
 
-def latents_file(family: Family, named: Named, latents: Latents) -> tuple[str, Contents]:
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents."""
     del family
-    return f"{_BOTH}{latents_name(named.reference)}", Contents({_WHOLE: latents.tensor})
+    return f"{_BOTH}{latents_name(views[0].named.reference)}", Contents({_WHOLE: views[0].latents.tensor})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

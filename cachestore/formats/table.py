@@ -7,23 +7,33 @@ from typing import Final, Literal
 from cachestore.errors import BadInput
 from cachestore.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.formats.matching import Matches, Named, Place
+from cachestore.formats.matching import Matches, Named, Place, View
 from cachestore.formats.value import Contents, Latents, Text
 from cachestore.samples import Sample
 
 Container = Literal["npz", "safetensors", "torch"]
+Resolutions = Literal["one file", "one folder", "a folder each"]
+Extra = Literal["flips", "masks", "drawn crops"]
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
     """How a format's files are named and filled."""
 
-    latents: Callable[[Family, Named, Latents], tuple[str, Contents]]
-    """(path relative to the folder, contents). Raises EncodeFailed."""
+    latents: Callable[[Family, Sequence[View]], tuple[str, Contents]]
+    """(path relative to the folder, contents) of one file, by the views that lie in it. Raises EncodeFailed."""
     text: Callable[[Family, Named, Text], tuple[str, Contents]]
+    resolutions: Resolutions
+    """Where a picture's latents at several resolutions lie."""
+    takes: frozenset[Extra] = frozenset()
+    """What the trainer caches beside latents of whole pictures."""
     latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Dtypes that are not kept, and what they become."""
     text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_text_shared: bool = False
+    """Whether text is named by its caption, so that all sources and resolutions share one folder of it."""
+    one_resolution: frozenset[str] = frozenset()
+    """Families whose files hold one resolution, where others' hold several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,15 @@ FORMATS: Final = {
             sd_scripts.match,
             sd_scripts.read_latents,
             sd_scripts.read_text,
-            Writing(sd_scripts.latents_file, sd_scripts.text_file, sd_scripts.LATENTS_CASTS, sd_scripts.CASTS),
+            Writing(
+                sd_scripts.latents_file,
+                sd_scripts.text_file,
+                "one file",
+                frozenset({"flips", "masks", "drawn crops"}),
+                sd_scripts.LATENTS_CASTS,
+                sd_scripts.CASTS,
+                one_resolution=sd_scripts.BARE,
+            ),
         ),
         Format(
             SIMPLETUNER,
@@ -59,7 +77,7 @@ FORMATS: Final = {
             simpletuner.match,
             simpletuner.read_latents,
             simpletuner.read_text,
-            Writing(simpletuner.latents_file, simpletuner.text_file),
+            Writing(simpletuner.latents_file, simpletuner.text_file, "a folder each", frozenset({"drawn crops"}), is_text_shared=True),
         ),
         Format(
             MUSUBI,
@@ -68,7 +86,7 @@ FORMATS: Final = {
             musubi.match,
             musubi.read_latents,
             musubi.read_text,
-            Writing(musubi.latents_file, musubi.text_file),
+            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops"})),
         ),
         Format(
             AI_TOOLKIT,
@@ -77,7 +95,7 @@ FORMATS: Final = {
             ai_toolkit.match,
             ai_toolkit.read_latents,
             ai_toolkit.read_text,
-            Writing(ai_toolkit.latents_file, ai_toolkit.text_file),
+            Writing(ai_toolkit.latents_file, ai_toolkit.text_file, "one folder", frozenset({"flips"})),
         ),
         Format(
             DIFFUSION_PIPE,

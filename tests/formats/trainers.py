@@ -285,11 +285,12 @@ def aitk_info(picture, family):
     }
 
 
-def aitk_paths(root, picture, family):
+def aitk_paths(root, picture, family, *, is_flipped=False):
     folder = (root / picture.reference).parent
+    info = aitk_info(picture, family) | ({"flip_x": True} if is_flipped else {})
     name = picture.stem.rpartition("/")[2]
     text = {"caption": picture.caption, "text_embedding_space_version": AITK_TEXT_SPACE[family], "text_embedding_version": 1}
-    latents = folder / "_latent_cache" / f"{name}_{aitk_hash(aitk_info(picture, family))}.safetensors"
+    latents = folder / "_latent_cache" / f"{name}_{aitk_hash(info)}.safetensors"
     return latents, folder / "_t_e_cache" / f"{name}_{aitk_hash(text)}.safetensors"
 
 
