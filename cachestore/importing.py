@@ -22,10 +22,10 @@ from cachestore.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import MARKER, Layout
 from cachestore.formats import diffusion_pipe
 from cachestore.formats.families import Family, family_named, family_of_pipeline
-from cachestore.formats.matching import Matches, Place
+from cachestore.formats.matching import Matches, Place, Told, pictures_of
 from cachestore.formats.table import Format, format_named
 from cachestore.formats.text import T5
-from cachestore.formats.value import Latents
+from cachestore.formats.value import Latents, Raw
 from cachestore.inputs import caption_key, request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.listing import list_path
@@ -193,18 +193,20 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
     seen = Remarks()
     samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
     files = _files(Path(request.folder), wanted)
-    layout = create_store(Path(request.store))
+    layout = Layout(Path(request.store).absolute())
     with ExitStack() as stack:
         cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
         matches, unreadable = _match(cache, [path for path, _size, _time in files], samples, request)
+        telling = _read_told(wanted, request, samples, matches)
         made = _claimed(layout, request)
         family = _family(request, matches, made)
         encoders = _encoders(cache, matches, family, request, made)
         if samples and not encoders:
             raise BadInput(_nothing(request, files, samples))
-        cached = digest_parts("cachestore-cache", canonical([list(file) for file in files])).hex()
+        cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
         plan = _plan(request, listing, samples, encoders, cached)
         _check_name(layout, plan, request)
+        layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
         job = Job(
@@ -288,6 +290,19 @@ def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], r
             if family in names:
                 matches.counts(family_named(family))
     return matches, unreadable
+
+
+def _read_told(wanted: Format, request: ImportRequest, samples: Sequence[Sample], matches: Matches) -> list[tuple[str, int, int]]:
+    """Take in what further files beside the pictures and beside the cache say; (name, size, mtime_ns) of each. Raises BadInput."""
+    if wanted.read_told is None:
+        return []
+    data = Path(request.data)
+    folders = dict.fromkeys((data if data.is_dir() else data.parent, Path(request.folder)))
+    paths = [path for folder in folders for path in sorted(folder.iterdir()) if wanted.tells(path.name) and path.is_file()]
+    references = pictures_of(samples)
+    for path in dict.fromkeys(map(Path.resolve, paths)):
+        wanted.read_told(str(path), path.read_bytes(), references.keys(), matches)
+    return [(path.name, *size_and_time(path)) for path in paths]
 
 
 def _items(cache: CacheFiles, paths: Sequence[str], unreadable: list[str]) -> Iterator[diffusion_pipe.Item]:
@@ -418,23 +433,23 @@ def _make(family: Family, wanted: Format, claims: Mapping[str, Json]) -> dict[st
 
 def _encoders(
     cache: CacheFiles, matches: Matches, family: Family | None, request: ImportRequest, made: Mapping[str, Recipe]
-) -> "tuple[_Captions | _Pictures, ...]":
+) -> "tuple[_FileEncoder, ...]":
     """Who reads the files: of what is asked for, or of what there is. Raises BadInput for text that is not understood."""
     if family is None:
         return ()
     asked = request.encode or tuple(name for name, places in (("text", matches.text), ("latents", matches.latents)) if places)
-    found: list[_Captions | _Pictures] = []
+    found: list[_FileEncoder] = []
     if "text" in asked:
         if cache.format.name not in family.text:
             able = ", ".join(sorted(family.text)) or "none"
             message = f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
             raise BadInput(message)
         recipe = text_recipe(family, cache.format, _claims(request, made.get("text")))
-        found.append(_Captions(recipe, cache, matches.text, family))
+        found.append(_FileEncoder(recipe, _Captions(recipe, cache, matches.text, family), cache))
     if "latents" in asked:
         vae = made.get("latents")
         recipe = latents_recipe(family, cache.format, _claims(request, vae), vae)
-        found.append(_Pictures(recipe, cache, matches.latents, family))
+        found.append(_FileEncoder(recipe, _Pictures(recipe, cache, matches.latents, matches.told, family), cache))
     return tuple(found)
 
 
@@ -443,32 +458,21 @@ def _claims(request: ImportRequest, made: Recipe | None) -> dict[str, Json]:
 
 
 @dataclass(slots=True)
-class _Captions:
-    """Implements `unit.Encoder` for imported text."""
+class _FileEncoder:
+    """Implements `unit.Encoder` for imported values: their files are read in place of a model's being called."""
 
     recipe: Recipe
+    values: "_Captions | _Pictures"
     cache: CacheFiles
-    places: Mapping[str, Place]
-    family: Family
     window: int = _TOGETHER
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption, which no file is read for. Raises EncodeFailed where the cache has none of it."""
-        del read
-        caption = str(request["caption"])
-        place = self.places.get(caption)
-        if place is None:
-            message = f"no file of {self.cache.root} is of the caption {caption[:80]!r}"
-            raise EncodeFailed(message)
-        digest = digest_text(caption)
-        key = caption_key(self.recipe.fingerprint, caption)
-        return Resolved(key, place, {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+        """The key of a caption or picture. Raises EncodeFailed where the cache has none of it, OSError."""
+        return self.values.resolve(request, read)
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Read the file. Raises EncodeFailed, OSError."""
-        place: Place = resolved.item
-        text = self.cache.text(place, self.cache.bytes_at(place), self.family)
-        return Prepared({**text.tensors, **text.others}, IMPORTED)
+        """The tensors of its file. Raises EncodeFailed, OSError."""
+        return Prepared(self.values.tensors_of(resolved), IMPORTED)
 
     def batch_limit(self, group: Hashable) -> int:
         """Files are read one by one; so many are handed on together."""
@@ -484,15 +488,46 @@ class _Captions:
         self.cache.torch.close()
 
 
-@dataclass(slots=True)
-class _Pictures:
-    """Implements `unit.Encoder` for imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
+@dataclass(frozen=True, slots=True)
+class _Captions:
+    """Imported text. Its key needs no file."""
 
     recipe: Recipe
     cache: CacheFiles
     places: Mapping[str, Place]
     family: Family
-    window: int = _TOGETHER
+    role: str = CAPTION
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key of a caption. Raises EncodeFailed where the cache has none of it."""
+        del read
+        caption = str(request["caption"])
+        place = self.places.get(caption)
+        if place is None:
+            message = f"no file of {self.cache.root} is of the caption {caption[:80]!r}"
+            raise EncodeFailed(message)
+        digest = digest_text(caption)
+        key = caption_key(self.recipe.fingerprint, caption)
+        return Resolved(key, place, {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+
+    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
+        """Read the file. Raises EncodeFailed, OSError."""
+        place: Place = resolved.item
+        text = self.cache.text(place, self.cache.bytes_at(place), self.family)
+        return {**text.tensors, **text.others}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """Imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
+
+    recipe: Recipe
+    cache: CacheFiles
+    places: Mapping[str, Place]
+    told: Mapping[str, Sequence[Told]]
+    """What further files say of each picture."""
+    family: Family
+    role: str = IMAGE
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it, OSError."""
@@ -506,11 +541,32 @@ class _Pictures:
         latents = self.cache.latents(place, data, self.family)
         self._check_channels(place, latents)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
-        facts = _placed({**latents.facts, "bucket": [width * factor, height * factor]}, picture)
+        told = self._told(reference, (width * factor, height * factor))
+        facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, picture)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
-        about = {"input_digest": digest, "bucket": facts["bucket"], **_provenance(self.recipe, place, cached, latents.info)}
+        provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})
+        about = {"input_digest": digest, "bucket": facts["bucket"], **provenance}
         return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, about, facts)
+
+    def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
+        """What further files say of a picture that was cut to this bucket; nothing where none does. Raises EncodeFailed.
+
+        A file of another resolution says nothing of these latents; where none is of theirs, nobody knows how they were cut.
+        """
+        those = self.told.get(reference, ())
+        fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
+        if those and not fitting:
+            sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])
+            message = (
+                f"{those[0].path} says that it was cut to {sizes}, and its latents are of {bucket[0]}x{bucket[1]}: it is of another run"
+            )
+            raise EncodeFailed(message)
+        if len({canonical(dict(one.facts)) for one in fitting}) > 1:
+            names = " and ".join(one.path for one in fitting[:3])
+            message = f"{names} say different things of it: leave the one that counts there"
+            raise EncodeFailed(message)
+        return fitting[0] if fitting else Told("", {})
 
     def _check_channels(self, place: Place, latents: Latents) -> None:
         channels = int(self.recipe.read["channels"])
@@ -518,22 +574,9 @@ class _Pictures:
             message = f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}"
             raise EncodeFailed(message)
 
-    def prepare(self, resolved: Resolved) -> Prepared:
+    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
         """What was read already."""
-        return Prepared(resolved.item, IMPORTED)
-
-    def batch_limit(self, group: Hashable) -> int:
-        """As of captions."""
-        del group
-        return _TOGETHER
-
-    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """What was read."""
-        return lambda: dict(batch)
-
-    def close(self) -> None:
-        """End the process that reads files with pickles."""
-        self.cache.torch.close()
+        return resolved.item
 
 
 def _provenance(recipe: Recipe, place: Place, cached: str | None = None, info: Mapping[str, Json] | None = None) -> dict[str, Json]:
@@ -572,11 +615,11 @@ def _measured(picture: bytes) -> tuple[int, int] | None:
 # The plan
 
 
-def _columns(encoders: "Sequence[_Captions | _Pictures]", cached: str) -> list[ColumnRequest]:
+def _columns(encoders: Sequence[_FileEncoder], cached: str) -> list[ColumnRequest]:
     """A column for each encoder. As an option stands what the cache was: where a file of it changed, all are looked at again."""
     columns: list[ColumnRequest] = []
     for number, encoder in enumerate(encoders):
-        role = CAPTION if isinstance(encoder, _Captions) else IMAGE
+        role = encoder.values.role
         columns.append(ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached}), partial(_requests, role)))
     return columns
 
@@ -586,13 +629,11 @@ def _requests(role: str, sample: Sample) -> list[Request]:
     return [request_for(role, {}, value, {}) for value in values]
 
 
-def _plan(
-    request: ImportRequest, listing: Listing, samples: Sequence[Sample], encoders: "Sequence[_Captions | _Pictures]", cached: str
-) -> Plan:
+def _plan(request: ImportRequest, listing: Listing, samples: Sequence[Sample], encoders: Sequence[_FileEncoder], cached: str) -> Plan:
     """Lay out the plan; `cached` digests names, sizes and times of the cache's files."""
     columns = _columns(encoders, cached)
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
-    empty = [number for number, encoder in enumerate(encoders) if isinstance(encoder, _Captions) and "" in encoder.places]
+    empty = [number for number, encoder in enumerate(encoders) if encoder.values.role == CAPTION and "" in encoder.values.places]
     return build_plan(
         catalog=request.name,
         request=digest_parts("cachestore-import", request.name, request.captions, cached, *fingerprints).hex(),

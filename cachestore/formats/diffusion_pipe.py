@@ -16,7 +16,7 @@ from typing import Final
 
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import DIFFUSION_PIPE, Family
-from cachestore.formats.matching import Matches, Place, first_caption, pictures_of
+from cachestore.formats.matching import Matches, Place, first_caption, pictures_of, reference_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Text, refuse, reshaped, without_batch
 from cachestore.keys import Json
@@ -88,7 +88,7 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
     text: dict[str, list[Item]] = {}
     strangers = 0
     for item in items:
-        reference = _reference(str(item.values.get(f"{_SPEC}.1", "")), pictures)
+        reference = reference_of(str(item.values.get(f"{_SPEC}.1", "")), pictures)
         if reference is None:
             strangers += 1
         else:
@@ -108,12 +108,6 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         matches.take_text(first_caption(pictures[reference]), replace(first, more=tuple(rest)))
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
-
-
-def _reference(path: str, pictures: Mapping[str, Sample]) -> str | None:
-    """The reference at the end of a path; the longest, as `a/1.png` ends with `1.png` too."""
-    parts = path.replace("\\", "/").split("/")
-    return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures), None)
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:

@@ -3,7 +3,7 @@
 A file that could be of two samples is of none: nothing is ever paired by luck.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -29,6 +29,17 @@ class Place:
     """Further places that hold the rest of the value."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one of a trainer's further files says of a picture."""
+
+    path: str
+    facts: Mapping[str, Json]
+    """`size`, `bucket` and `resized` (width, height), and `crop` (left, top, right, bottom of what was resized), in pixels."""
+    info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """The rest."""
+
+
 @dataclass(slots=True)
 class Matches:
     """Which file each sample's values lie in."""
@@ -44,6 +55,8 @@ class Matches:
     families: dict[str, Family] = field(default_factory=dict[str, Family])
     """Those that names of files tell, by name."""
     remarks: list[str] = field(default_factory=list[str])
+    told: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
+    """What further files say, by the picture's reference."""
 
     def counts(self, family: Family | None) -> bool:
         """Whether a file of this family counts, which is remembered; one whose name tells none does."""
@@ -96,6 +109,12 @@ def stem_of(reference: str) -> str:
 def pictures_of(samples: Iterable[Sample]) -> dict[str, Sample]:
     """Each picture that is trained on, by its reference; a sample without one has none."""
     return {reference: sample for sample in samples for reference in sample.images.get(IMAGE, ())[:1]}
+
+
+def reference_of(path: str, pictures: Collection[str]) -> str | None:
+    """The reference at the end of a path as it was on another machine; the longest, as `a/1.png` ends with `1.png` too."""
+    parts = path.replace("\\", "/").split("/")
+    return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures), None)
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, Sample]]:

@@ -2,18 +2,25 @@
 
 md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; older files a tuple
 SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second was written before names were digests
+
+Beside the pictures lie two files of JSON for each data set. What they say of sizes and crops is nowhere else.
+
+aspect_ratio_bucket_metadata_ID.json      by the picture's absolute path: sizes (width, height), and the crop's (top, left)
+aspect_ratio_bucket_indices_ID.json       by aspect ratio: the paths of the pictures that are trained on
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 
+from cachestore.errors import BadInput
 from cachestore.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, pictures_of, stem_of
+from cachestore.formats.matching import Matches, Named, Place, Told, View, pictures_of, reference_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
 from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -25,6 +32,8 @@ _BOTH: Final = "vae/"
 """Where latents lie in a folder that holds text too, as an export does."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
+_TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+_SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """What older files hold, by position."""
 
@@ -66,6 +75,70 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             matches.take_latents(next(iter(references)), Place(path))
         elif references:
             matches.remarks.append(f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
+
+
+def tells(name: str) -> bool:
+    """Whether a file of this name says how pictures were cut, or which are trained on."""
+    return _TELLS.fullmatch(name) is not None
+
+
+def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
+    """Take in what one of the two files says of these pictures, whose paths end with their references. Raises BadInput.
+
+    An entry that makes no sense is passed over, and so is one of another picture; the first kind is remarked.
+    """
+    try:
+        body: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        message = f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre"
+        raise BadInput(message) from error
+    found = _TELLS.fullmatch(PurePosixPath(name).name)
+    if found is not None and found["kind"] == "indices":
+        _read_indices(name, body, references, matches)
+        return
+    senseless = 0
+    for path, entry in _as_mapping(body).items():
+        reference = reference_of(path, references)
+        facts = _facts_of(_as_mapping(entry)) if reference is not None else None
+        if reference is not None and facts is not None:
+            info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
+            matches.told.setdefault(reference, []).append(Told(name, facts, info))
+        senseless += reference is not None and facts is None
+    if senseless:
+        matches.remarks.append(f"{senseless} entries of {name} have no sizes that make sense, and are passed over")
+
+
+def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
+    """Say which pictures the data set left out: they have no latents, and need none."""
+    buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
+    paths = [path for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
+    listed = {reference_of(str(path), references) for path in paths}
+    lacking = sorted(set(references) - listed)
+    if lacking and len(lacking) < len(references):
+        named = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        matches.remarks.append(f"{len(lacking)} pictures are in no bucket of {name}, so SimpleTuner left them out: {named}")
+
+
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Sizes and crop as the catalog keeps them; None where they are not all there, or cannot be."""
+    pairs = {name: _pair(entry.get(name), least=1) for name in _SIZES} | {"crop": _pair(entry.get("crop_coordinates"), least=0)}
+    if None in pairs.values():
+        return None
+    top, left = cast("tuple[int, int]", pairs.pop("crop"))
+    facts: dict[str, Any] = {_SIZES[name]: list(cast("tuple[int, int]", pair)) for name, pair in pairs.items()}
+    width, height = facts["bucket"]
+    return {**facts, "crop": [left, top, left + width, top + height]}
+
+
+def _pair(value: object, *, least: int) -> tuple[int, int] | None:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    if len(numbers) != 2 or not all(type(number) is int and least <= number < 1 << 31 for number in numbers):
+        return None
+    return cast("tuple[int, int]", tuple(numbers))
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:

@@ -1,6 +1,6 @@
 """The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -48,6 +48,10 @@ class Format:
     read_latents: Callable[[Contents, Family, Place], Latents]
     read_text: Callable[[Contents, Family, Place], Text]
     writing: Writing | None
+    tells: Callable[[str], bool] = lambda _name: False
+    """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
+    read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
+    """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
 
 
 FORMATS: Final = {
@@ -78,6 +82,8 @@ FORMATS: Final = {
             simpletuner.read_latents,
             simpletuner.read_text,
             Writing(simpletuner.latents_file, simpletuner.text_file, "a folder each", frozenset({"drawn crops"}), is_text_shared=True),
+            tells=simpletuner.tells,
+            read_told=simpletuner.read_told,
         ),
         Format(
             MUSUBI,

@@ -191,6 +191,30 @@ def write_simpletuner(text, vae, family, pictures=PICTURES, *, dtype=torch.bfloa
         torch.save(latents_of(picture, family, dtype), path)
 
 
+def st_sizes(picture, *, left=0):
+    """What SimpleTuner knows of a picture that was cut from a larger one, `left` pixels beside the centre."""
+    height, width = (8 * side for side in picture.latent)
+    return {
+        "original_size": list(picture.size),
+        "intermediary_size": [width + 20, height + 7],
+        "target_size": [width, height],
+        "crop_coordinates": [3, 10 + left],
+        "aspect_ratio": round(width / height, 2),
+        "luminance": 93.5,
+    }
+
+
+def write_st_sizes(data, name, pictures=PICTURES, *, left=0, root="/elsewhere/data"):
+    """The two files that SimpleTuner keeps beside the pictures, as they were made on a machine where the data lay elsewhere."""
+    known = {f"{root}/{picture.reference}": st_sizes(picture, left=left) for picture in pictures}
+    buckets: dict[str, list[str]] = {}
+    for path, sizes in known.items():
+        buckets.setdefault(str(sizes["aspect_ratio"]), []).append(path)
+    indices = {"config": {"resolution": 1.0}, "aspect_ratio_bucket_indices": buckets}
+    (data / f"aspect_ratio_bucket_metadata_{name}.json").write_text(json.dumps(known))
+    (data / f"aspect_ratio_bucket_indices_{name}.json").write_text(json.dumps(indices))
+
+
 def read_simpletuner(text, vae, picture, family):
     """What SimpleTuner takes of its folders: it trusts names, and finds a tensor of latents and a dict of text."""
     latents = torch.load(st_latents_path(vae, picture), weights_only=True)

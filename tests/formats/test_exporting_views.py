@@ -19,6 +19,7 @@ from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
 from tests.formats import trainers
+from tests.formats.caches import bring, send
 from tests.loading import stores
 
 pytestmark = pytest.mark.torch
@@ -124,15 +125,6 @@ def make_store(path, wanted=Wanted()):
     return path
 
 
-def send(kind, store, out, **options):
-    return cs.export_cache(store, format=kind, folder=out, **options)
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out"
-
-
 def same(array, tensor):
     return torch.equal(torch.from_numpy(np.asarray(array)), tensor)
 
@@ -167,7 +159,7 @@ def test_a_file_of_several_resolutions_that_was_imported_goes_back_as_it_was(tmp
     small["latents_2x4"] = small["latents_flipped_2x4"] = np.ones((16, 2, 4), np.float32)
     before = {**np.load(path), **small}
     np.savez(path, **before)
-    cs.import_cache("sd-scripts", data, store=store, data=data, claims={"model": "x"}, encode=["latents"])
+    bring("sd-scripts", data, store, data, encode=["latents"])
     send("sd-scripts", store, out)
     after = dict(np.load(trainers.sd_latents_path(out, trainers.PICTURES[0], "flux")))
     assert before.keys() == after.keys()

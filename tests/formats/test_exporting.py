@@ -11,40 +11,14 @@ import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, NO_STORE, OK, main
 from cachestore.errors import BadInput
 from cachestore.exporting import NOTE
-from cachestore.formats.torch_files import read_torch
 from tests.formats import trainers
+from tests.formats.caches import bring, equal, send
 from tests.formats.trainers import PICTURES
 from tests.loading import stores
-from tests.test_importing import bring, equal
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
 SCALES = {"sdxl": (0.13025, 0.0), "sd3": (1.5305, 0.0609), "flux": (0.3611, 0.1159)}
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch):
-    """As in test_importing."""
-    monkeypatch.setattr("cachestore.untrusted.TorchFiles.read", lambda _files, data: read_torch(data))
-
-
-@pytest.fixture
-def data(tmp_path):
-    return trainers.make_source(tmp_path / "data")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out"
-
-
-def send(kind, store, out, **options):
-    return cs.export_cache(store, format=kind, folder=out, **options)
 
 
 def bucket(picture):

@@ -1,9 +1,9 @@
 """Import: caches of each trainer become data sets, bit for bit; what is no sample's, or cannot be read, is named and hides nobody else."""
 
+import dataclasses
 import json
 import os
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,35 +14,14 @@ import cachestore as cs
 from cachestore.claims import IMPORTED
 from cachestore.cli import ERROR, FAILURES, OK, main
 from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.formats.torch_files import read_torch
 from cachestore.keys import digest_bytes
 from tests.formats import trainers
+from tests.formats.caches import CLAIMS, bring, equal
 from tests.formats.trainers import PICTURES
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
-CLAIMS = {"model": "a model"}
 ONE = PICTURES[:1]
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch):
-    """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
-    monkeypatch.setattr("cachestore.untrusted.TorchFiles.read", lambda _files, data: read_torch(data))
-
-
-@pytest.fixture
-def data(tmp_path):
-    return trainers.make_source(tmp_path / "data")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "store"
-
-
-def bring(kind, folder, store, data, claims: Any = CLAIMS, **options: Any):
-    return cs.import_cache(kind, folder, store=store, data=data, claims=claims, **options)
 
 
 def sample_of(store, picture, name="train", **options):
@@ -60,11 +39,6 @@ def entry(store, picture, column="latents", name="train"):
         key = found.row_keys(list(catalog.ids).index(picture.reference))[0]
         assert key is not None
         return reader.get(key), reader.describe(key).meta
-
-
-def equal(one, other):
-    """Bit for bit."""
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def check_text(sample, picture, family, dtype):
@@ -140,6 +114,79 @@ def test_older_tuples_and_names_of_simpletuner_are_read_too(tmp_path, data, stor
     sample = sample_of(store, ONE[0])
     assert equal(sample["latents"], trainers.latents_of(ONE[0], "sdxl"))
     check_text(sample, ONE[0], "sdxl", torch.bfloat16)
+
+
+def sizes_of(sample):
+    return [sample[name].tolist() for name in ("original_size", "crop_top_left", "target_size")]
+
+
+def test_sizes_and_crops_are_those_that_simpletuner_noted_beside_the_pictures(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    trainers.write_st_sizes(data, "train")
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert (report.complete, report.remarks, report.unmatched) == (True, (), ())
+    for picture in PICTURES:
+        height, width = (8 * side for side in picture.latent)
+        assert sizes_of(sample_of(store, picture)) == [list(reversed(picture.size)), [3, 10], [height, width]]
+        assert entry(store, picture)[1]["imported"]["info"]["luminance"] == 93.5
+
+
+def test_a_changed_note_of_crops_is_taken_over_by_the_next_import(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    centred = sizes_of(sample_of(store, ONE[0]))
+    trainers.write_st_sizes(data, "train")
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert (report.report.encoded, report.report.reused) == (0, 3)
+    assert sizes_of(sample_of(store, ONE[0]))[1] == [3, 10] != centred[1]
+
+
+def test_of_the_notes_of_several_resolutions_that_of_the_latents_counts(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    trainers.write_st_sizes(data, "fitting", left=2)
+    larger = [dataclasses.replace(picture, latent=(16, 16)) for picture in PICTURES]
+    trainers.write_st_sizes(data, "larger", larger)
+    assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").complete
+    assert sizes_of(sample_of(store, ONE[0]))[1] == [3, 12]
+
+
+def test_latents_that_no_note_fits_and_notes_that_differ_are_failures_that_name_them(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    trainers.write_st_sizes(data, "larger", [dataclasses.replace(PICTURES[0], latent=(16, 16))])
+    trainers.write_st_sizes(data, "one", PICTURES[1:])
+    trainers.write_st_sizes(data, "other", PICTURES[1:2], left=4)
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    reasons = {failure["sample"]: failure["reason"] for failure in report.report.failures}
+    assert "says that it was cut to 128x128, and its latents are of 64x48" in reasons[PICTURES[0].reference]
+    assert "say different things of it" in reasons[PICTURES[1].reference]
+    assert len(reasons) == 2
+    assert any("1 pictures are in no bucket" in remark or "are in no bucket" in remark for remark in report.remarks)
+
+
+@pytest.mark.parametrize("entry", [None, {}, {"original_size": [1, 2]}, {**trainers.st_sizes(ONE[0]), "target_size": [0, 8]}])
+def test_a_note_without_sense_is_remarked_and_the_crop_is_taken_to_be_at_the_centre(tmp_path, data, store, entry):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", name="without")
+    (data / "aspect_ratio_bucket_metadata_x.json").write_text(json.dumps({f"/x/{ONE[0].reference}": entry}))
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert ["1 entries of" in remark for remark in report.remarks] == [True]
+    assert sizes_of(sample_of(store, ONE[0])) == sizes_of(sample_of(store, ONE[0], "without"))
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_note_that_is_no_json_is_an_error_that_names_it(tmp_path, data, store, text):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    (data / "aspect_ratio_bucket_metadata_x.json").write_text(text)
+    with pytest.raises(BadInput, match=r"metadata_x\.json is no JSON"):
+        bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+
+
+def test_a_refused_import_leaves_no_store_behind(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    for options in ({"family": "wan", "encode": ["text"]}, {}, {"family": "sdxl", "model": str(tmp_path / "no-model")}):
+        with pytest.raises(BadInput):
+            bring("simpletuner", tmp_path / "vae", store, data, **options)
+        assert not store.exists()
 
 
 @pytest.mark.parametrize("family", ["flux", "wan", "qwen-image", "z-image"])

@@ -12,11 +12,10 @@ import cachestore as cs
 from cachestore.cli import DAMAGE, main
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.formats.torch_files import read_torch
 from cachestore.keys import Recipe, digest_text
 from tests.formats import trainers
+from tests.formats.caches import bring
 from tests.formats.trainers import PICTURES
-from tests.test_importing import bring
 
 pytestmark = pytest.mark.torch
 
@@ -70,12 +69,7 @@ class Vae(TextModel):
 
 
 @pytest.fixture
-def data(tmp_path):
-    return trainers.make_source(tmp_path / "data")
-
-
-@pytest.fixture
-def models(data, monkeypatch):
+def models(data, monkeypatch, torch_files_read_here):
     """The models behind `--model`, by name; loading one takes nothing."""
     pictures = {(data / picture.reference).read_bytes(): picture for picture in PICTURES}
 
@@ -87,7 +81,6 @@ def models(data, monkeypatch):
 
     monkeypatch.setattr("cachestore.importing.encoders_of", encoders_of)
     monkeypatch.setattr("cachestore.claims.encoders_of", encoders_of)
-    monkeypatch.setattr("cachestore.untrusted.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 def test_what_the_claimed_model_makes_is_what_it_is_claimed_to_be(tmp_path, data, models):
