@@ -8,7 +8,7 @@ not scaled up), `crop` ("random", with its `seed`), `variants` (so many random c
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from cachestore.keys import Json, Key, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK
@@ -38,17 +38,43 @@ def caption_key(fingerprint: str, caption: str) -> Key:
     return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
 
 
+WITHIN: Final = "within"
+"""In a request: the part of a picture that counts, (left, top, right, bottom) in its pixels."""
+STATED: Final = "stated"
+"""In a request: what the source says is the picture's (width, height)."""
+CROP: Final = "crop"
+"""The column of a source that says so."""
+SIZE: Final = "size"
+"""Likewise."""
+
+_OF_SAMPLES: Final = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
+
+
 def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The options of a column for one sample, by its columns: with the resolution of its source."""
+    """The options of a column for one sample, by its columns: with the resolution of its source, its own crop and its stated size."""
     by_source: Mapping[str, Json] | None = options.get(RESOLUTIONS)
+    own = framing_of(extras)
     if by_source is None:
-        return options
+        return {**options, **own} if own else options
     plain = {name: value for name, value in options.items() if name != RESOLUTIONS}
-    return plain | {"resolution": by_source.get(str(extras.get(SOURCE)), plain["resolution"])}
+    return plain | own | {"resolution": by_source.get(str(extras.get(SOURCE)), plain["resolution"])}
+
+
+def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
+    """What a sample's columns say of its picture alone. Of older stores they may hold anything: what is no such numbers says nothing."""
+    return {name: extras[column] for name, column, count in _OF_SAMPLES if _are_numbers(extras.get(column), count)}
+
+
+def _are_numbers(value: Json, count: int) -> bool:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    return len(numbers) == count and all(type(number) is int for number in numbers)
 
 
 LIKE: Final = "like"
 """In a request: the picture with which an image is placed in its bucket."""
+
+FRAMED: Final = frozenset({IMAGE, MASK})
+"""The roles of what a sample's own crop cuts."""
 
 RANDOM: Final = "random"
 """The option `crop` of a column, where crops are drawn."""
@@ -83,12 +109,14 @@ def request_for(
 
     `number` is that of the cell among those of its input. `images` are the sample's references by role; those of the role that the
     column's options name come with a caption, none of none. A mask, and a control image whose crop is drawn, are placed as the picture.
+    The sample's own crop is of its picture and mask.
     """
     if role == CAPTION:
         shown = options.get(SHOWN)
         return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
     request: dict[str, Json] = {"image": value, "role": role}
-    request |= {name: option for name, option in options.items() if name not in {"variants", "flip"}}
+    left_out = {"variants", "flip"} if role in FRAMED else {"variants", "flip", WITHIN, STATED}
+    request |= {name: option for name, option in options.items() if name not in left_out}
     if options.get("crop") == RANDOM:
         request["variant"] = number // sides_each(options)
     if number % sides_each(options):

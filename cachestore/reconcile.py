@@ -5,6 +5,7 @@ every file is create-only, and what is present is read from the segments, not fr
 pass over a million units that are there takes seconds.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -18,13 +19,17 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.table import Digests
 from cachestore.inputs import (
+    CROP,
+    FRAMED,
     NO_STAT,
+    SIZE,
     Stat,
     cells_each,
     combined_digest,
     combined_stat,
     companions,
     digests_of,
+    framing_of,
     is_of_files,
     references_of,
     request_for,
@@ -183,10 +188,13 @@ class Reconciler:
     def _earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
         """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
 
-        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is.
+        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is. A
+        picture is another where the sample's own crop is, or the size that it should have.
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         has_same_rows = all(_has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
+        has_frames = earlier.role in FRAMED and not _has_same_extras(self.plan, catalog)
+        has_same_rows = has_same_rows and not has_frames
         if has_same_rows and np.array_equal(_numbers(at), _numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
@@ -196,6 +204,8 @@ class Reconciler:
         for row, sample in enumerate(self.plan.ids):
             other = rows.get(sample)
             if other is None or any(_images_in(self.plan, row, role) != _images_in(catalog, other, role) for role in others):
+                continue
+            if has_frames and _framing(self.plan, row) != _framing(catalog, other):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
             for number, (cell, place) in enumerate(cells):
@@ -536,6 +546,18 @@ def _has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:
     inputs = "captions" if role == CAPTION else f"images/{role}"
     names = [f"{column}{part}" for column in ("ids", inputs) for part in (".text", ".offsets")]
     return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in [*names, f"{inputs}/at"])
+
+
+def _has_same_extras(plan: Plan, catalog: Catalog) -> bool:
+    """Whether the further columns of all samples are the same, as the checksums say."""
+    names = ("extras.text", "extras.offsets")
+    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
+
+
+def _framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:
+    """What a row says of its picture alone. Most say nothing, and are not parsed."""
+    text = rows.extras[row]
+    return framing_of(json.loads(text)) if any(f'"{column}"' in text for column in (CROP, SIZE)) else {}
 
 
 def _cells_of(column: KeyColumn) -> Cells:

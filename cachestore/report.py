@@ -3,6 +3,7 @@
 Reads, and changes nothing in the store. Needs neither torch nor the models; Pillow only for the colours of thumbnails.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
 from cachestore.forecast import TRAINING_BATCH
+from cachestore.inputs import WITHIN, framing_of
 from cachestore.keys import Json
 from cachestore.page.document import make_page
 from cachestore.page.numbers import (
@@ -241,4 +243,6 @@ def _thumbnails(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], dra
         bucket: Sequence[int] = one.cell.facts.get("bucket", ())
         _channels, height, width = one.latents.shape
         size = "x".join(map(str, bucket)) or f"{width}x{height} latents"
+        within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
+        size += f" of {within}" if within else ""
         yield Thumbnail(one.sample, references[0] if references else "", captions[0] if captions else "", size, draw(one), width, height)

@@ -33,9 +33,9 @@ class Sample:
     captions: tuple[str, ...] = ("",)
     """At least one; a missing caption is the empty one."""
     size: tuple[int, int] | None = None
-    """(width, height) in pixels, where a manifest says it."""
+    """(width, height) in pixels of the upright picture, which is held against its file. Of a listed source it is the column `size`."""
     crop: tuple[int, int, int, int] | None = None
-    """(left, top, right, bottom) in pixels of the upright image, where a manifest says it."""
+    """(left, top, right, bottom) in pixels of the upright picture: the part that is encoded. Of a listed source it is the column `crop`."""
     extras: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Every other column of a manifest; comes out in the batch."""
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, Protocol
+from typing import Any, BinaryIO, Final, Literal, Protocol, cast
 
 from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
+from cachestore.inputs import CROP, SIZE
 from cachestore.keys import Json, canonical, digest_parts, digest_text
 from cachestore.samples import CONTROL, IMAGE, Sample
 
@@ -38,10 +39,11 @@ IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".g
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 _METADATA: Final = ("metadata.jsonl", "metadata.csv")
 _REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask"}
+_EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
     {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
 )
-_NOT_YET: Final = frozenset({"video", "crop"})
+_NOT_YET: Final = frozenset({"video"})
 
 
 class Files(Protocol):
@@ -412,10 +414,20 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if None in row:
                 message = f"{path}, line {rows.line_num}: more cells than the first line has columns"
                 raise BadInput(message)
-            yield rows.line_num, {column: value for column, value in row.items() if value or column not in _REFERENCES}
+            yield rows.line_num, {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
     except csv.Error as error:
         message = f"{path}, line {rows.reader.line_num}: {error}"
         raise BadInput(message) from error
+
+
+def _cell(column: str, text: Any) -> Any:
+    """The value of a table's cell: of a crop or size the list that it spells, of all others the text itself."""
+    if column not in {CROP, SIZE}:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
@@ -462,6 +474,7 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     default = images[IMAGE][0] if IMAGE in images else digest_text("\n".join(captions))
     extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
     taken = sorted(_BATCH_NAMES & extras.keys())
+    extras = _with_framing(extras, where, has_picture=IMAGE in images)
     if taken:
         message = f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name"
         raise BadInput(message)
@@ -471,6 +484,32 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     elif any("\n" in caption.strip() for caption in captions):
         remarks.multi_line.append(sample)
     return Sample(sample, images, captions, extras=extras)
+
+
+def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) -> dict[str, Json]:
+    """The columns with `size` and `crop` checked; null is left out. Raises BadInput for what neither can be."""
+    extras = {column: value for column, value in extras.items() if value is not None or column not in {CROP, SIZE}}
+    size, crop = extras.get(SIZE), extras.get(CROP)
+    if size is not None and not (_are_whole(size, 2) and min(size) >= 1):
+        message = f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
+        raise BadInput(message)
+    if crop is None:
+        return extras
+    if not _are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
+        message = f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}"
+        raise BadInput(message)
+    if not has_picture:
+        message = f"{where}: crop is a part of the picture, and this row has no image"
+        raise BadInput(message)
+    if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
+        message = f"{where}: the crop {crop} sticks out of a picture of the size {size}"
+        raise BadInput(message)
+    return extras
+
+
+def _are_whole(value: object, count: int) -> bool:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    return len(numbers) == count and all(type(number) is int for number in numbers)
 
 
 def _texts(value: object, where: str) -> tuple[str, ...]:

@@ -366,6 +366,39 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, row, says):
     assert says in str(refused.value)
 
 
+def test_size_and_crop_travel_beside_the_sample(tmp_path):
+    rows = {"image": "a.png", "size": [100, 70], "crop": [0, 10, 100, 70]}, {"image": "b.png", "size": None}
+    assert [sample.extras for sample in listed(manifest(tmp_path / "m.jsonl", *rows)).samples] == [
+        {"size": [100, 70], "crop": [0, 10, 100, 70]},
+        {},
+    ]
+
+
+def test_size_and_crop_of_a_table_are_spelled_as_json(tmp_path):
+    folder(tmp_path, {"metadata.csv": 'file_name,text,size,crop\na.png,a,"[100, 70]","[0, 0, 9, 9]"\nb.png,b,,\n'})
+    assert [sample.extras for sample in listed(tmp_path).samples] == [{"size": [100, 70], "crop": [0, 0, 9, 9]}, {}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"size": "large"}, r"size is \[width, height\] of the picture in whole pixels, not 'large'"),
+        ({"size": [100]}, "size is"),
+        ({"size": [100, 0]}, "size is"),
+        ({"size": [100.0, 70]}, "size is"),
+        ({"crop": [1, 2, 3]}, r"crop is \[left, top, right, bottom\]"),
+        ({"crop": [5, 0, 5, 9]}, "crop is"),
+        ({"crop": [-1, 0, 5, 9]}, "crop is"),
+        ({"crop": [0, 0, True, 9]}, "crop is"),
+        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "sticks out of a picture of the size"),
+        ({"crop": [0, 0, 9, 9], "image": None}, "this row has no image"),
+    ],
+)
+def test_a_size_or_crop_that_cannot_be_is_named_by_file_and_line(tmp_path, columns, says):
+    with pytest.raises(BadInput, match=r"m\.jsonl, line 1: .*" + says):
+        listed(manifest(tmp_path / "m.jsonl", {"image": "a.png", "caption": "a", **columns}))
+
+
 def test_a_manifest_that_is_not_utf_8_is_refused(tmp_path):
     folder(tmp_path, {"data.jsonl": b'{"id": "caf\xe9"}'})
     with pytest.raises(BadInput, match=r"data\.jsonl is not UTF-8"):

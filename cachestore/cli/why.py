@@ -1,12 +1,13 @@
 """`cachestore why`: why a sample is, or is not, ready to train on; field by field."""
 
 import argparse
+import json
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import DAMAGE, OK, add_store, print_json, say
 from cachestore.errors import BadInput
-from cachestore.inputs import RANDOM, cells_each
+from cachestore.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
 if TYPE_CHECKING:
     from cachestore.reader import Reader
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
     """What is known of a sample in one data set."""
     cells: list[dict[str, Any]] = []
+    within = framing_of(json.loads(catalog.extras[row])).get(WITHIN)
     for column in catalog.columns:
         for number, cell in enumerate(column.row_cells(row)):
             present = cell.key is not None and cell.key in reader
@@ -57,6 +59,7 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
                     "number": number,
                     "recipe": column.fingerprint,
                     "options": dict(column.options),
+                    "within": within if column.role in FRAMED else None,
                     "key": str(cell.key) if cell.key is not None else None,
                     "input_digest": cell.input.hex(),
                     "facts": {name: list(values) for name, values in cell.facts.items()},
@@ -97,6 +100,7 @@ def _which(cell: dict[str, Any]) -> str:
     view = cell["number"] % cells_each(options)
     words = [f"{cell['encoder']}/{cell['role']}"]
     words += [f"at {options['resolution']}"] if "resolution" in options else []
+    words += [f"of the part {cell['within']}"] if cell["within"] else []
     words += [f"crop {view // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
     return " ".join([*words, "mirrored"] if options.get("flip") and view % 2 else words)
 

@@ -90,9 +90,9 @@ def placement(size: Size, bucket: Size, at: Fraction | None = None) -> Placement
     The side that fits exactly is exact; the other is rounded to the nearest pixel.
     """
     if size.width * bucket.height > size.height * bucket.width:
-        resized = Size(_rounded(size.width * bucket.height, size.height), bucket.height)
+        resized = Size(rounded(size.width * bucket.height, size.height), bucket.height)
     else:
-        resized = Size(bucket.width, _rounded(size.height * bucket.width, size.width))
+        resized = Size(bucket.width, rounded(size.height * bucket.width, size.width))
     left, top = _share(resized.width - bucket.width, at), _share(resized.height - bucket.height, at)
     return Placement(resized, (left, top, left + bucket.width, top + bucket.height))
 
@@ -102,5 +102,6 @@ def _share(excess: int, at: Fraction | None) -> int:
     return excess // 2 if at is None else int((excess + 1) * at)
 
 
-def _rounded(numerator: int, denominator: int) -> int:
+def rounded(numerator: int, denominator: int) -> int:
+    """A quotient of numbers from 0 on, to the nearest whole one; a half upwards."""
     return (2 * numerator + denominator) // (2 * denominator)

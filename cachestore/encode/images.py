@@ -83,19 +83,26 @@ def fit(image: Image.Image, bucket: Size, place: Placement | None = None) -> "tu
     return np.ascontiguousarray(pixels), place
 
 
-def fit_mask(image: Image.Image, size: Size, place: Placement) -> "Pixels":
+def fit_mask(image: Image.Image, size: Size, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
     """Cut a mask where its picture is cut, and shrink it: uint8 [height, width], each the mean of the area that it stands for.
 
-    The mask is as its picture, in any number of pixels: its frame is the picture's.
+    The mask is as its picture, in any number of pixels: its frame is the picture's. Where a part of the picture alone counts, `within` says
+    which, and of how large a picture.
     """
-    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place)))
+    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place, within)))
 
 
-def _box(image: Image.Image, place: Placement) -> tuple[float, float, float, float]:
+def _box(
+    image: Image.Image, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None
+) -> tuple[float, float, float, float]:
     """A crop in pixels of the picture that is not yet scaled."""
+    box, whole = within or ((0, 0, 1, 1), Size(1, 1))
+    one_across, one_down = image.width / whole.width, image.height / whole.height
+    from_left, from_top = box[0] * one_across, box[1] * one_down
+    across, down = (box[2] - box[0]) * one_across / place.resized.width, (box[3] - box[1]) * one_down / place.resized.height
     left, top, right, bottom = place.crop
-    across, down = image.width / place.resized.width, image.height / place.resized.height
-    return left * across, top * down, min(right * across, image.width), min(bottom * down, image.height)
+    ends = min(from_left + right * across, image.width), min(from_top + bottom * down, image.height)
+    return from_left + left * across, from_top + top * down, *ends
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:

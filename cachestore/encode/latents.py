@@ -76,7 +76,8 @@ class LatentsEncoder:
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""
         data, view = resolved.item
-        pixels, _ = images.fit(images.decode(data), view.bucket, view.place)
+        picture = images.decode(data)
+        pixels, _ = images.fit(picture if view.within is None else picture.crop(view.within), view.bucket, view.place)
         pixels = np.ascontiguousarray(pixels[:, ::-1]) if view.is_flipped else pixels
         return Prepared(pixels, view.bucket, cost=view.bucket.width * view.bucket.height)
 

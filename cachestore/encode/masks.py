@@ -58,6 +58,7 @@ class MaskEncoder:
         view = view_of(request, size, digest_of_picture)
         # All that the value depends on of the picture is where it is cut, so pictures of one size share their mask's entry.
         transform = {**view.transform(), "crop": list(view.place.crop), "resized": list(view.place.resized)}
+        transform |= {} if view.within is None else {"size": list(view.size)}
         return Resolved(
             key=input_key(self._fingerprint, {MASK: digest}, transform),
             item=(data, view),
@@ -70,7 +71,7 @@ class MaskEncoder:
         """Cut and shrink a mask: uint8 [1, height, width]."""
         data, view = resolved.item
         size = self._latents_size(view.bucket)
-        made = images.fit_mask(images.decode(data), size, view.place)
+        made = images.fit_mask(images.decode(data), size, view.place, None if view.within is None else (view.within, view.size))
         made = made[:, ::-1] if view.is_flipped else made
         return Prepared(np.ascontiguousarray(made)[None], view.bucket, cost=size.width * size.height)
 

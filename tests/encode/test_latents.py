@@ -313,3 +313,15 @@ def test_weights_that_cannot_be_read_are_bad_input_that_names_the_folder(tiny_mo
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(BadInput, match="cannot load vae from"):
         encode(latents_encoder(folder, digest), [picture()])
+
+
+def test_a_part_of_a_picture_gives_the_pixels_of_a_file_that_was_cut_before(look_alike):
+    """Nothing of what was cut off bleeds in at the edges."""
+    image = Image.open(BytesIO(picture(120, 90)))
+    file = BytesIO()
+    image.crop((25, 5, 115, 65)).save(file, "PNG")
+    part, cut = resolve(look_alike, picture(120, 90), within=[25, 5, 115, 65]), resolve(look_alike, file.getvalue())
+    assert np.array_equal(look_alike.prepare(part).payload, look_alike.prepare(cut).payload)
+    assert part.key != cut.key
+    assert part.meta["within"] == [25, 5, 115, 65]
+    assert resolve(look_alike, picture(120, 90), within=[25, 5, 115, 64]).key != part.key

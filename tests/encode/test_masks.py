@@ -86,3 +86,24 @@ def test_a_mask_of_another_shape_than_its_picture_is_refused():
     with pytest.raises(EncodeFailed, match="the mask has 64 x 64 pixels and its picture 100 x 70"):
         resolve(grey(64, 64), grey(100, 70))
     resolve(grey(33, 23), grey(100, 70))
+
+
+def test_a_mask_is_cut_to_the_part_of_its_picture_that_counts_in_any_number_of_pixels():
+    left = np.zeros((60, 120), np.uint8)
+    left[:, 30:60] = 255
+    for mask in (left, left[::2, ::2], left.repeat(3, 0).repeat(3, 1)):
+        found = made(png(mask), grey(120, 60), within=[30, 0, 90, 60])
+        half = found.shape[2] // 2
+        assert np.unique(found[0, :, : half - 1]).tolist() == [255]
+        assert np.unique(found[0, :, half + 1 :]).tolist() == [0]
+
+
+def test_the_key_of_a_part_of_a_mask_is_of_the_part_and_of_its_pictures_size():
+    mask = grey(120, 60)
+    keys = [
+        resolve(mask, grey(120, 60)).key,
+        resolve(mask, grey(120, 60), within=[30, 0, 90, 60]).key,
+        resolve(mask, grey(120, 60), within=[31, 0, 91, 60]).key,
+        resolve(mask, grey(240, 120), within=[30, 0, 90, 60]).key,
+    ]
+    assert len(set(keys)) == len(keys)

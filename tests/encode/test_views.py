@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.views import View, bucket_of, view_of
+from cachestore.errors import EncodeFailed
 from cachestore.keys import digest_bytes
 
 SIZE, DIGEST = Size(100, 70), digest_bytes(b"a picture")
@@ -72,3 +73,58 @@ def test_a_crop_lies_inside_the_resized_picture_wherever_it_is_taken(width, heig
 def test_without_upscaling_a_small_picture_goes_to_a_bucket_of_its_own_size(size, bucket):
     """A side shorter than a step has no smaller bucket."""
     assert bucket_of({"resolution": 1024, "upscale": False}, Size(*size)) == bucket
+
+
+def framed(within, size=SIZE, **more):
+    return view_of({**PLAIN, "within": list(within), **more}, size, DIGEST)
+
+
+def test_a_part_of_a_picture_has_the_bucket_and_the_crop_of_a_picture_of_its_size():
+    view = framed((30, 10, 80, 60))
+    assert (view.bucket, view.place) == (Size(64, 64), placement(Size(50, 50), Size(64, 64)))
+    assert view.transform() == {"bucket": [64, 64], "crop": "center", "within": [30, 10, 80, 60]}
+    assert bucket_of({**PLAIN, "within": [30, 10, 80, 60]}, SIZE) == view.bucket
+
+
+def test_sizes_and_crop_of_a_part_are_told_in_the_whole_picture():
+    """50 pixels became 64, so the whole of 100 x 70 would be 128 x 90, and the part begins at (38, 13) of it."""
+    assert framed((30, 10, 80, 60)).facts() == {
+        "size": [100, 70],
+        "bucket": [64, 64],
+        "resized": [128, 90],
+        "crop": [38, 13, 102, 77],
+    }
+    assert framed((30, 10, 80, 60), flip=True).facts()["crop"] == [128 - 102, 13, 128 - 38, 77]
+
+
+def test_a_part_that_is_all_of_the_picture_is_the_picture():
+    assert framed((0, 0, 100, 70)) == view_of(PLAIN, SIZE, DIGEST)
+
+
+@pytest.mark.parametrize("within", [(0, 0, 101, 70), (0, 0, 100, 71), (-1, 0, 5, 5), (5, 5, 5, 9)])
+def test_a_part_that_is_not_within_the_picture_is_refused(within):
+    with pytest.raises(EncodeFailed, match="is not within the picture, which is 100 x 70"):
+        framed(within)
+
+
+def test_a_stated_size_is_held_against_the_files_own():
+    assert view_of({**PLAIN, "stated": [100, 70]}, SIZE, DIGEST) == view_of(PLAIN, SIZE, DIGEST)
+    with pytest.raises(EncodeFailed, match="says that the picture is 70 x 100, and its file says 100 x 70"):
+        view_of({**PLAIN, "stated": [70, 100]}, SIZE, DIGEST)
+
+
+@given(
+    size=st.tuples(st.integers(1, 2000), st.integers(1, 2000)),
+    shares=st.tuples(*[st.fractions(0, 1)] * 4),
+    drawn=st.integers(0, 5),
+    is_flipped=st.booleans(),
+)
+def test_the_crop_of_a_part_lies_inside_the_whole_picture(size, shares, drawn, is_flipped):
+    left, right = sorted(int(share * (size[0] - 1)) for share in shares[:2])
+    top, bottom = sorted(int(share * (size[1] - 1)) for share in shares[2:])
+    more = {"crop": "random", "seed": 0, "variant": drawn, "flip": is_flipped}
+    facts = framed((left, top, right + 1, bottom + 1), Size(*size), **more).facts()
+    (width, height), (one, two, three, four) = facts["resized"], facts["crop"]
+    assert 0 <= one < three <= width
+    assert 0 <= two < four <= height
+    assert [three - one, four - two] == facts["bucket"]

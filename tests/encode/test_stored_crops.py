@@ -1,0 +1,145 @@
+"""A sample's own crop and stated size, through a store: one picture of several parts, batches, changes, and what says so."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cachestore as cs
+from cachestore.cli import OK, main
+from tests.encode import tiny
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
+
+OPTIONS: dict[str, Any] = {"encode": ("latents",), "resolution": 64, "bucket_step": 16, "vae_dtype": "float32", "inline": True}
+PARTS = {"whole": None, "left": [0, 0, 60, 90], "right": [60, 10, 120, 90]}
+
+
+def write_rows(folder, rows):
+    path = folder / "m.jsonl"
+    path.write_text("".join(json.dumps({"image": "a.png", "caption": "a", **row}) + "\n" for row in rows))
+    return path
+
+
+def rows_of(parts):
+    return [{"id": name} | ({} if part is None else {"crop": part, "size": [120, 90]}) for name, part in parts.items()]
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vae")
+    tiny.vae().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)).save(folder / "a.png")
+    os.utime(folder / "a.png", (9, 9))
+    return folder
+
+
+def encode(manifest, vae, store, **options):
+    return cs.precompute(manifest, model=vae, store=store, **{**OPTIONS, **options})
+
+
+def test_parts_of_one_picture_are_samples_of_their_own_with_sizes_of_the_whole(tmp_path, data, vae):
+    store = tmp_path / "store"
+    report = encode(write_rows(data, rows_of(PARTS)), vae, store)
+    assert (report.complete, report.encoded) == (True, 3)
+    found = cs.CachedDataset(store, latents="mean")
+    for name, (left, top, right, bottom) in {"whole": (0, 0, 120, 90), "left": (0, 0, 60, 90), "right": (60, 10, 120, 90)}.items():
+        sample = found[found.index(name)]
+        assert sample["original_size"].tolist() == [90, 120]
+        height, width = sample["target_size"].tolist()
+        scale = max(width / (right - left), height / (bottom - top))
+        down, across = (bottom - top) * scale - height, (right - left) * scale - width
+        expected = [top * scale + down / 2, left * scale + across / 2]
+        assert np.abs(np.array(sample["crop_top_left"].tolist()) - expected).max() <= 1
+    batch = found.read_batch([found.index("left")])
+    assert (batch["crop"], batch["size"]) == ([[0, 0, 60, 90]], [[120, 90]])
+
+
+def test_a_changed_crop_is_encoded_anew_and_nothing_else(tmp_path, data, vae):
+    store = tmp_path / "store"
+    encode(write_rows(data, rows_of(PARTS)), vae, store)
+    before = cs.CachedDataset(store, latents="mean")
+    report = encode(write_rows(data, rows_of({**PARTS, "left": [0, 0, 61, 90]})), vae, store)
+    assert (report.complete, report.encoded, report.reused) == (True, 1, 2)
+    after = cs.CachedDataset(store, latents="mean")
+    changed = {name for name in PARTS if not before[before.index(name)]["latents"].equal(after[after.index(name)]["latents"])}
+    assert changed == {"left"}
+    again = encode(write_rows(data, rows_of({**PARTS, "left": [0, 0, 61, 90]})), vae, store)
+    assert (again.encoded, again.generation) == (0, report.generation)
+
+
+def test_latents_of_another_crop_leave_their_sample_where_text_alone_is_made(tmp_path, data, vae, plain_model):
+    store = tmp_path / "store"
+    encode(write_rows(data, rows_of(PARTS)), vae, store)
+    changed = write_rows(data, rows_of({**PARTS, "left": [0, 0, 61, 90]}))
+    assert cs.precompute(changed, model=plain_model[0], store=store, encode=("text",), inline=True).complete
+    assert sorted(cs.CachedDataset(store).ids) == ["right", "whole"]
+
+
+def test_a_size_that_the_file_has_not_and_a_crop_outside_of_it_fail_their_samples_alone(tmp_path, data, vae):
+    rows = [{"id": "fine", "size": [120, 90]}, {"id": "turned", "size": [90, 120]}, {"id": "outside", "crop": [0, 0, 121, 90]}]
+    report = encode(write_rows(data, rows), vae, tmp_path / "store")
+    reasons = {failure["sample"]: failure["reason"] for failure in report.failures}
+    assert "the source says that the picture is 90 x 120, and its file says 120 x 90" in reasons["turned"]
+    assert "is not within the picture, which is 120 x 90" in reasons["outside"]
+    assert list(cs.CachedDataset(tmp_path / "store").ids) == ["fine"]
+
+
+def test_samples_in_memory_have_crops_too(tmp_path, data, vae):
+    picture = (data / "a.png").read_bytes()
+    samples = [cs.Sample("left", {"image": picture}, crop=(0, 0, 60, 90), size=(120, 90)), cs.Sample("whole", {"image": picture})]
+    one = encode(samples, vae, tmp_path / "memory")
+    other = encode(write_rows(data, rows_of({"left": PARTS["left"], "whole": None})), vae, tmp_path / "store")
+    assert one.complete
+    assert other.complete
+    assert set(cs.open(tmp_path / "memory").keys()) == set(cs.open(tmp_path / "store").keys())
+
+
+def test_what_is_checked_and_refilled_is_of_the_same_crop(tmp_path, data, vae):
+    store = tmp_path / "store"
+    encode(write_rows(data, rows_of(PARTS)), vae, store)
+    report = cs.verify(store, recompute=3)
+    assert (report.ok, report.recomputed["equal"]) == (True, 3)
+    shutil.rmtree(store / "segments")
+    repaired = cs.repair(store, refill=True)
+    assert (repaired.missing, repaired.refilled) == (0, 3)
+    assert cs.verify(store, recompute=3).ok
+
+
+def test_why_says_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
+    encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
+    assert main(["why", str(tmp_path / "store"), "right"]) == OK
+    assert "latents/image at 64 of the part [60, 10, 120, 90]: present" in capsys.readouterr().out
+    assert main(["why", str(tmp_path / "store"), "right", "--json"]) == OK
+    assert json.loads(capsys.readouterr().out)["in"][0]["cells"][0]["within"] == [60, 10, 120, 90]
+    assert main(["why", str(tmp_path / "store"), "whole"]) == OK
+    assert "part" not in capsys.readouterr().out
+
+
+def test_the_report_says_which_part_of_a_picture_is_shown(tmp_path, data, vae, capsys):
+    encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
+    assert main(["report", str(tmp_path / "store"), "-o", str(tmp_path / "report.html")]) == OK
+    page = (tmp_path / "report.html").read_text()
+    assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]
+
+
+def test_latents_are_exported_with_the_crop_in_the_pixels_of_the_file(tmp_path, data, vae):
+    store, out = tmp_path / "store", tmp_path / "out"
+    encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, store)
+    cs.export_cache(store, format="sd-scripts", folder=out, family="flux")
+    [path] = Path(out).glob("*.npz")
+    npz = np.load(path)
+    [crop] = [npz[name].tolist() for name in npz if name.startswith("crop_ltrb")]
+    assert crop == [66, 10, 114, 90]
