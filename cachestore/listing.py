@@ -86,8 +86,11 @@ def _caption_of(source: Source, caption: str | None) -> str | None:
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """What to call each source: its name, else the last part of its path without a suffix. Raises BadInput where two are called alike."""
-    labels = [source.name or _label(source) for source in sources]
+    """What to call each source: its name, else its label, else the last part of its path without a suffix.
+
+    Raises BadInput where two are called alike.
+    """
+    labels = [source.name or source.label or _label(source) for source in sources]
     counts = Counter(labels)
     if twice := next((label for label in labels if counts[label] > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
@@ -131,6 +134,33 @@ def list_sources(
     ]
     walk = partial(_walk, sources, labels, listings)
     return Listing(_Together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+
+
+Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
+"""Where a source is now: its path, or of several the path of each one that moved, by what it is called."""
+
+
+def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The same sources, called as they are called now wherever they will be."""
+    if is_alone(sources):
+        return tuple(sources)
+    called = zip(sources, labels_of(sources), strict=True)
+    return tuple(source if source.name or source.label else replace(source, label=label) for source, label in called)
+
+
+def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
+    """Sources where they are now; each goes on as what it was called. Raises BadInput for one path in place of several sources.
+
+    Names that none of these has are passed over: they may be another data set's.
+    """
+    if isinstance(moved, str | os.PathLike):
+        if len(sources) > 1:
+            named = ", ".join(labels_of(sources)[:5])
+            message = f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved"
+            raise BadInput(message)
+        return tuple(replace(source, data=os.fspath(moved)) for source in labelled(sources))
+    called = zip(labelled(sources), labels_of(sources), strict=True)
+    return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)
 
 
 def is_alone(sources: Sequence[Source]) -> bool:

@@ -6,8 +6,8 @@ said to be that. Nothing is kept in the store: see `docs/design.md`.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError
 from cachestore.formats.value import numbers
 from cachestore.keys import Json, Key, digest_bytes
-from cachestore.listing import files_of, files_of_sources
+from cachestore.listing import Moved, at_new_places, files_of, files_of_sources
 from cachestore.loading.read_block import parse_latents
 from cachestore.reader import Reader
 from cachestore.samples import IMAGE, Source
@@ -130,10 +130,11 @@ def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
     return values[: len(values) // 2] if name == "moments" else values
 
 
-def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: str | Path | None = None) -> Colours:
+def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None = None) -> Colours:
     """The map for latents of one column, of which there is at least one: fitted where sources are there, else grey.
 
-    `source` is where the data set's pictures are now, if they moved. Needs Pillow to fit, and gives grey without it.
+    `source` is where the data set's pictures are now, if they moved; of several sources by what each is called. Needs Pillow to fit, and
+    gives grey without it.
     """
     pairs = list(_pairs(catalog, column, shown, source))
     places = sum(one.latents[0].size for one, _pixels in pairs)
@@ -179,7 +180,7 @@ def _with_one(latents: Latents) -> NDArray[np.float64]:
 
 
 def _pairs(
-    catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: str | Path | None
+    catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None
 ) -> Iterator[tuple[Shown, NDArray[np.float64]]]:
     """Latents with the picture that they were made from, scaled down to their size."""
     files = _files(catalog, column, source)
@@ -192,7 +193,7 @@ def _pairs(
             yield one, pixels
 
 
-def _files(catalog: Catalog, column: KeyColumn, source: str | Path | None) -> Files | None:
+def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
     """What the references of a data set lead to, whether it is there or not; None where the catalog does not say what it was made of.
 
     Raises BadInput for one path in place of several sources.
@@ -201,15 +202,17 @@ def _files(catalog: Catalog, column: KeyColumn, source: str | Path | None) -> Fi
     hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
     listed: Json = hints.get("sources")
     given = cast("list[Json]", listed) if isinstance(listed, list) else []
-    if source is not None and len(given) > 1:
-        message = f"the data set {catalog.name!r} was made of several sources, and --source says where one is: leave it out"
-        raise BadInput(message)
+    try:
+        sources = [Source(**one) for one in given]
+    except (BadInput, TypeError):  # hints that are none
+        return None
+    if source is not None and sources:
+        sources = list(at_new_places(sources, source))
     try:
         if not given:
-            data = source if source is not None else hints.get("data")
+            data = hints.get("data") if source is None or isinstance(source, Mapping) else source
             return files_of(data) if data and isinstance(data, str | Path) else None
-        sources = [Source(**one) for one in given]
-        return files_of_sources(sources if source is None else [replace(sources[0], data=str(source))])
+        return files_of_sources(sources)
     except (BadInput, OSError, TypeError, ValueError):  # sources that are gone, or hints that are none
         return None
 
@@ -280,7 +283,7 @@ class Preview:
     colours: Colours
 
 
-def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: str | Path | None = None) -> Preview:
+def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Moved | None = None) -> Preview:
     """A picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput where none has."""
     for name in names:
         catalog = newest_catalog(reader.layout, name)

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatErr
 from cachestore.files.paths import MARKER, Layout
 from cachestore.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
-from cachestore.listing import files_of
+from cachestore.listing import Moved, at_new_places, files_of, labels_of
 from cachestore.reader import Reader
 from cachestore.reconcile import Reconciler
 from cachestore.request import PrecomputeRequest, Wanted, encoders_of, files_of_request, look_at_request
 from cachestore.run import precompute_here
-from cachestore.samples import CAPTION
+from cachestore.samples import CAPTION, Source
 from cachestore.sources import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
@@ -45,9 +45,21 @@ T = TypeVar("T")
 SEED: Final = 0
 _NAMED: Final = 3
 """Samples that a remark names."""
-_PLACES: Final = {"data": "source", "model": "model", "vae": "vae", "text_encoder": "text_encoder"}
-"""Fields of a request that say where something was, and what the caller names them."""
 OnFinding = Callable[[Finding], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Where things are now that a request says were elsewhere."""
+
+    source: Moved | None
+    models: Mapping[str, str]
+    """By field of a request."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The field of a request for the one source of a data set that has one; nothing where it did not move, or others did."""
+        return {"data": os.fspath(self.source)} if isinstance(self.source, str | os.PathLike) else {}
 
 
 # Repair with refill
@@ -57,7 +69,7 @@ def repair(
     path: str | Path,
     *,
     refill: bool = False,
-    source: str | Path | None = None,
+    source: Moved | None = None,
     model: str | Path | None = None,
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
@@ -68,7 +80,7 @@ def repair(
     Args:
         path: the store.
         refill: encode again what the data sets need and what has no valid copy, with the source and model they were made with.
-        source: where the source is now, if it moved.
+        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path.
         model: where the model is now; it must have the fingerprint the data set was made with.
         vae: where the VAE is now.
         text_encoder: where the text encoder is now.
@@ -87,7 +99,8 @@ def repair(
     lost = lost_catalogs(layout)
     if dry_run:
         return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
-    moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
+    _check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
     rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     if not refill:
@@ -100,7 +113,7 @@ def repair(
     return finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
 
 
-def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
+def _rebuild(layout: Layout, told: Told, moved: _Moved) -> bool:
     """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
     try:
         _rebuild_before(layout, told, moved)
@@ -112,7 +125,7 @@ def _rebuild(layout: Layout, told: Told, moved: Mapping[str, str]) -> bool:
         return False
 
 
-def _rebuild_before(layout: Layout, told: Told, moved: Mapping[str, str]) -> None:
+def _rebuild_before(layout: Layout, told: Told, moved: _Moved) -> None:
     """Build the generation that a pass took its units from, where that is gone too. Each is older than the one it is needed for."""
     earlier = generation_of_pass(layout, told.ref)
     if earlier is None or earlier >= told.generation or earlier in list_generations(layout, told.name):
@@ -129,7 +142,7 @@ def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:
         return not all(snapshot.find(keys))
 
 
-def _refill(layout: Layout, catalog: Catalog, moved: Mapping[str, str]) -> int:
+def _refill(layout: Layout, catalog: Catalog, moved: _Moved) -> int:
     """Run the requests behind a catalog again, each once and for the encoders that are still its own; only what is missing is encoded."""
     encoders: dict[bytes, list[str]] = {}
     for encoder, hints in catalog.request.items():
@@ -139,30 +152,36 @@ def _refill(layout: Layout, catalog: Catalog, moved: Mapping[str, str]) -> int:
     return sum(_run_again(layout, catalog, request) for request in asked)
 
 
-def _moved(**places: str | Path | None) -> dict[str, str]:
-    """Where things are now, by the field of a request that said where they were."""
-    named = {field_name: places[name] for field_name, name in _PLACES.items()}
-    return {field_name: str(place) for field_name, place in named.items() if place is not None}
+def _moved(source: Moved | None, **places: str | Path | None) -> _Moved:
+    return _Moved(source, {name: str(place) for name, place in places.items() if place is not None})
 
 
-def _at(request: PrecomputeRequest, moved: Mapping[str, str]) -> PrecomputeRequest:
+def _check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
+    """Raise BadInput for a source that no data set was made of."""
+    if not isinstance(source, Mapping):
+        return
+    told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
+    known = {label for one in told for label in labels_of([Source(**one)])}
+    if unknown := sorted(set(source) - known):
+        message = f"no data set here was made of a source called {unknown[0]!r}; sources are {', '.join(sorted(known)) or 'not named'}"
+        raise BadInput(message)
+
+
+def _at(request: PrecomputeRequest, moved: _Moved) -> PrecomputeRequest:
     """A request with what moved where it is now. Raises BadInput for one path in place of several sources."""
-    if "data" in moved and request.sources:
-        named = ", ".join(str(source.data) for source in request.sources[:_NAMED])
-        if len(request.sources) > 1:
-            message = f"this was made of {len(request.sources)} sources ({named}), and --source says where one is: run precompute again"
-            raise BadInput(message)
-        others = {name: place for name, place in moved.items() if name != "data"}
-        return replace(request, sources=tuple(replace(source, data=moved["data"]) for source in request.sources), **others)
-    return replace(request, **moved)
+    if moved.source is None:
+        return replace(request, **moved.models)
+    if request.sources:
+        return replace(request, sources=at_new_places(request.sources, moved.source), **moved.models)
+    return replace(request, **moved.models, **moved.data)
 
 
-def _files_of(hints: Mapping[str, Json], moved: Mapping[str, str], layout: Layout) -> Files:
+def _files_of(hints: Mapping[str, Json], moved: _Moved, layout: Layout) -> Files:
     """Where the files of a pass are, as far as it says so: who asks for those of a source in memory is told that they are gone."""
     try:
         return files_of_request(_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
     except BadInput:
-        return files_of(moved.get("data") or str(hints.get("data", layout.root)))
+        return files_of(moved.data.get("data") or str(hints.get("data", layout.root)))
 
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
@@ -288,7 +307,7 @@ def verify(
     on_finding: OnFinding | None = None,
     recompute: int = 0,
     seed: int = SEED,
-    source: str | Path | None = None,
+    source: Moved | None = None,
     model: str | Path | None = None,
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
@@ -303,7 +322,7 @@ def verify(
         recompute: encode so many entries again, in this process, and compare them with what is stored, up to rounding. They are
             chosen evenly over data sets, encoders and segments.
         seed: of that choice.
-        source: where the source is now, if it moved.
+        source: as for `repair`.
         model: where the model is now; it must have the fingerprint the data set was made with.
         vae: where the VAE is now.
         text_encoder: where the text encoder is now.
@@ -321,9 +340,10 @@ def verify(
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
     layout = open_layout(Layout(Path(path).absolute()))
-    moved = _moved(source=source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
     with _library_defaults():
         catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+        _check_names(catalogs, source)
         makers, unknown = _find_makers(layout, catalogs, moved)
         report = upkeep.verify(path, level, subset=subset, on_finding=on_finding)
         with closing(load_snapshot(layout)) as snapshot:
@@ -373,7 +393,7 @@ _ColumnName = tuple[str, int]
 """A catalog's name and the number of one of its key columns."""
 
 
-def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str, str]) -> tuple[dict[_ColumnName, _Maker], list[str]]:
+def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: _Moved) -> tuple[dict[_ColumnName, _Maker], list[str]]:
     """Who makes each column again, and remarks on those that do not say how they were made. Loads no weights.
 
     Raises RecipeMismatch where a model is another one now, BadInput where it is not found.
@@ -402,11 +422,9 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: Mapping[str
     return makers, unknown
 
 
-def _claimed_maker(
-    layout: Layout, catalog: Catalog, column: KeyColumn, moved: Mapping[str, str], known: MutableMapping[str, str]
-) -> _Maker:
+def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: _Moved, known: MutableMapping[str, str]) -> _Maker:
     """Who is claimed to have made an imported column. Raises BadInput without a model, RecipeMismatch where it is not the claimed one."""
-    hints = {**catalog.request.get(column.encoder, {}), **moved}
+    hints = {**catalog.request.get(column.encoder, {}), **moved.models, **moved.data}
     encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
     if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
@@ -418,7 +436,7 @@ def _claimed_maker(
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: Mapping[str, str]) -> PrecomputeRequest:
+def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: _Moved) -> PrecomputeRequest:
     """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
     return replace(_at(request, moved), encode=request.made_by([encoder]))

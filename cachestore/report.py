@@ -20,6 +20,7 @@ from cachestore.files.records import read_record
 from cachestore.forecast import TRAINING_BATCH
 from cachestore.inputs import WITHIN, framing_of
 from cachestore.keys import Json
+from cachestore.listing import Moved
 from cachestore.page.document import make_page
 from cachestore.page.numbers import (
     Damage,
@@ -60,7 +61,7 @@ def write_report(
     *,
     level: Literal["full", "quick"] = "quick",
     batch_size: int = TRAINING_BATCH,
-    source: str | Path | None = None,
+    source: Moved | None = None,
 ) -> dict[str, Json]:
     """Write a report of a store and one of its data sets to a file, over what stands there; returns what it says, as JSON.
 
@@ -70,7 +71,7 @@ def write_report(
         name: the data set; without it `train`, else the first one there is. A store without one has a report too.
         level: as for `verify`: "full" reads every byte.
         batch_size: for what buckets leave out.
-        source: where the data set's pictures are now, if they moved; thumbnails take their colours from them.
+        source: where the data set's pictures are now, if they moved, of several sources by name; thumbnails take their colours from them.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -221,7 +222,7 @@ def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
     return Damage(found.level, found.ok, found.seconds, found.entries, found.bytes, tuple(segments), findings)
 
 
-def _make_gallery(reader: Reader, catalog: Catalog, source: str | Path | None) -> Gallery:
+def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gallery:
     column = picture_column(catalog)
     shown = read_shown(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
     if column is None or not shown:

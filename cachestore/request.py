@@ -24,6 +24,7 @@ from cachestore.listing import (
     Brought,
     files_of,
     files_of_sources,
+    labelled,
     list_path,
     list_sources,
     resolutions_of,
@@ -147,7 +148,7 @@ class PrecomputeRequest:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
         body["encode"] = list(self.encode)
-        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in self.sources]
+        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in labelled(self.sources)]
         if not self.sources:
             del body["sources"]
         if isinstance(self.resolution, tuple):

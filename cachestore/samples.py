@@ -62,12 +62,17 @@ class Source:
     """Times `repeats`: 0.5 has each of its samples come in every second epoch."""
     caption: str | None = None
     """What its samples without a caption get, in place of the one for all."""
+    label: str = ""
+    """What `source` says in the batch of one without a name, in place of the last part of its path: for one that moved, and should go on as
+    what it was. Unlike a name it does not stand before ids."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if not isinstance(self.name, str) or "/" in self.name or not self.name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
-            message = f"the name of a source is a text without `/`, not {self.name!r}"
-            raise BadInput(message)
+        for what in ("name", "label"):
+            value = getattr(self, what)
+            if not isinstance(value, str) or "/" in value or not value.isprintable():
+                message = f"the {what} of a source is a text without `/`, not {value!r}"
+                raise BadInput(message)
         for name in ("resolution", "repeats"):
             value = getattr(self, name)
             if not (type(value) is int and value >= 1) and not (name == "resolution" and value is None):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import cachestore as cs
+from cachestore.cli import ERROR, OK, main
 from cachestore.errors import BadInput, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.request import PrecomputeRequest
@@ -215,6 +216,61 @@ def test_of_many_faults_at_once_only_what_is_truly_damaged_is_encoded_again(tmp_
         with cs.open(root) as opened:
             assert [opened.get(key, as_numpy=True)["value"].tobytes() for key in keys] == keys
         assert list(catalog(root, name).ids) == ["0.png", "1.png", "2.png"]
+
+
+@pytest.fixture
+def several(tmp_path, data, makers):
+    """A store of two sources, of which the first has no name, the second one and twice the weight; all latents are lost."""
+    (tmp_path / "faces.v1").mkdir()
+    (tmp_path / "faces.v1" / "5.png").write_bytes(b"picture 5")
+    root = tmp_path / "store of several"
+    sources = [cs.Source(data), cs.Source(tmp_path / "faces.v1", name="faces", repeats=2)]
+    cs.precompute(sources, model="m", store=root, encode=("latents",), inline=True)
+    makers.encoded()
+    for digest in list_segments(Layout(root)):
+        Layout(root).segment(digest).unlink()
+    return root
+
+
+def test_each_of_several_sources_that_moved_is_found_by_its_name_and_keeps_it(tmp_path, data, several, makers):
+    """A folder that is called otherwise now is still the source `data`, which references and the batch name."""
+    before = catalog(several).digest
+    data.rename(tmp_path / "elsewhere.v2")
+    (tmp_path / "faces.v1").rename(tmp_path / "portraits")
+    places = {"data": tmp_path / "elsewhere.v2", "faces": tmp_path / "portraits"}
+    report = cs.repair(several, refill=True, source=places)
+    assert (report.missing, report.refilled) == (0, 5)
+    assert sorted(makers.encoded()) == [b"picture 0", b"picture 1", b"picture 2", b"picture 3", b"picture 5"]
+    assert catalog(several).digest == before
+    assert cs.verify(several).ok
+
+
+def test_a_source_that_did_not_move_is_not_named(tmp_path, several):
+    (tmp_path / "faces.v1").rename(tmp_path / "portraits")
+    assert main(["repair", str(several), "--refill", "--source", f"faces={tmp_path / 'portraits'}"]) == OK
+    assert cs.verify(several).ok
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["elsewhere"], "2 sources (data, faces): say by --source NAME=PATH"),
+        (["data=x", "fases=y"], "no data set here was made of a source called 'fases'; sources are data, faces"),
+        (["data=x", "y"], "NAME=PATH, not as 'y' beside others"),
+        (["data=x", "data=y"], "of one source twice"),
+        (["data="], "NAME=PATH"),
+    ],
+)
+def test_what_says_of_no_source_where_it_is_is_refused(several, capsys, given, says):
+    assert main(["repair", str(several), "--refill", *(f"--source={one}" for one in given)]) == ERROR
+    assert says in capsys.readouterr().err
+
+
+def test_a_path_with_an_equals_sign_that_is_there_is_a_path(tmp_path, store, data, makers):
+    data.rename(tmp_path / "a=b")
+    flip_entry(store, "2.png", "latents")
+    assert main(["repair", str(store), "--refill", "--source", str(tmp_path / "a=b")]) == OK
+    assert makers.encoded() == [b"picture 2"]
 
 
 @pytest.mark.parametrize("way", ["gone from the folder", "still in the manifest"])

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
@@ -94,6 +94,32 @@ def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
     """The arguments that most commands share."""
     parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_source(add_argument: Callable[..., Any], what: str) -> None:
+    """`--source`, which may come several times; `source_of` reads it. `what` ends the sentence that explains it."""
+    add_argument(
+        "--source", metavar="[NAME=]PATH", action="append", help=f"where DATA is now, if it moved; of several sources each by name{what}"
+    )
+
+
+def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
+    """Where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for one name twice."""
+    from pathlib import Path
+
+    from cachestore.errors import BadInput
+
+    if given is None or (len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists())):
+        return given[0] if given else None
+    pairs = [text.partition("=") for text in given]
+    if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
+        message = f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others"
+        raise BadInput(message)
+    places = {name: path for name, _equals, path in pairs}
+    if len(places) < len(pairs):
+        message = f"--source says of one source twice where it is: {', '.join(given)}"
+        raise BadInput(message)
+    return places
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:

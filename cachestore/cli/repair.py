@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import DAMAGE, OK, add_store, print_json, say
+from cachestore.cli import DAMAGE, OK, add_source, add_store, print_json, say, source_of
 
 HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
 
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--refill", action="store_true", help="encode again what has no valid copy")
-    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved")
+    add_source(parser.add_argument, "")
     parser.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
     parser.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
     parser.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.store,
         dry_run=arguments.dry_run,
         refill=arguments.refill,
-        source=arguments.source,
+        source=source_of(arguments.source),
         model=arguments.model,
         vae=arguments.vae,
         text_encoder=arguments.text_encoder,

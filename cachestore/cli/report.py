@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, say
+from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, source_of
 
 HELP = "write what a store holds as one page of HTML"
 
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default report.html)")
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="for what buckets leave out (default 8)")
-    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved: thumbnails take their colours from its pictures")
+    add_source(parser.add_argument, ": thumbnails take their colours from its pictures")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte for the damage map")
     level.add_argument("--quick", action="store_true", help="names, sizes and headers only (the default)")
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.name,
         level="full" if arguments.full else "quick",
         batch_size=arguments.batch_size,
-        source=arguments.source,
+        source=source_of(arguments.source),
     )
     if arguments.json:
         print_json(told)

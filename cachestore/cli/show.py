@@ -5,7 +5,7 @@ import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, say
+from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, source_of
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
     parser.add_argument("--png", metavar="FILE", help="write the sample's latents as a picture, one pixel for each place")
-    parser.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved: --png takes the colours from its pictures")
+    add_source(parser.add_argument, ": --png takes the colours from its pictures")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.storage.catalog import list_names
 
     sample = unicodedata.normalize("NFC", arguments.what)
-    preview = preview_sample(reader, sorted(list_names(reader.layout)), sample, arguments.source)
+    preview = preview_sample(reader, sorted(list_names(reader.layout)), sample, source_of(arguments.source))
     write_outside(Path(arguments.png).absolute(), encode_png(preview.pixels))
     height, width = preview.pixels.shape[:2]
     return {"path": arguments.png, "name": preview.name, "size": [width, height], "colours": preview.colours.in_words()}

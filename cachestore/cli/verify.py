@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, OK, add_store, human_bytes, print_json, say
+from cachestore.cli import DAMAGE, OK, add_source, add_store, human_bytes, print_json, say, source_of
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_argument_group("making again")
     again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
     again.add_argument("--seed", metavar="S", type=int, help="another choice of these entries (default 0)")
-    again.add_argument("--source", metavar="PATH", help="where DATA is now, if it moved")
+    add_source(again.add_argument, "")
     again.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
     again.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
     again.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
@@ -63,6 +63,7 @@ def _verify(arguments: argparse.Namespace) -> "VerifyReport":
         return verify(arguments.store, level, subset=subset)
     from cachestore import recompute
 
+    again |= {"source": source_of(arguments.source)} if arguments.source is not None else {}
     return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, **again)
 
 
