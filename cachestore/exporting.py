@@ -22,7 +22,7 @@ from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
 from cachestore.formats.families import SIMPLETUNER, Family, family_named, family_of_pipeline
 from cachestore.formats.matching import Named, View
-from cachestore.formats.table import Extra, Format, Writing, format_named
+from cachestore.formats.table import Extra, Format, Writing, written_format
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
 from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, caption_key, cells_each, sides_each
 from cachestore.keys import Json, Key, Recipe
@@ -131,10 +131,7 @@ def export_cache(
         BadInput: no such data set, or one that the format has no form for; nothing was written.
         WriteFailed: the disk refuses; the same call goes on from there.
     """
-    wanted = format_named(format)
-    if wanted.writing is None:
-        message = f"{format} can be imported, not exported: it throws away a cache that its own code did not make"
-        raise BadInput(message)
+    wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         message = f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can"
         raise BadInput(message)
@@ -143,7 +140,7 @@ def export_cache(
         catalog = _catalog(reader, name, generation)
         folder = Path(folder).absolute()
         tally = _Tally()
-        export = _Export(reader, catalog, wanted, wanted.writing, tally, None if family is None else family_named(family), choice)
+        export = _Export(reader, catalog, wanted, writing, tally, None if family is None else family_named(family), choice)
         target = _Target(folder, tally, may_replace=replace)
         for row, encoder, path, contents in export.files():
             try:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
 from cachestore.samples import CAPTION, IMAGE, MASK
+from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED
 from cachestore.work.plan import Plan
 from cachestore.work.workers import read_beats
@@ -31,6 +33,8 @@ TRAINING_BATCH: Final = 8
 
 LOOKED_AT: Final = 2000
 """Captions and picture headers that are looked at beforehand, at most; the rest is said as an estimate."""
+LOOKED_UP: Final = 100_000
+"""Captions that are looked up by their keys, at most: a second's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
     limit = len(missing) if look_at_all else LOOKED_AT
     captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
+    missing, captions = _without_held(layout, reconciler, missing, captions)
     images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
     masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
     sizes: dict[str, Size] = {}
@@ -95,6 +100,20 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         is_estimate=len(missing) > limit,
         remarks=wanted.remarks,
     )
+
+
+def _without_held(
+    layout: Layout, reconciler: Reconciler, missing: Sequence[int], captions: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """All missing units, and the captions among them, without those captions that another data set of the store has already.
+
+    At most LOOKED_UP captions are looked up; pictures have no key before they are read.
+    """
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+        held = set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set[int]()
+    if not held:
+        return missing, captions
+    return [place for place in missing if place not in held], [place for place in captions if place not in held]
 
 
 def _distinct_captions(plan: Plan) -> int:

@@ -214,7 +214,7 @@ def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[L
     owners: dict[str, int] = {}
     is_weighted = any(_weight(source) != 1 for source in sources)
     for number, (source, label, listing) in enumerate(zip(sources, labels, listings, strict=True)):
-        seen = Remarks()
+        seen, before = Remarks(), len(owners)
         columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(_weight(source))} if is_weighted else {})
         for sample in listing.samples(seen):
             named = _of_source(sample, source, label, columns)
@@ -230,6 +230,7 @@ def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[L
                 )
                 raise BadInput(message)
         remarks.add(seen, f"{label}/")
+        remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
 
 
 def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:

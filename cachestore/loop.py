@@ -54,6 +54,8 @@ class Report:
     """Files that were replaced, touched or removed while the pass went on, up to 100: the next call looks at them again."""
     stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
     catalog_digest: str = ""
+    usable: int | None = None
+    """Samples of the data set for which every encoder succeeded, those of earlier passes too: `len` of a CachedDataset. None for `fill`."""
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""

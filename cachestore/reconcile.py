@@ -114,6 +114,18 @@ class Reconciler:
             kept = self._kept(known, snapshot)
         return np.flatnonzero(~kept).tolist()
 
+    def held_elsewhere(self, places: Sequence[int], snapshot: Snapshot) -> list[int]:
+        """Of units that are not known to be present those whose entry is in the store, such as captions of another data set.
+
+        Looks at those whose key is known without reading anything.
+        """
+        keys = ((place, self.key_of(self.plan.unit(place))) for place in places)
+        known = [(place, key) for place, key in keys if key is not None]
+        if not known or not len(snapshot):
+            return []
+        held = _held(snapshot, np.frombuffer(b"".join(key for _place, key in known), np.uint8).reshape(-1, KEY_BYTES))
+        return [place for (place, _key), is_held in zip(known, held.tolist(), strict=True) if is_held]
+
     def outcomes(self) -> Outcomes:
         """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
         if list_rounds(self.ref.folder(self.layout)):
@@ -321,9 +333,11 @@ class Reconciler:
         failpoint("reconcile.before_commit")
         with closing(commit(self.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
-            generation, digest = committed.generation, ""
+            generation, digest, usable = committed.generation, "", None
             if self.plan.catalog:
-                generation, digest = publish_catalog(self.layout, self._make_catalog(outcomes, failed))
+                catalog = self._make_catalog(outcomes, failed)
+                usable = _count_complete(catalog)
+                generation, digest = publish_catalog(self.layout, catalog)
             failpoint("reconcile.before_done")
             # Who collects garbage condemns before it looks what catalogs need; this looks what is condemned after its catalog stands.
             # So one of the two sees the other, however long either was stopped in between.
@@ -331,7 +345,7 @@ class Reconciler:
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
         beats = [beat for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
-        report["stages"] = sum_stages(beats)
+        report |= {"stages": sum_stages(beats), "usable": usable}
         return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch], self.request)
 
     def rebuild_catalog(self, generation: int, digest: str) -> bool:
@@ -579,6 +593,16 @@ def _key_column(column: PlanColumn | KeyColumn, fingerprint: str, at: Sequence[i
         _flat(cells.stats).cast("q"),
         {name: _flat(cells.facts[name]).cast("q") for name in FACTS if name in cells.facts and (cells.facts[name] >= 0).any()},
     )
+
+
+def _count_complete(catalog: Catalog) -> int:
+    """How many rows have no empty cell in any column."""
+    complete = np.ones(len(catalog), np.bool_)
+    for column in catalog.columns:
+        empty = np.concatenate([[0], np.cumsum(~_rows(column.keys, KEY_BYTES).any(axis=1))])
+        at = _numbers(column.at)
+        complete &= empty[at[1:]] == empty[at[:-1]]
+    return int(complete.sum())
 
 
 def _flat(array: Bytes | Numbers) -> memoryview:

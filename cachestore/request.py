@@ -5,7 +5,7 @@ Everything here is the same on every rank; nothing here encodes.
 
 import json
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from cachestore.listing import (
     resolutions_of,
 )
 from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, Sample, Source
-from cachestore.sources import CaptionLines, Files, Listing, Remarks
+from cachestore.sources import IMAGE_SUFFIXES, CaptionLines, Files, Listing, Remarks
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.tars import SUFFIX
@@ -96,18 +96,13 @@ class PrecomputeRequest:
         return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
 
     def check(self) -> None:
-        """Raise BadInput for options of pictures that are malformed in themselves."""
-        if not self.resolutions or min(self.resolutions) < 1:
-            message = f"--resolution is a number of pixels from 1 on, or several with commas between, not {self.resolution!r}"
-            raise BadInput(message)
+        """Raise BadInput for options that are malformed in themselves."""
+        for name, (fits, words) in _FITTING.items():
+            if not fits(value := getattr(self, name)):
+                message = f"--{name.replace('_', '-')} is {words}, not {value!r}"
+                raise BadInput(message)
         if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
             message = "a source has a resolution of its own, and several are given for all: give either"
-            raise BadInput(message)
-        if self.crop not in {"center", RANDOM}:
-            message = f"--crop is center or random, not {self.crop!r}"
-            raise BadInput(message)
-        if self.variants < 1 or self.bucket_step < 1:
-            message = f"--variants and --bucket-step are numbers from 1 on, not {self.variants} and {self.bucket_step}"
             raise BadInput(message)
         if self.variants > 1 and self.crop != RANDOM:
             message = f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random"
@@ -212,6 +207,46 @@ LATENTS = "latents"
 
 _IDS = ("ids.text", "ids.offsets")
 _PLACES = ("model", "vae", "text_encoder")
+
+
+def _is_whole(least: int, value: object) -> bool:
+    return type(value) is int and value >= least
+
+
+def _are_whole(value: object) -> bool:
+    several = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return bool(several) and all(_is_whole(1, one) for one in several)
+
+
+def _is_whole_or(other: object, least: int, value: object) -> bool:
+    return value == other or _is_whole(least, value)
+
+
+def _is_any_of(kinds: tuple[type, ...], value: object) -> bool:
+    return isinstance(value, kinds)
+
+
+_ONE_ON = "a whole number from 1 on"
+_FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "resolution": (_are_whole, "a whole number of pixels from 1 on, or several with commas between (from Python a list of them)"),
+    "variants": (partial(_is_whole, 1), _ONE_ON),
+    "bucket_step": (partial(_is_whole, 1), _ONE_ON),
+    "crop_seed": (partial(_is_whole, 0), "a whole number from 0 on"),
+    "procs": (partial(_is_whole_or, None, 1), _ONE_ON),
+    "workers": (partial(_is_whole_or, None, 0), "a number of threads from 0 on"),
+    "batch_size": (partial(_is_whole_or, "auto", 1), f"auto or {_ONE_ON}"),
+    "crop": (lambda value: value in ("center", RANDOM), "center or random"),
+    **dict.fromkeys(
+        ("flip", "no_upscale", "compile", "strict", "replace"),
+        (partial(_is_any_of, (bool,)), "given or not (from Python True or False)"),
+    ),
+    **dict.fromkeys(("name", "text_dtype", "vae_dtype", "device"), (partial(_is_any_of, (str,)), "a text")),
+    **dict.fromkeys(
+        ("caption", "vae", "text_encoder", "revision", "variant"),
+        (partial(_is_any_of, (str, type(None))), "a text"),
+    ),
+}
+"""By option whether a value can be meant, and what it should be, in words."""
 _NOT_HINTS = frozenset(
     {"store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace"}
 )
@@ -266,6 +301,7 @@ def look_at_request(
     captions = _named(request.policy)
     listing = list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
+    _check_buckets(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     # Masks follow from the rest, and whether there are any is known only once the source was gone through.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
@@ -288,7 +324,7 @@ def look_at_request(
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
     previous = newest_catalog(layout, request.name, io="mmap")
-    remarks = (*plan.remarks, *_compare(plan, previous, replace_allowed=request.replace))
+    remarks = (*plan.remarks, *_nothing(plan, request), *_compare(plan, previous, replace_allowed=request.replace))
     return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
 
 
@@ -311,6 +347,16 @@ def _build(
         # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
         extra=[(n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _shown_to(encoder)],
     )
+
+
+def _check_buckets(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
+    """Raise BadInput for a resolution without buckets, or a step that does not suit the VAE, before anything is loaded."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    for encoder in encoders:
+        if isinstance(encoder, LatentsEncoder):
+            for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
+                encoder.check_buckets(resolution, request.bucket_step)
 
 
 def _published(layout: Layout, name: str) -> Plan | None:
@@ -437,6 +483,15 @@ def _fingerprints(encoders: Sequence[Encoder]) -> dict[str, str]:
 def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest], encoders: Sequence[Encoder]) -> str:
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
     return digest_parts("cachestore-request", _digest_arguments(request, columns), *fingerprints).hex()
+
+
+def _nothing(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
+    """What to say where nothing at all is listed: most likely another folder was meant."""
+    if plan.ids:
+        return ()
+    places = [source.data for source in request.sources] or [request.data]
+    kinds = ", ".join(sorted(IMAGE_SUFFIXES))
+    return (f"there is nothing to encode in {', '.join(places)}: no picture ({kinds}), no row, no prompt",)
 
 
 def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:

@@ -140,6 +140,8 @@ class Remarks:
     missing: list[str] = field(default_factory=list[str])
     multi_line: list[str] = field(default_factory=list[str])
     collapsed: int = 0
+    empty: list[str] = field(default_factory=list[str])
+    """Of several sources those that list nothing, by what they are called."""
 
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
@@ -162,6 +164,8 @@ class Remarks:
             )
         if self.collapsed:
             words.append(f"{self.collapsed} duplicate prompt lines collapsed")
+        if self.empty:
+            words.append(f"nothing is listed by {len(self.empty)} of the sources ({_some(self.empty)})")
         return tuple(words)
 
 

@@ -30,6 +30,16 @@ from cachestore.sources import (
     trusted,
 )
 
+_COMPRESSED: Final[Mapping[str, str]] = {
+    ".tar.gz": "gunzip",
+    ".tgz": "gunzip",
+    ".tar.zst": "zstd -d",
+    ".tar.bz2": "bunzip2",
+    ".tbz2": "bunzip2",
+    ".tar.xz": "unxz",
+    ".txz": "unxz",
+}
+"""How a tar's name ends that is compressed, and what unpacks it."""
 SUFFIX: Final = ".tar"
 BLOCK_BYTES: Final = 512
 _TEXTS: Final = ("txt", "caption")
@@ -109,10 +119,13 @@ def tars_at(data: str | Path) -> list[Path] | None:
     None where it names something else. Raises BadInput for a range with a tar that does not exist.
     """
     path = Path(data)
+    _refuse_compressed(path)
     if path.is_dir():
         names = _names_in(path)
         suffixes = {Path(name).suffix.lower() for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
+        for name in () if has_others else names:
+            _refuse_compressed(path / name)
         return None if has_others or SUFFIX not in suffixes else [path / name for name in names if Path(name).suffix.lower() == SUFFIX]
     if path.suffix.lower() != SUFFIX:
         return None
@@ -121,6 +134,17 @@ def tars_at(data: str | Path) -> list[Path] | None:
         message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
         raise BadInput(message)
     return expanded
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise BadInput for a tar that is compressed, by its name."""
+    suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
+    if suffix is not None and not path.is_dir():
+        message = (
+            f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
+            f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
+        )
+        raise BadInput(message)
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cachestore as cs
 from cachestore.captions import CaptionPolicy
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
@@ -124,8 +125,8 @@ def test_hints_ask_for_the_same_keys_again(request):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"resolution": ()}, "--resolution is a number"),
-        ({"resolution": (64, 0)}, "--resolution is a number"),
+        ({"resolution": ()}, "--resolution is a whole number"),
+        ({"resolution": (64, 0)}, "--resolution is a whole number"),
         ({"crop": "left"}, "--crop is center or random"),
         ({"variants": 0}, "from 1 on"),
         ({"bucket_step": 0}, "from 1 on"),
@@ -135,6 +136,28 @@ def test_hints_ask_for_the_same_keys_again(request):
 def test_options_of_pictures_that_make_no_sense_are_refused(tmp_path, options, words):
     with pytest.raises(BadInput, match=words):
         look_at_request(create_store(tmp_path / "store"), asked(tmp_path, tmp_path / "store", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resolution": "64"}, "--resolution is a whole number of pixels from 1 on, .*, not '64'"),
+        ({"resolution": [64, "32"]}, r"--resolution is .*, not \(64, '32'\)"),
+        ({"resolution": 64.0}, r"--resolution is .*, not 64\.0"),
+        ({"resolution": True}, "--resolution is .*, not True"),
+        ({"variants": "2"}, "--variants is a whole number from 1 on, not '2'"),
+        ({"crop_seed": -1}, "--crop-seed is a whole number from 0 on, not -1"),
+        ({"procs": "2"}, "--procs is a whole number from 1 on, not '2'"),
+        ({"batch_size": "8"}, "--batch-size is auto or a whole number from 1 on, not '8'"),
+        ({"flip": "yes"}, "--flip is given or not .*, not 'yes'"),
+        ({"caption": 5}, "--caption is a text, not 5"),
+        ({"name": None}, "--name is a text, not None"),
+    ],
+)
+def test_what_is_of_another_kind_from_python_is_refused_by_the_arguments_name(tmp_path, options, words):
+    with pytest.raises(BadInput, match=words):
+        cs.precompute(tmp_path, model="m", store=tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("text", ["", "64,", "x", "64;32", "-1"])

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from cachestore.errors import BadInput
+from cachestore.listing import list_path
 from cachestore.sources import Remarks
 from cachestore.tars import list_tars, tars_at
 
@@ -145,6 +146,23 @@ def test_a_compressed_tar_is_refused_with_what_to_do(tmp_path):
         tar.addfile(tarfile.TarInfo("a.png"))
     with pytest.raises(BadInput, match=r"a\.tar is no plain tar.*gunzip"):
         listed(path)
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "A.TAR.ZST", "a.tar.xz", "shards-{000..003}.tar.gz"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_tar_that_is_called_compressed_is_said_to_be_to_unpack_and_why(tmp_path, name, is_there):
+    if is_there:
+        (tmp_path / name).write_bytes(b"\x1f\x8b")
+    with pytest.raises(BadInput, match=r"is a compressed tar: pictures are read where they lie.*(gunzip|zstd -d|unxz) "):
+        list_path(tmp_path / name)
+
+
+def test_a_folder_of_compressed_tars_is_refused_and_one_beside_pictures_is_passed_over(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(BadInput, match=r"a\.tar\.gz is a compressed tar"):
+        list_path(tmp_path)
+    (tmp_path / "b.png").write_bytes(b"b")
+    assert [sample.id for sample in list_path(tmp_path).samples()] == ["b.png"]
 
 
 @pytest.mark.parametrize("cut", [700, 1536 + 100, 1024])

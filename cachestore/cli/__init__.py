@@ -31,7 +31,7 @@ COMMANDS: Final = (
     "export",
 )
 HIDDEN: Final = "read-torch-files"
-"""What `import` starts for itself; not listed."""
+"""What `import` starts for itself; the parser does not know it, so no message lists it."""
 
 OK: Final = 0
 ERROR: Final = 1
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
     from cachestore.errors import CacheStoreError, StoreNotFound
 
-    parser = make_parser()
-    parsed = parser.parse_args(_with_hyphens(sys.argv[1:] if arguments is None else arguments))
+    given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
+    parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
     command: Any = _module_of(parsed.command)
     try:
         return int(command.run(parsed))
@@ -71,7 +71,6 @@ def make_parser() -> argparse.ArgumentParser:
         command: Any = _module_of(name)
         added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         command.add_arguments(added)
-    commands.add_parser(HIDDEN)  # without help it is not listed
     return parser
 
 

@@ -16,6 +16,7 @@ repeats = 10
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, get_args
@@ -77,7 +78,10 @@ def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
 
 def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     if unknown := next((name for name in values if name not in known), None):
-        message = f"{where}: there is no field {unknown!r}; fields are {', '.join(known)}"
+        meant = next(iter(get_close_matches(unknown, known, 1)), None)
+        shown = f"[[{meant}]]" if meant == _TABLE else meant
+        hint = f", but one called {shown}" if meant is not None else ""
+        message = f"{where}: there is no field {unknown!r}{hint}; fields are {', '.join(known)}"
         raise BadInput(message)
 
 

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument("--quiet", action="store_true", help="print nothing but the result")
+    output.add_argument("--quiet", action="store_true", help="print nothing but the result: counts, failures, and where it is")
 
 
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report.as_json())
     else:
-        _print_report(report)
+        _print_report(report, with_lines=not arguments.quiet)
     return OK if report.complete else FAILURES
 
 
@@ -356,19 +356,20 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
         print(printable(line))
 
 
-def _print_report(report: "Report") -> None:
-    """The result for a person: counts, each failure, and the lines of Python that train from this store."""
+def _print_report(report: "Report", *, with_lines: bool) -> None:
+    """The result for a person: counts, each failure, and unless it should be quiet the lines of Python that train from this store."""
     from cachestore.cli.lines import training_lines
     from cachestore.work.stages import stages_in_words
 
     counts = f"{report.wanted} units: {report.reused} reused, {report.encoded} encoded, {report.failed} failed, {report.missing} missing"
-    print(f"{counts}; {report.samples} samples, {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
+    usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
+    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
-    if report.samples:
+    if report.samples and with_lines:
         print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in training_lines(report))))
 
 

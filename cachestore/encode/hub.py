@@ -16,6 +16,8 @@ from cachestore.errors import BadInput
 T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_REACH_SECONDS = 10.0
+"""For so long the hub may take to answer that it has a model."""
 _FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor", "latents": r"vae"}
 _ASKED = ("transformer/config.json",)
 """What some pipelines ask their denoiser for when they encode text: SD3 without T5 for a width. Its weights are never fetched."""
@@ -39,6 +41,12 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
         message = f"{name} {reason}; give a model's folder, or its id on the Hugging Face hub"
         raise BadInput(message)
     cached = _cached(name, revision)
+    if cached is None and _is_taken_for_path(name):
+        message = (
+            f"{name} does not exist, and {path.parent} is a folder here, so it is taken for a path; give the model's folder,"
+            f" or where an id on the Hugging Face hub is meant have it in the hub's cache first (`hf download {name}`)"
+        )
+        raise BadInput(message)
     if cached is not None:
         try:
             return read(cached)
@@ -49,7 +57,14 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
 
 def is_here(name: str, revision: str | None) -> bool:
     """Whether a path or hub id stands for something on this machine already, as far as can be told without asking the hub."""
-    return Path(name).expanduser().exists() or not _HUB_ID.fullmatch(name) or _cached(name, revision) is not None
+    return (
+        Path(name).expanduser().exists() or not _HUB_ID.fullmatch(name) or _is_taken_for_path(name) or _cached(name, revision) is not None
+    )
+
+
+def _is_taken_for_path(name: str) -> bool:
+    """Whether what could be an id is most likely a misspelt path: it lies in a folder that is there."""
+    return "/" in name and Path(name).expanduser().parent.is_dir()
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
@@ -94,11 +109,23 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 def _download(name: str, encode: Collection[str], revision: str | None, variant: str | None, missing: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    try:
+        HfApi().model_info(name, revision=revision, timeout=_REACH_SECONDS)  # asks once; to list files it would ask for 24 s
+    except HfHubHTTPError as error:
+        message = f"{missing}; the hub gives no {name!r} either: {_first_line(error)}"
+        raise BadInput(message) from error
+    except Exception as error:  # As below.
+        message = f"{missing}; and the hub cannot be reached to ask for {name!r} ({_first_line(error)}): give a model's folder"
+        raise BadInput(message) from error
     try:
         files = files_to_fetch(HfApi().list_repo_files(name, revision=revision), encode, variant)
         return Path(snapshot_download(name, revision=revision, allow_patterns=[escape(file) for file in files]))
     except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"{missing}; the hub gives no {name!r} either: {first[0]}"
+        message = f"{missing}; the hub gives no {name!r} either: {_first_line(error)}"
         raise BadInput(message) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

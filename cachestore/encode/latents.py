@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cachestore.encode import images
-from cachestore.encode.buckets import Size
+from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.views import STEP, view_of
@@ -52,10 +52,7 @@ class LatentsEncoder:
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture."""
-        step = int(request.get("step", STEP))
-        if step % self.setup.multiple:
-            message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
-            raise BadInput(message)
+        self._check_step(int(request.get("step", STEP)))
         role = str(request.get("role", IMAGE))
         data = read(str(request["image"]))
         digest = digest_bytes(data)
@@ -72,6 +69,16 @@ class LatentsEncoder:
             meta={"input_digest": digest, "encoder": self.recipe.encoder, **{k: v for k, v in transform.items() if v != "center"}},
             facts=view.facts(),
         )
+
+    def check_buckets(self, resolution: int, step: int) -> None:
+        """Raise BadInput where pictures cannot be put into buckets of this resolution and step."""
+        self._check_step(step)
+        bucket_list(resolution, step)
+
+    def _check_step(self, step: int) -> None:
+        if step % self.setup.multiple:
+            message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
+            raise BadInput(message)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""

@@ -122,3 +122,15 @@ def format_named(name: str) -> Format:
         message = f"the format {name!r} is not known; known are {', '.join(FORMATS)}"
         raise BadInput(message)
     return FORMATS[name]
+
+
+def written_format(name: str) -> tuple[Format, Writing]:
+    """A format that can be exported, by its name. Raises BadInput that lists those that can."""
+    able = {one.name: one.writing for one in FORMATS.values() if one.writing is not None}
+    if name in FORMATS and name not in able:
+        message = f"{name} can be imported, not exported: it throws away a cache that its own code did not make"
+        raise BadInput(message)
+    if name not in able:
+        message = f"the format {name!r} is not known; what can be exported is {', '.join(able)}"
+        raise BadInput(message)
+    return FORMATS[name], able[name]

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import cachestore as cs
-from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, NO_STORE, OK, main, printable
+from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, printable
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
@@ -316,6 +316,53 @@ def test_plan_only_prints_the_contracts_fields_and_encodes_nothing(run_json, dat
     assert (forecast["samples"], forecast["wanted"], forecast["present"], forecast["to_encode"]) == (3, 7, 0, 7)
     assert makers.encoded() == []
     assert not (tmp_path / "s").exists()
+
+
+def test_plan_only_does_not_count_captions_that_another_data_set_has(run_json, data, store, tmp_path):
+    (tmp_path / "more").mkdir()
+    for n, caption in enumerate(("caption 1", "a new caption")):
+        (tmp_path / "more" / f"{n}.png").write_bytes(b"another %d" % n)
+        (tmp_path / "more" / f"{n}.txt").write_text(caption)
+    _code, forecast = run_json("precompute", tmp_path / "more", "--model", "model", "--store", store, "--name", "more", "--plan-only")
+    # Two pictures and a caption: "caption 1" and the empty one are there.
+    assert (forecast["wanted"], forecast["present"], forecast["to_encode"]) == (5, 2, 3)
+    code, report = run_json("precompute", tmp_path / "more", "--model", "model", "--store", store, "--name", "more")
+    assert (code, report["encoded"], report["reused"]) == (OK, 3, 2)
+
+
+def test_the_summary_says_how_many_samples_are_usable(run, run_json, data, tmp_path, makers):
+    (data / "1.png").write_bytes(b"undecodable")
+    code, out, _err = run("precompute", data, "--model", "m", "--store", tmp_path / "s")
+    assert (code, "3 samples, 2 of them complete and ready to train on; " in out) == (FAILURES, True)
+    assert run_json("precompute", data, "--model", "m", "--store", tmp_path / "s")[1]["usable"] == 2
+    found = fakes.catalog(tmp_path / "s")
+    assert [found.is_complete(row) for row in range(3)] == [True, False, True]
+
+
+def test_quiet_prints_no_lines_of_python(run, data, tmp_path, makers):
+    _code, out, err = run("precompute", data, "--model", "m", "--store", tmp_path / "s", "--quiet")
+    assert ("CachedDataset" in out, "7 units" in out, "generation" in out, err) == (False, True, True, "")
+    _code, out, _err = run("precompute", data, "--model", "m", "--store", tmp_path / "s")
+    assert "CachedDataset" in out
+
+
+def test_a_source_without_anything_in_it_is_said(run, tmp_path, makers):
+    (tmp_path / "empty").mkdir()
+    code, _out, err = run("precompute", tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
+    assert (code, f"there is nothing to encode in {tmp_path / 'empty'}: no picture (.avif, " in err) == (OK, True)
+
+
+def test_of_several_sources_those_without_anything_are_said(run, data, tmp_path, makers):
+    (tmp_path / "empty").mkdir()
+    code, _out, err = run("precompute", data, tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
+    assert (code, "nothing is listed by 1 of the sources (empty)" in err) == (OK, True)
+
+
+def test_what_import_starts_for_itself_is_in_no_message(run):
+    for arguments in (["--help"], ["nope"]):
+        _code, out, err = run(*arguments)
+        assert "export" in out + err
+        assert HIDDEN not in out + err
 
 
 def test_plan_only_looks_into_the_store_that_is_there(run_json, data, store):

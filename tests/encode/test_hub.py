@@ -1,12 +1,13 @@
 """From a name to a folder: paths, the hub's cache, and downloads. Nothing here goes to a network."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from cachestore.encode.hub import files_to_fetch, with_folder
+from cachestore.encode.hub import files_to_fetch, is_here, with_folder
 from cachestore.encode.models import MissingFile
 from cachestore.errors import BadInput
 
@@ -55,15 +56,17 @@ def hub(monkeypatch, tmp_path):
             (tmp_path / "fetched").mkdir(exist_ok=True)
             return str(tmp_path / "fetched")
 
-        def names(self, _, name, revision=None):
+        def info(self, name):
+            if name == "no/such-model":
+                raise HfHubHTTPError(f"404: there is no {name}", response=SimpleNamespace(headers={}, request=None))  # pyright: ignore[reportArgumentType]
             if name != "black-forest-labs/FLUX.1-dev":
                 raise ConnectionError(f"no route to {name}")
-            return FLUX
 
     made = Hub()
     made.asked = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot)
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda api, name, revision=None: made.names(api, name, revision))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda _api, name, revision=None, timeout=None: made.info(name))
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda _api, name, revision=None: FLUX)
     return made
 
 
@@ -170,5 +173,23 @@ def test_another_error_of_a_cached_model_is_not_hidden_by_a_download(tmp_path, h
 
 
 def test_a_model_that_cannot_be_had_is_bad_input_with_the_hubs_reason(hub):
-    with pytest.raises(BadInput, match="no route to nobody/nothing"):
+    with pytest.raises(BadInput, match="the hub gives no 'no/such-model' either: 404"):
+        fetch("no/such-model", pytest.fail)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(hub, monkeypatch):
+    """Listing files would be tried for 24 s."""
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_arguments, **_options: pytest.fail("asked again"))
+    with pytest.raises(BadInput, match=r"the hub cannot be reached to ask for 'nobody/nothing' \(no route to nobody/nothing\)"):
         fetch("nobody/nothing", pytest.fail)
+
+
+def test_a_name_in_a_folder_that_is_here_is_a_misspelt_path_unless_it_is_cached(hub, tmp_path, monkeypatch):
+    (tmp_path / "black-forest-labs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="black-forest-labs is a folder here, so it is taken for a path"):
+        fetch("black-forest-labs/FLUX.1-dev", pytest.fail)
+    assert hub.asked == []
+    assert is_here("black-forest-labs/FLUX.1-dev", None)
+    hub.cached = tmp_path
+    assert fetch("black-forest-labs/FLUX.1-dev", lambda folder: folder) == tmp_path

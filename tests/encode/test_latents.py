@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cachestore as cs
 from cachestore.encode.buckets import Size
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.errors import BadInput, EncodeFailed
@@ -313,6 +314,24 @@ def test_weights_that_cannot_be_read_are_bad_input_that_names_the_folder(tiny_mo
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(BadInput, match="cannot load vae from"):
         encode(latents_encoder(folder, digest), [picture()])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resolution": 65, "bucket_step": 3}, "buckets in steps of 3 do not suit this VAE: the step must be a multiple of 2"),
+        ({"resolution": (64, 8), "bucket_step": 16}, "resolution 8 in steps of 16 leaves no bucket"),
+        ({"bucket_step": 16, "data": [8]}, "resolution 8 in steps of 16 leaves no bucket"),
+    ],
+)
+def test_buckets_that_cannot_be_are_refused_before_anything_is_loaded(tmp_path, options, words):
+    """The weights of this VAE are no weights."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_bytes(picture())
+    sources = [cs.Source(tmp_path / "data", name="a", resolution=one) for one in options.pop("data", ())]
+    vae = tiny.look_alike_vae(tmp_path / "vae")
+    with pytest.raises(BadInput, match=words):
+        cs.precompute(sources or tmp_path / "data", model=vae, store=tmp_path / "store", encode=("latents",), inline=True, **options)
 
 
 def test_a_part_of_a_picture_gives_the_pixels_of_a_file_that_was_cut_before(look_alike):
