@@ -123,7 +123,7 @@ def precompute(
     values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
     if isinstance(values.get("resolution"), list):
         values["resolution"] = tuple(values["resolution"])
-    values |= {name: os.fspath(value) for name, value in values.items() if isinstance(value, os.PathLike)}
+    values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
     request = PrecomputeRequest(**values)
     request.check()
     brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
