@@ -7,17 +7,20 @@ told from the right one, a good resizer from a bad one is not. Text has no such 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cachestore.encode.buckets import Size
+from cachestore.encode.buckets import Placement, Size
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed
 from cachestore.formats.value import FLOATS, Raw, Scale, cast, numbers, to_state
 from cachestore.keys import Json, Key, Recipe, digest_bytes
 from cachestore.request import PrecomputeRequest, encoders_of
 from cachestore.samples import IMAGE
+
+if TYPE_CHECKING:
+    from cachestore.encode.views import View
 
 IMPORTED: Final = "imported"
 """The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
@@ -67,9 +70,26 @@ def claimed_encoder(
     return Claimed(made[0], recipe), claims.get("recipe")
 
 
+def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
+    """How a picture was cut, as far as the catalog says; at the centre where it does not, or says what cannot be."""
+    from cachestore.encode.views import View
+
+    resized: Sequence[int] = request.get("resized", ())
+    crop: Sequence[int] = request.get("crop", ())
+    if len(resized) != 2 or len(crop) != 4:
+        return View.centred(size, bucket)
+    left, top, right, bottom = crop
+    if (right - left, bottom - top) != tuple(bucket) or right > resized[0] or bottom > resized[1]:
+        return View.centred(size, bucket)
+    return View(size, bucket, Placement(Size(*resized), (left, top, right, bottom)), is_flipped=False, variant=None)
+
+
 @dataclass(slots=True)
 class Claimed:
-    """Implements `unit.Encoder` for making imported values again: requests name the entry's `key`, and of pictures the `bucket` too."""
+    """Implements `unit.Encoder` for making imported values again: requests name the entry's `key`.
+
+    Of pictures also the `bucket`, and where it is known to which size they were `resized`, and the `crop` of that.
+    """
 
     encoder: Encoder
     recipe: Recipe
@@ -84,14 +104,12 @@ class Claimed:
             message = "the catalog does not say at which size it was encoded"
             raise EncodeFailed(message)
         from cachestore.encode import images
-        from cachestore.encode.views import View
 
         data = read(str(request["image"]))
         digest = digest_bytes(data)
         bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
-        return Resolved(
-            key, (data, View.centred(images.measure(data), bucket)), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest}
-        )
+        view = _view(images.measure(data), bucket, request)
+        return Resolved(key, (data, view), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """As the encoder does."""

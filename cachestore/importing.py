@@ -381,7 +381,7 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]
     """
     if not matches.text and not matches.latents:
         return matches.family
-    pipeline = made["text"].make.get("pipeline") if "text" in made else None
+    pipeline = made["text"].make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
     if matches.family is None and len(matches.families) > 1:
         message = f"{request.folder} holds caches of {', '.join(sorted(matches.families))}: pass --family with the one to import"
@@ -398,6 +398,19 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]
     if request.format not in family.states:
         family.written_as(request.format)  # raises
     return family
+
+
+def _pipeline_of(model: str | None) -> str | None:
+    """The pipeline whose folder a model is, where it is here; None of a VAE alone, which may be of several families."""
+    from cachestore.encode import hub, models
+
+    if model is None or not hub.is_here(model, None):
+        return None
+    try:
+        found = hub.with_folder(model, models.read_model, encode=(), revision=None, variant=None)
+    except BadInput:
+        return None
+    return found.class_name if found.kind == "pipeline" else None
 
 
 def text_recipe(family: Family, wanted: Format, claims: Mapping[str, Json]) -> Recipe:

@@ -248,7 +248,8 @@ class _Cell:
         request = request_for(role, options, value, images, variant)
         if not is_imported(self.recipe):
             return request
-        return {**request, "key": str(self.key), "bucket": list(self.column.cell(self.place).facts.get("bucket", ()))}
+        facts = self.column.cell(self.place).facts
+        return {**request, "key": str(self.key), **{name: list(facts.get(name, ())) for name in ("bucket", "resized", "crop")}}
 
     @property
     def recipe(self) -> Recipe:

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import cachestore as cs
+from cachestore.claims import Claimed
 from cachestore.cli import DAMAGE, main
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.errors import BadInput, RecipeMismatch
@@ -120,6 +121,24 @@ def test_what_was_imported_on_a_users_word_can_be_held_against_a_model_named_lat
     assert "--model says which one made it" in report.recomputed["remarks"][0]
     report = cs.verify(tmp_path / "store", recompute=10, model="right")
     assert report.recomputed["equal"] == 6
+
+
+@pytest.mark.parametrize(
+    ("facts", "crop"),
+    [
+        ({"resized": [84, 55], "crop": [12, 3, 76, 51]}, (12, 3, 76, 51)),
+        ({}, (0, 1, 64, 49)),
+        ({"resized": [84, 55]}, (0, 1, 64, 49)),
+        ({"resized": [84, 55], "crop": [30, 3, 94, 51]}, (0, 1, 64, 49)),
+        ({"resized": [84, 55], "crop": [0, 0, 84, 55]}, (0, 1, 64, 49)),
+    ],
+)
+def test_a_picture_is_made_again_from_the_crop_that_its_cache_told_and_else_from_the_centre(data, facts, crop):
+    vae: Any = Vae("right")
+    claimed: Any = Claimed(vae, Recipe("latents", {}))
+    request = {"key": "0" * 32, "image": "a/one.png", "role": "image", "bucket": [64, 48], **facts}
+    _picture, view = claimed.resolve(request, lambda reference: (data / reference).read_bytes()).item
+    assert (view.bucket, view.place.crop) == ((64, 48), crop)
 
 
 def test_a_model_that_cannot_be_found_is_an_error_and_no_empty_claim(tmp_path, data):

@@ -353,6 +353,15 @@ def test_a_family_that_nothing_tells_must_be_given(tmp_path, data, store):
         bring("simpletuner", tmp_path / "vae", store, data)
 
 
+def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data, store, monkeypatch):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    monkeypatch.setattr("cachestore.importing.encoders_of", lambda _request, _known: ())
+    report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
+    assert (report.family, report.report.encoded) == ("flux", 3)
+
+
 def test_a_name_that_two_pictures_share_is_nobodys(tmp_path, data, store):
     """musubi's cache is flat: files of one name say nothing of the folder."""
     trainers.write_musubi(tmp_path / "cache", "flux")
