@@ -24,7 +24,7 @@ from cachestore.formats.families import SIMPLETUNER, Family, family_named, famil
 from cachestore.formats.matching import Named, View
 from cachestore.formats.table import Extra, Format, Writing, written_format
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
-from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, caption_key, cells_each, sides_each
+from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, caption_key, cells_each, framing_of, sides_each
 from cachestore.keys import Json, Key, Recipe
 from cachestore.listing import is_alone, labels_of
 from cachestore.reader import Reader
@@ -282,6 +282,9 @@ class _Export:
         key, stored, meta = self._entry(column, place)
         if column.count(row) > cells_each(column.options):
             message = f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.format.name} keeps one of a sample"
+            raise EncodeFailed(message)
+        if "own crops" not in self.writing.takes and WITHIN in framing_of(json.loads(self.catalog.extras[row])):
+            message = f"it has a crop of its own, and {self.format.name} puts whole pictures into buckets: cut the file itself"
             raise EncodeFailed(message)
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1

@@ -13,7 +13,7 @@ from cachestore.samples import Sample
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
-Extra = Literal["flips", "masks", "drawn crops"]
+Extra = Literal["flips", "masks", "drawn crops", "own crops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ FORMATS: Final = {
                 sd_scripts.latents_file,
                 sd_scripts.text_file,
                 "one file",
-                frozenset({"flips", "masks", "drawn crops"}),
+                frozenset({"flips", "masks", "drawn crops", "own crops"}),
                 sd_scripts.LATENTS_CASTS,
                 sd_scripts.CASTS,
                 one_resolution=sd_scripts.BARE,
@@ -81,7 +81,13 @@ FORMATS: Final = {
             simpletuner.match,
             simpletuner.read_latents,
             simpletuner.read_text,
-            Writing(simpletuner.latents_file, simpletuner.text_file, "a folder each", frozenset({"drawn crops"}), is_text_shared=True),
+            Writing(
+                simpletuner.latents_file,
+                simpletuner.text_file,
+                "a folder each",
+                frozenset({"drawn crops", "own crops"}),
+                is_text_shared=True,
+            ),
             tells=simpletuner.tells,
             read_told=simpletuner.read_told,
         ),

@@ -143,3 +143,12 @@ def test_latents_are_exported_with_the_crop_in_the_pixels_of_the_file(tmp_path, 
     npz = np.load(path)
     [crop] = [npz[name].tolist() for name in npz if name.startswith("crop_ltrb")]
     assert crop == [66, 10, 114, 90]
+
+
+@pytest.mark.parametrize("kind", ["musubi", "ai-toolkit"])
+def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_whole_pictures_alone(tmp_path, data, vae, kind):
+    store, out = tmp_path / "store", tmp_path / "out"
+    encode(write_rows(data, rows_of({"whole": None, "right": PARTS["right"]})), vae, store)
+    report = cs.export_cache(store, format=kind, folder=out, family="flux")
+    assert [(one["sample"], "crop of its own" in one["reason"]) for one in report.failures] == [("right", True)]
+    assert report.written == 1
