@@ -289,7 +289,18 @@ class _Export:
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self._latents(column, stored, meta, self.catalog.ids[row])
-        return View(self._named(row, column, place), latents, is_flipped, self._mask(row, column, number)), key
+        controls = self._control_latents(row, column, number)
+        return View(self._named(row, column, place), latents, is_flipped, self._mask(row, column, number), controls), key
+
+    def _control_latents(self, row: int, column: KeyColumn, number: int) -> tuple[Raw, ...]:
+        """The latents of a row's control images that go with a view of its picture; none where the format keeps none."""
+        each = cells_each(column.options)
+        those = (one for one in self.catalog.columns if (one.role, dict(one.options)) == (CONTROL, dict(column.options)))
+        controls = next(those, None) if "controls" in self.writing.takes else None
+        if controls is None:
+            return ()
+        places = range(controls.at[row] + number, controls.at[row + 1], each)
+        return tuple(self._latents(controls, *self._entry(controls, place)[1:], self.catalog.ids[row]).tensor for place in places)
 
     def _mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
         """The mask of a view of a row's picture; None where there is none, or it is not wanted."""
@@ -311,7 +322,7 @@ class _Export:
         """What has no place in the files and needs no choice, in words."""
         words: list[str] = []
         controls = sum(len(column.keys) for column in self.catalog.columns if column.role == CONTROL)
-        if controls:
+        if controls and "controls" not in self.writing.takes:
             words.append(f"{controls} latents of control images")
         column = self._captions
         if column is not None and not self.writing.is_text_shared:

@@ -99,6 +99,8 @@ class View:
     is_flipped: bool = False
     mask: Raw | None = None
     """uint8 `[1, h, w]`, as large as the latents, 255 where the picture counts."""
+    controls: tuple[Raw, ...] = ()
+    """Latents of the images that the model is shown, in order, in the state and dtype of the picture's."""
 
 
 def stem_of(reference: str) -> str:

@@ -30,6 +30,8 @@ _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
 """By family: its tensors by their names in files."""
 _PREFIX: Final = f"{MUSUBI}."
 _VERSION: Final = "1.0.1"
+_SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
+"""Families whose control images are numbered."""
 
 
 def is_ours(path: str) -> bool:
@@ -113,11 +115,25 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     frames = shape[1] if len(shape) == 4 else 1
     key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
     own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    own |= _controls(family, views[0].controls)
     width, height = named.size
     metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
     stem = PurePosixPath(stem_of(named.reference)).name
     path = f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors"
     return path, Contents({key: latents.tensor, **own}, metadata)
+
+
+def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
+    """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
+    if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
+        what = f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}"
+        raise refuse(what)
+    made: dict[str, Raw] = {}
+    for number, raw in enumerate(controls):
+        shape = raw[1]
+        prefix = f"latents_control_{number}_" if family.name in _SEVERAL_CONTROLS else "latents_control_"
+        made[f"{prefix}{shape[1] if len(shape) == 4 else 1}x{shape[-2]}x{shape[-1]}_{dtype_name(raw[0])}"] = raw
+    return made
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

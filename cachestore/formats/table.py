@@ -13,7 +13,7 @@ from cachestore.samples import Sample
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
-Extra = Literal["flips", "masks", "drawn crops", "own crops"]
+Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ FORMATS: Final = {
             musubi.match,
             musubi.read_latents,
             musubi.read_text,
-            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops"})),
+            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"})),
         ),
         Format(
             AI_TOOLKIT,

@@ -38,7 +38,7 @@ class Wanted:
     sources: tuple[str, ...] = ()
     family: str = "flux"
     captions: tuple[str, ...] = ("a fox",)
-    controls: bool = False
+    controls: int = 0
 
 
 def sides_and_variants(wanted):
@@ -55,6 +55,10 @@ def picture_of(name, resolution, family="flux"):
 def value(name, resolution, number, family="flux"):
     """The latents of one view; a mirrored one is not the mirrored picture's, so that no test can mistake them."""
     return trainers.noise(name, resolution, number, shape=(trainers.CHANNELS[family], *picture_of(name, resolution).latent))
+
+
+def control_of(name, resolution, number):
+    return value(name, resolution, 100 + number)
 
 
 def mask_of(name, resolution):
@@ -101,12 +105,18 @@ def make_store(path, wanted=Wanted()):
                         writer.put(key, {"mask": mask_of(name, resolution)})
                 options = {"resolution": resolution, "step": 64, **(wanted.options or {})}
                 columns.append(make_column("latents", "image", latents.fingerprint, options, images))
+                if wanted.controls:
+                    shown = [[cs.key("control", name, str(resolution), str(n)) for n in range(wanted.controls)] for _source, name in rows]
+                    for (_source, name), keys in zip(rows, shown, strict=True):
+                        for number, key in enumerate(keys):
+                            writer.put(key, {"sample": control_of(name, resolution, number)})
+                    columns.append(
+                        make_column("latents", "control", latents.fingerprint, options, [[Cell(key) for key in keys] for keys in shown])
+                    )
                 if wanted.masks:
                     columns.append(
                         make_column("mask", "mask", masks.fingerprint, options, [[Cell(key) for key in those] for those in covers])
                     )
-            if wanted.controls:
-                columns.append(make_column("latents", "control", latents.fingerprint, {}, images))
         store.commit()
         count, captions = len(rows), len(wanted.captions)
         hints = {"data": "/pictures", "sources": [{"data": f"/{source}", "name": source} for source in wanted.sources]}
@@ -189,6 +199,21 @@ def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_in_each(tmp_pa
             latents, text = trainers.read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
             assert torch.equal(latents["latents"], value(name, resolution, 0))
             assert set(text) == {"t5_vec", "clip_l_pooler"}
+
+
+def test_musubi_gets_the_control_image_of_each_picture_at_its_resolution(tmp_path, out):
+    report = send("musubi", make_store(tmp_path / "store", Wanted(controls=1)), out)
+    assert (report.complete, report.left_out) == (True, ())
+    for resolution in (256, 512):
+        for name in SIZES:
+            latents, _text = trainers.read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
+            assert torch.equal(latents["latents_control"], control_of(name, resolution, 0))
+
+
+def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp_path, out):
+    report = send("musubi", make_store(tmp_path / "store", Wanted((256,), controls=2)), out)
+    assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
+    assert "2 control images, and musubi-tuner takes one for flux" in report.failures[0]["reason"]
 
 
 def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
@@ -288,10 +313,10 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
 
 
 def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
-    store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=True))
-    report = send("musubi", store, out)
+    store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=1))
+    report = send("ai-toolkit", store, out)
     assert report.left_out == ("2 latents of control images", "2 captions after the first of their pictures")
-    assert main(["export", str(store), "--format", "musubi", "-o", str(out), "--resolution-only", "256", "--leave-out", "masks"]) == OK
+    assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out), "--resolution-only", "256", "--leave-out", "masks"]) == OK
     assert "not in the files: 2 captions" in capsys.readouterr().out
 
 
