@@ -40,9 +40,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "files/publish.py", "    _remove(temporary)\n    sync_folder(final.parent)\n", "    _remove(temporary)\n", *_CRASHES
     ),
     "checksum": Mutant(
-        "storage/fetch.py", "if checksum_of(key, place.specs, buffers) != place.checksum:", "if not place.checksum:", *_EXCHANGE
+        "storage/fetch.py",
+        "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",
+        "if not located.checksums[row]:",
+        *_EXCHANGE,
     ),
-    "key bound to checksum": Mutant("storage/entry.py", "    state.update(key)\n", "", *_EXCHANGE),
+    "key bound to checksum": Mutant("storage/entry.py", "begin_digest(key + text_of", "begin_digest(text_of", *_EXCHANGE),
     "acknowledgement order": Mutant(
         "storage/append.py",
         "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest):\n        return None\n",
