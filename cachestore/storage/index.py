@@ -21,15 +21,18 @@ from typing import Any, Final
 import lmdb
 
 from cachestore.errors import FormatError, WriteFailed
-from cachestore.files.checksum import digest_file
+from cachestore.files.checksum import Checksum, begin_digest, digest_file
 from cachestore.files.opening import FileIdentity, opened
 from cachestore.files.paths import IndexName, Layout
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
+from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
+from cachestore.storage.segment import StoredEntry
 
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
+_STANDING: Final = struct.Struct("<IQ")
+"""Ordinal and offset, as they stand in a packed place."""
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
@@ -180,6 +183,27 @@ class Index:
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
             return b"".join(cursor.iternext(keys=True, values=False))
 
+    def table_digests(self) -> dict[int, bytes]:
+        """By number, what `digest_table` gives of the entries that the index shows in a segment; none of one without entries.
+
+        One walk over the index that keeps nothing of an entry: about 1 µs for each.
+        """
+        states: dict[bytes, Checksum] = {}
+        numbers = {number.to_bytes(4, "little"): number for number in self.segments}
+        layouts = {number.to_bytes(4, "little"): text for text, number in self.raw_layouts().items()}
+        try:
+            for key, value in self.raw_entries():
+                for start in range(0, len(value), PLACE_BYTES):
+                    state = states.get(value[start : start + 4])
+                    if state is None:
+                        state = states[value[start : start + 4]] = begin_digest()
+                    # number 4, ordinal and offset 12, layout 4, checksum 16
+                    text = layouts[value[start + 16 : start + 20]]
+                    state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + PLACE_BYTES], text)))
+            return {numbers[number]: state.digest() for number, state in states.items()}
+        except KeyError as error:  # a number that no segment or layout bears
+            raise self._complaint(error) from error
+
     def raw_layouts(self) -> dict[bytes, int]:
         """Numbers of layouts by their text, for the next index."""
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"layouts"]) as cursor:
@@ -209,6 +233,14 @@ class Index:
         if self._environment is not None and self._pid == os.getpid():
             _release(self.verdict.identity)
         self._environment = None
+
+
+def digest_table(entries: Iterable[StoredEntry]) -> bytes:
+    """A digest over where a segment's entries stand, how they are laid out, and their checksums, in the order of keys."""
+    state = begin_digest()
+    for entry in sorted(entries, key=lambda entry: entry.key):
+        state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, text_of(entry.specs))))
+    return state.digest()
 
 
 def build(

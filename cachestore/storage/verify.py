@@ -1,6 +1,7 @@
 """Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage.
 
-quick   names, sizes and headers of segments; the index's digest; catalogs whole; keys of the newest catalogs present
+quick   names, sizes and headers of segments; the index's digest, and all that it says of them; catalogs whole; keys of the newest
+        catalogs present
 full    all of that, and every byte of every segment against the digest in its name and each entry's checksum
 """
 
@@ -43,9 +44,10 @@ from cachestore.storage.catalog import Catalog, list_generations, list_names, ne
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
 from cachestore.storage.condemned import condemned_segments, read_condemned
 from cachestore.storage.entry import begin_checksum, checksum_of
-from cachestore.storage.index import check
+from cachestore.storage.index import Index, check, digest_table
+from cachestore.storage.places import SegmentRef
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
-from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
+from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 Kind = Literal[
     "corrupt-segment",
@@ -129,6 +131,8 @@ class _Looked:
     findings: list[Finding] = field(default_factory=list[Finding])
     good: frozenset[Key] = frozenset()
     is_unreadable: bool = False
+    told: tuple[SegmentRef, bytes] | None = None
+    """What its header says, as the index should say it: `ref_of` and `digest_table`. None where something is wrong with it."""
 
 
 def verify(
@@ -194,7 +198,7 @@ def _all_findings(
     for one in looked:
         for finding in one.findings:
             yield _with_sample(finding, needed)
-    yield from _look_at_indexes(layout, snapshot)
+    yield from _look_at_indexes(layout, snapshot, looked)
     yield from _look_at_recipes(layout)
     yield from _look_at_catalogs(layout)
     yield from _look_at_lists(layout)
@@ -238,15 +242,16 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     try:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
+        told = (ref_of(digest, contents), digest_table(contents.entries))
         if not every_byte:
-            return _Looked(digest, contents.size_bytes, len(keys), [], keys)
+            return _Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
         bad = _bad_entries(path, digest, contents)
     except FormatError as error:
         return _Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
         return _Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True)
     if bad is None:
-        return _Looked(digest, contents.size_bytes, len(keys), [], keys)
+        return _Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
@@ -319,32 +324,46 @@ def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[Stored
     return list(saved.values())
 
 
-def _look_at_indexes(layout: Layout, snapshot: Snapshot) -> Iterator[Finding]:
+def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[_Looked]) -> Iterator[Finding]:
+    """Each index by its digest; the one that readers look into also by what it says of the segments."""
+    told = {one.digest: one.told for one in looked if one.told is not None}
     for name in list_indexes(layout):
-        path = layout.index(name)
+        where = str(layout.index(name).relative_to(layout.root))
         try:
-            check(layout, name)
+            verdict = check(layout, name)
         except FormatError as error:
-            yield Finding("bad-index", str(path.relative_to(layout.root)), str(error))
+            yield Finding("bad-index", where, str(error))
+            continue
         except OSError as error:
-            yield Finding("unreadable", str(path.relative_to(layout.root)), f"{path}: {reason_of(error)}")
-    if snapshot.index is None:
+            yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
+            continue
+        try:
+            with closing(Index(layout, verdict)) as index:
+                is_in_use = snapshot.index is not None and snapshot.index.verdict.name == name
+                yield from _disagreements(layout, index, told) if is_in_use else ()
+        except (FormatError, OSError) as error:
+            message = f"{where} is whole, but cannot be opened ({error}); it is derived: move it away if that happens again"
+            yield Finding("unreadable", where, message)
+
+
+def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
+    """The segments, of those with which nothing is wrong, of which an index says something else: size, origin, or where an entry stands.
+
+    No value is in danger, as each entry's checksum is bound to its key: reading one that another's place is given for is an error, though.
+    """
+    where = str(layout.index(index.verdict.name).relative_to(layout.root))
+    try:
+        digests, nothing = index.table_digests(), digest_table(())
+    except FormatError as error:
+        yield Finding("bad-index", where, str(error))
         return
-    for message in _disagreements(layout, snapshot):
-        yield Finding("bad-index", str(layout.index(snapshot.index.verdict.name).relative_to(layout.root)), message)
-
-
-def _disagreements(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
-    """Where the index and the headers of the segments it covers differ; damaged segments are reported elsewhere."""
-    assert snapshot.index is not None
-    counted: dict[str, int] = {}
-    for _key, places in snapshot.index.items():  # noqa: PERF102 - not a dict
-        for place in places:
-            counted[place.segment.digest] = counted.get(place.segment.digest, 0) + 1
-    for number, ref in snapshot.index.segments.items():
-        if number not in snapshot.vanished and counted.get(ref.digest, 0) != ref.entries:
-            held = f"{counted.get(ref.digest, 0)} of {ref.entries} entries of segment {ref.digest}"
-            yield f"the index holds {held}; run `cachestore repair {layout.root}`"
+    for number, ref in index.segments.items():
+        said = (ref, digests.get(number, nothing))
+        if told.get(ref.digest, said) != said:
+            what = f"something else of segment {ref.digest} than the segment's own header"
+            bad_index = Finding("bad-index", where, f"{where} says {what}; run `cachestore repair {layout.root}`")
+            # Without its bytes nobody could tell which of the two is right.
+            yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
 
 def _look_at_recipes(layout: Layout) -> Iterator[Finding]:

@@ -3,11 +3,13 @@
 import os
 from contextlib import closing
 
+from cachestore.files.publish import publish_file
 from cachestore.keys import key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.storage.index import build
+from cachestore.storage.snapshot import list_indexes, load_snapshot
 
 
 def key_of(n):
@@ -49,3 +51,18 @@ def flip(path, offset, mask=0xFF):
         os.pwrite(descriptor, bytes([byte ^ mask]), offset)
     finally:
         os.close(descriptor)
+
+
+def forge_index(layout, *, entries=lambda entries: entries, segments=lambda segments: segments):
+    """A newer index that is whole, and says what these make of what the newest said.
+
+    Entries are key -> (segment's digest, ordinal, offset, specs, checksum).
+    """
+    with closing(load_snapshot(layout)) as snapshot:
+        said = {key: (places[0].segment.digest, *places[0][1:]) for key, places in snapshot.index.items()}
+        refs = list(snapshot.index.segments.values())
+    forged = [(key, *place) for key, place in entries(said).items()]
+    number = list_indexes(layout)[0].number + 1
+    temporary, name = build(layout, number, base=None, dropped=frozenset(), segments=segments(refs), entries=forged)
+    publish_file(layout, temporary, layout.index(name))
+    return name

@@ -3,13 +3,16 @@
 import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cachestore.errors import BadInput, FormatError, StoreNotFound
+from cachestore.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
 from cachestore.files import checksum
+from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in
+from cachestore.files.paths import IndexName
 from cachestore.files.records import encode_record
 from cachestore.keys import Recipe
 from cachestore.storage import verify as verifying
@@ -17,12 +20,12 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
-from cachestore.storage.entry import make_entry
+from cachestore.storage.entry import TensorSpec, make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import FORMAT, list_indexes
 from cachestore.storage.verify import HARMLESS, STALE_SECONDS, verify
-from tests.storage.stores import entry_of, flip, key_of, put
+from tests.storage.stores import entry_of, flip, forge_index, key_of, put, read, tensors_of
 
 RECIPE = Recipe("own", {"x": 1})
 
@@ -291,6 +294,62 @@ class TestIndexes:
             commit(full).close()
         newest = list_indexes(full)[0]
         assert found(full) == {("bad-index", where(full, full.index(newest)), None, None)}
+
+    @pytest.mark.parametrize("level", ["full", "quick"])
+    def test_one_that_exchanges_two_keys_places_is_a_bad_index(self, full, level):
+        name = forge_index(full, entries=lambda said: said | {key_of(1): said[key_of(2)], key_of(2): said[key_of(1)]})
+        assert found(full, level) == {("bad-index", where(full, full.index(name)), None, None)}
+        with pytest.raises(CorruptEntry):
+            read(full, 1)
+        assert str(full.index(name).relative_to(full.root)) in repair_store(full.root).quarantined
+        assert verify(full.root).ok
+        assert read(full, 1) == tensors_of(1)
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [(1, 7), (2, 64), (3, (TensorSpec("other", "U8", (19,)),)), (4, bytes(16))],
+        ids=["ordinal", "offset", "layout", "checksum"],
+    )
+    def test_one_that_says_something_else_of_an_entry_is_a_bad_index(self, full, place, value):
+        def change(said):
+            said[key_of(3)] = (*said[key_of(3)][:place], value, *said[key_of(3)][place + 1 :])
+            return said
+
+        name = forge_index(full, entries=change)
+        assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
+
+    @pytest.mark.parametrize("change", [{"origin": "0" * 32 + "/1"}, {"size_bytes": 1}, {"entries": 9}], ids=min)
+    def test_one_that_says_something_else_of_a_segment_is_a_bad_index(self, full, change):
+        name = forge_index(full, segments=lambda refs: [replace(ref, **change) for ref in refs])
+        assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
+        repair_store(full.root)
+        assert verify(full.root).ok
+
+    def test_one_with_a_key_that_no_segment_has_is_a_bad_index(self, full):
+        name = forge_index(full, entries=lambda said: said | {key_of(9): said[key_of(1)]})
+        assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
+
+    def test_one_that_is_whole_and_no_database_is_unreadable(self, full):
+        raw = b"no database" * 1000
+        path = full.index(IndexName(9, digest_of([raw])))
+        path.write_bytes(raw)
+        assert found(full) == {("unreadable", where(full, path), None, None)}
+
+    def test_one_that_a_segments_damaged_header_contradicts_is_fine_and_the_segment_is_damaged(self, full):
+        path, entry = segment_of(full, 3)
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b'"shape":[2,1]', b'"shape":[1,2]'))
+        assert found(full, "quick") == {("corrupt-entry", where(full, path), str(entry.key), None)}
+
+    def test_one_that_covers_a_segment_without_entries_is_fine(self, full):
+        put(full)
+        commit(full).close()
+        assert verify(full.root).ok
+
+    def test_copies_of_an_entry_are_each_held_against_their_segment(self, full):
+        put(full, 1, 3)
+        commit(full).close()
+        assert verify(full.root).ok
 
     def test_none_is_fine(self, full):
         for name in list_indexes(full):

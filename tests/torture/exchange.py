@@ -7,7 +7,7 @@ ours, and never what a link leads to.
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
@@ -17,13 +17,14 @@ from typing import Final
 
 import cachestore as cs
 from cachestore.files.paths import Layout
-from cachestore.files.publish import publish, publish_file
+from cachestore.files.publish import publish
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import make_entry
-from cachestore.storage.index import NewEntry, build
 from cachestore.storage.segment import build_segment, read_contents
-from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.storage.snapshot import list_segments
+from cachestore.storage.verify import verify
+from tests.storage.stores import forge_index
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import own, raw_of, value_of
 
@@ -41,18 +42,7 @@ class Point:
 
 def _exchange_in_index(layout: Layout, one: int, other: int) -> None:
     """A newer index in which each of two keys has the other's place."""
-    changed = {own(one): own(other), own(other): own(one)}
-    with closing(load_snapshot(layout)) as snapshot:
-        assert snapshot.index is not None
-        places = {key: places[0] for key, places in snapshot.index.items()}
-        segments = list(snapshot.index.segments.values())
-    entries: list[NewEntry] = []
-    for key in places:
-        place = places[changed.get(key, key)]
-        entries.append((key, place.segment.digest, place.ordinal, place.offset, place.specs, place.checksum))
-    number = list_indexes(layout)[0].number + 1
-    temporary, name = build(layout, number, base=None, dropped=frozenset(), segments=segments, entries=entries)
-    publish_file(layout, temporary, layout.index(name))
+    forge_index(layout, entries=lambda said: said | {own(one): said[own(other)], own(other): said[own(one)]})
 
 
 def _exchange_in_segment(layout: Layout, one: int, other: int) -> None:
@@ -114,6 +104,8 @@ def judge(point: Point, *, folder: Path) -> list[str]:
                     found.append(f"entry {n} has a wrong value")
                 if point.way == "link":
                     found.append(f"entry {n} was read through a link")
+    if point.way == "index" and {finding.kind for finding in verify(root, "quick").findings} != {"bad-index"}:
+        found.append("verify does not tell of the index")
     shutil.rmtree(root)
     return found if unread or found else ["nothing was exchanged"]
 
