@@ -50,20 +50,20 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     """
     raw = {name: _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
-        if not _are_bools(dtype, buffer):
+        if not are_bools(dtype, buffer):
             message = f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored"
             raise BadInput(message)
     return raw
 
 
-def _are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
+def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
     """Whether bytes of BOOL are 0 or 1: what a library does with others is undefined. True for every other dtype."""
     return dtype != "BOOL" or not bytes(buffer).strip(b"\0\1")
 
 
 def _check_bools(raw: Mapping[str, RawTensor]) -> None:
     for name, (dtype, _shape, buffer) in raw.items():
-        if not _are_bools(dtype, buffer):
+        if not are_bools(dtype, buffer):
             message = f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
             raise FormatError(message)
 

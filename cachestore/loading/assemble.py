@@ -19,7 +19,7 @@ from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_l
 from cachestore.reader import Reader
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Located
-from cachestore.tensors import torch_dtype
+from cachestore.tensors import are_bools, torch_dtype
 
 _ALIGNMENT: Final = 64
 """Of what is read to one side: any dtype may be looked at there."""
@@ -94,6 +94,8 @@ class _Draft:
     """How many of them are None."""
     copies: list[tuple[memoryview, memoryview]] = field(default_factory=list[tuple[memoryview, memoryview]])
     """(target, source): what one entry is wanted for more than once."""
+    bools: list[memoryview] = field(default_factory=list[memoryview])
+    """Targets of bools, whose bytes must be 0 or 1."""
     finish: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     batch: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     names: set[str] = field(default_factory=set[str])
@@ -120,6 +122,9 @@ class _Draft:
     def read(self, column: _Column, targets: Iterable[memoryview]) -> None:
         """Have the stored tensors of a column read to these places."""
         held = self.targets
+        if column.specs[0].dtype == "BOOL":
+            targets = list(targets)
+            self.bools += targets
         for row, number, target in zip(column.rows, column.numbers, targets, strict=True):
             source = held[row][number]
             if source is None:
@@ -127,6 +132,12 @@ class _Draft:
                 self.unclaimed -= 1
             else:
                 self.copies.append((target, source))
+
+    def copy_all(self) -> bool:
+        """Fill what one entry is wanted for more than once; False where something was read as a bool that is none."""
+        for target, source in self.copies:
+            target[:] = source
+        return all(are_bools("BOOL", target) for target in self.bools)
 
     def claim(self, *names: str | None) -> None:
         """Have these stand next in the batch. Two parts that make the same would be read into each other."""
@@ -184,10 +195,8 @@ def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_latents(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        if not reader.fill(keys, draft.located, draft.all_targets()):
+        if not reader.fill(keys, draft.located, draft.all_targets()) or not draft.copy_all():
             return None
-        for target, source in draft.copies:
-            target[:] = source
         for step in draft.finish:
             step()
     except _Irregular:

@@ -10,8 +10,11 @@ import pytest
 
 import cachestore as cs
 from cachestore.encode import families
+from cachestore.files.paths import Layout
 from cachestore.keys import Recipe
-from tests.loading.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes
+from cachestore.storage.append import publish_segment
+from cachestore.storage.entry import make_entry
+from tests.loading.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes, stored_text
 
 pytestmark = pytest.mark.torch
 
@@ -290,6 +293,21 @@ def test_a_damaged_entry_is_a_corrupt_entry_and_its_other_copy_is_read_where_the
     make_store(path, ROWS[1:2], made, name="copy", leave_out=["a dog", ""])
     assert_same(cs.CachedDataset(path).read_batch(ALIKE), expected)
     assert_same(again.read_batch(ALIKE), expected)
+
+
+@pytest.mark.parametrize("family", [SDXL, PLAIN], ids=lambda family: family.name)
+@pytest.mark.parametrize("verify", ["first", "never"])
+def test_a_bool_that_is_neither_0_nor_1_is_the_error_that_get_gives(path, monkeypatch, family, verify):
+    made = recipes(family)
+    make_store(path, ROWS, made, leave_out=["a dog", "two cats"])
+    for caption, byte in (("a dog", b"\2"), ("two cats", b"\1")):
+        stored = stored_text(made.text, caption)
+        tensors = {name: ("BOOL", array.shape, byte * array.size) for name, array in stored.items()}
+        publish_segment(Layout(path), [make_entry(caption_key(made.text, caption), tensors, {})], origin="")
+    data = cs.CachedDataset(path, verify=verify)
+    assert_read_straight(data, [2], monkeypatch)
+    with pytest.raises(cs.FormatError, match="neither 0 nor 1"):
+        data.read_batch([1])
 
 
 def test_a_missing_entry_is_named(path):
