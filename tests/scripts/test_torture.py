@@ -8,7 +8,8 @@ import time
 import pytest
 import torture
 
-from tests.torture.campaign import Campaign, Outcome, judged, outcome_of
+from tests.torture import campaign
+from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, timed
 
 
 def of(outcome, count=3):
@@ -60,6 +61,34 @@ def test_what_judges_find_raise_die_of_and_hang_in_is_told():
     assert found["hang"] == ["it did not end in time"]
     assert outcome_of(found.items()).points == 5
     assert len(outcome_of(found.items()).violations) == 4
+
+
+def test_a_call_that_does_not_end_is_told_with_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "HANG_SECONDS", 0.2)
+    os.mkfifo(tmp_path / "fifo")
+    calls = {
+        "sleeps": lambda: time.sleep(60),
+        "turns": lambda: any(turn for turn in iter(int, 1)),
+        "waits for a fifo": (tmp_path / "fifo").read_bytes,
+        "ends": lambda: None,
+    }
+
+    def judge(name):
+        timed(calls[name])
+        return []
+
+    found = dict(judged(calls, judge, seconds=20))
+    assert found.pop("ends") == []
+    assert all("Hang: it takes longer than 0.2 s" in violation for [violation] in found.values())
+    assert "read_bytes" in found["waits for a fifo"][0]
+
+
+def test_time_in_which_others_run_is_no_hang(tmp_path, monkeypatch):
+    """As on a machine so busy that nearly all of the time goes to others."""
+    started = time.monotonic()
+    monkeypatch.setattr(campaign, "HANG_SECONDS", 0.05)
+    monkeypatch.setattr(campaign, "_waited_seconds", lambda: time.monotonic() - started)
+    assert dict(judged([0.5], lambda seconds: [str(timed(time.sleep, seconds))], seconds=20)) == {0.5: ["None"]}
 
 
 def test_without_points_nobody_judges():

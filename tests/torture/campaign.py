@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 Point = TypeVar("Point")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 HANG_SECONDS: Final = 10.0
-"""What takes longer hangs."""
+"""A call that takes longer hangs."""
+_WAITED: Final = Path("/proc/self/schedstat")
+"""Linux: nanoseconds that the main thread ran, that it waited for a processor, and how often it got one."""
 _WARM: Final = (
     "filelock",
     "numpy.ma",
@@ -111,6 +115,43 @@ def judged(
     finally:
         for one in running.values():
             list(one.end(is_late=True))
+
+
+class Hang(BaseException):
+    """A call that does not end. No error of the package, so that nothing in it takes this for one."""
+
+
+def timed(call: Callable[Given, Answer], *given: Given.args, **named: Given.kwargs) -> Answer:
+    """Make a call that may take HANG_SECONDS, in the main thread of a judge. Raises Hang where it is by then, with the traceback to there.
+
+    Time in which this thread was ready to run and others ran instead does not count, as a busy machine is no hang. What holds the
+    interpreter's lock for good is ended with its judge.
+    """
+    began, waited = time.monotonic(), _waited_seconds()
+
+    def ring(_number: int, _frame: object) -> None:
+        left = HANG_SECONDS - (time.monotonic() - began) + (_waited_seconds() - waited)
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+            return
+        message = f"it takes longer than {HANG_SECONDS:g} s"
+        raise Hang(message)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+    try:
+        return call(*given, **named)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _waited_seconds() -> float:
+    """For how long the main thread has waited for a processor; 0 where the system does not tell."""
+    try:
+        return int(_WAITED.read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def warm_up() -> None:

@@ -41,7 +41,7 @@ from cachestore.recompute import repair
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import HARMLESS
 from cachestore.upkeep import verify
-from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
+from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
 
 KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
@@ -312,7 +312,7 @@ def _surviving_in(template: Template, raw: bytes, digest: str, *, has_index: boo
 def _reads(template: Template, store: Path, *, survivors: frozenset[str]) -> Iterator[str]:
     """Every value is right, or an error of ours; those that survived are right."""
     try:
-        with Reader(store) as reader:
+        with timed(Reader, store) as reader:
             for key, value in template.values.items():
                 yield from _read(reader, key, value, must=str(key) in survivors)
     except CacheStoreError as error:
@@ -322,7 +322,7 @@ def _reads(template: Template, store: Path, *, survivors: frozenset[str]) -> Ite
 
 def _read(reader: Reader, key, value, *, must: bool) -> Iterator[str]:
     try:
-        if plain(reader.get_raw([key])[0]) != value:
+        if plain(timed(reader.get_raw, [key])[0]) != value:
             yield f"a wrong value under {key}"
     except (MissingEntry, CorruptEntry, FormatError) as error:
         if must:
@@ -360,7 +360,7 @@ def run_command(*arguments: str) -> tuple[int, str]:
     """A command in this process: its exit code, and what it printed on both streams."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         try:
-            code = main(arguments)
+            code = timed(main, arguments)
         except SystemExit as ended:
             code = int(ended.code or 0)
     return code, out.getvalue()
@@ -371,7 +371,7 @@ def _detected(template: Template, store: Path, damage: Damage) -> Iterator[str]:
     if damage.kind not in FOUND or damage.way in {"delete", "rename"} or not _says_something_else(template, store, damage):
         return
     try:
-        if verify(store).ok:
+        if timed(verify, store).ok:
             yield "verify says that this is ok"
     except CacheStoreError:
         return
@@ -411,8 +411,8 @@ def _repaired(template: Template, store: Path, damage: Damage, survivors: frozen
         yield from _refused(template, store)
         return
     try:
-        repair(store)
-        left = [finding for finding in verify(store).findings if finding.kind not in HARMLESS]
+        timed(repair, store)
+        left = [finding for finding in timed(verify, store).findings if finding.kind not in HARMLESS]
     except CacheStoreError as error:
         yield f"repair: {error}"
         return
@@ -421,7 +421,7 @@ def _repaired(template: Template, store: Path, damage: Damage, survivors: frozen
             yield f"after repair: {finding.kind}: {finding.message}"
     yield from _reads(template, store, survivors=survivors)
     yield from _pairs(template, store)
-    if again := repair(store).quarantined:
+    if again := timed(repair, store).quarantined:
         yield f"repairing again moved {again}"
     if damage.number % GOES_ON == 0:
         yield from _goes_on(template, store, damage, survivors)
@@ -431,7 +431,7 @@ def _refused(template: Template, store: Path) -> Iterator[str]:
     """Where something stands in a folder's place, repair and the job say so and touch nothing behind it; or do what can be done."""
     for action in (partial(repair, store), partial(precompute, store.parent, store.parent / "data", "train")):
         with contextlib.suppress(CacheStoreError):
-            action()
+            timed(action)
     yield from _reads(template, store, survivors=frozenset())
     yield from _pairs(template, store)
 
@@ -441,14 +441,14 @@ def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozens
     folder = store.parent
     for name, data in (("train", folder / "data"), ("other", folder / "other")):
         try:
-            precompute(folder, data, name)
+            timed(precompute, folder, data, name)
         except CacheStoreError as error:
             yield f"precompute again: {error}"
             return
     if damage.kind not in {"lock", "worker", "folder"}:  # of a holder without beat or lock nobody knows that it is dead before it is silent
-        precompute(folder, pictures(folder / "half", 1, 2, 3), "half")
+        timed(precompute, folder, pictures(folder / "half", 1, 2, 3), "half")
     needed = {key for rows in template.pairings.values() for _sample, keys in rows for key in keys}
-    for finding in verify(store).findings:
+    for finding in timed(verify, store).findings:
         if finding.kind not in HARMLESS and (finding.kind != "missing-entry" or finding.key in survivors or finding.key in needed):
             yield f"after precompute: {finding.kind}: {finding.message}"
     yield from _reads(template, store, survivors=survivors | needed)

@@ -22,7 +22,7 @@ from cachestore.files.paths import Layout
 from cachestore.keys import Key
 from cachestore.storage.snapshot import list_indexes, list_segments
 from tests.loading.stores import Row, make_store, recipes
-from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch
+from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.damage import FOLDERS, STRANGE, WAYS, Damage, strike
 from tests.torture.template import without_waiting
 
@@ -99,7 +99,7 @@ def judge(truth: Truth, damage: Damage) -> list[str]:
             _strike(store, damage, outside)
             found = [violation for _time in range(LOOKS) for violation in _look(truth, those)]
             with suppress(CacheStoreError):
-                always.refresh()
+                timed(always.refresh)
             found += _look(truth, those)
         return [*found, *_open_again(truth, store)]
 
@@ -117,8 +117,8 @@ def _strike(store: Path, damage: Damage, outside: Path) -> None:
 
 def _open_again(truth: Truth, store: Path) -> Iterator[str]:
     try:
-        with cs.open(store) as reader:
-            yield from _look(truth, Open(reader, cs.CachedDataset(store, generation=GENERATION)))
+        with timed(cs.open, store) as reader:
+            yield from _look(truth, Open(reader, timed(cs.CachedDataset, store, generation=GENERATION)))
     except CacheStoreError:
         return
 
@@ -136,7 +136,7 @@ def _look(truth: Truth, those: Open) -> Iterator[str]:
 
 def _same(what: str, wanted: Any, read: Any) -> Iterator[str]:
     try:
-        found = read()
+        found = timed(read)
     except CacheStoreError:
         return
     if found != wanted:
@@ -158,7 +158,7 @@ def play(count: int, seed: int) -> Outcome:
     with scratch() as folder:
         with without_waiting():
             truth = build(folder, count, seed)
-        return outcome_of(judged(truth.damages, partial(judge, truth), seconds=HANG_SECONDS))
+        return outcome_of(judged(truth.damages, partial(judge, truth)))
 
 
 CAMPAIGNS: Final = {"readers": Campaign(play, 500)}
