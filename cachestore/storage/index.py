@@ -9,6 +9,7 @@ first: `_open` keeps one environment for each file and process, and closes inher
 """
 
 import json
+import math
 import os
 import struct
 import threading
@@ -22,7 +23,7 @@ import lmdb
 
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.checksum import Checksum, begin_digest, digest_file
-from cachestore.files.opening import FileIdentity, opened
+from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
@@ -33,6 +34,10 @@ VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
 _STANDING: Final = struct.Struct("<IQ")
 """Ordinal and offset, as they stand in a packed place."""
+_META: Final = struct.Struct("@16xI12xQ")
+"""The start of an LMDB file where a pointer has eight bytes: a page's header, a magic number, a version, an address, the map's size."""
+_META_WORD: Final = 8
+_MAGIC: Final = 0xBEEFC0DE
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
@@ -63,12 +68,29 @@ _environments: dict[tuple[int, int], _Opened] = {}
 def check(layout: Layout, name: IndexName) -> Verdict:
     """Compare an index with the digest in its name. Raises FormatError if they differ, FileNotFoundError if it is gone."""
     path = layout.index(name)
-    with opened(path) as (_descriptor, status):
+    with opened(path) as (descriptor, status):
         identity = FileIdentity.of(status)
-    if digest_file(path) != name.digest:
-        message = f"the index {path} does not match the digest in its name; it is derived: `cachestore repair` builds it again"
+        is_too_long = status.st_size > _longest(descriptor)
+    if is_too_long or digest_file(path) != name.digest:
+        message = (
+            f"the index {path} does not match the digest in its name; it is derived: `cachestore repair {layout.root}` builds it again"
+        )
         raise FormatError(message)
     return Verdict(name, identity)
+
+
+def _longest(descriptor: int) -> float:
+    """How many bytes an index may have by what LMDB notes at its start, so that nobody digests a terabyte of zeros behind it.
+
+    LMDB keeps that note for each machine's word: of another machine's, anything may be.
+    """
+    if struct.calcsize("P") != _META_WORD:
+        return math.inf
+    raw = read_at(descriptor, _META.size, 0)
+    if len(raw) < _META.size:
+        return math.inf
+    magic, map_bytes = _META.unpack(raw)
+    return map_bytes if magic == _MAGIC else math.inf
 
 
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)

@@ -68,6 +68,22 @@ def test_an_index_of_nothing_is_valid(layout):
         assert index.find([key_of(1)]) == [[]]
 
 
+def test_a_terabyte_of_zeros_behind_an_index_is_not_read(layout, monkeypatch):
+    name = built(layout, 1, put(layout, 1)).name
+    os.truncate(layout.index(name), 1 << 40)
+    monkeypatch.setattr(indexing, "digest_file", None)
+    with pytest.raises(FormatError, match="does not match the digest"):
+        check(layout, name)
+
+
+@pytest.mark.parametrize("size", [0, 39])
+def test_what_is_too_short_for_an_index_is_refused(layout, size):
+    name = built(layout, 1, put(layout, 1)).name
+    os.truncate(layout.index(name), size)
+    with pytest.raises(FormatError, match="does not match the digest"):
+        check(layout, name)
+
+
 def test_an_index_holds_the_places_that_the_segments_say(layout):
     digest = put(layout, 1, 2, 3, origin="p/0")
     contents = read_contents(layout.segment(digest))
