@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -144,14 +145,12 @@ class Reader:
 
         `targets` as for `Fetcher.fetch_into`.
 
-        False where one of them is gone or damaged: what was written is to be thrown away, and `get_raw`, which looks for other copies
-        and in a newer snapshot, gives the entries or the error. Raises other OSErrors as they come.
+        False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
+        other copies and in a newer snapshot, gives the entries or the error.
         """
         try:
             self._fetcher.fetch_into(keys, located, targets)
-        except (CorruptEntry, FormatError, OSError) as error:
-            if not is_gone(error):
-                raise
+        except (CorruptEntry, FormatError, OSError):
             return False
         return True
 
@@ -259,12 +258,9 @@ def _fresh(size: int) -> memoryview:
 
 
 def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
-    """What the first copy gives that is not gone or damaged; the last one's error where all are."""
+    """What the first copy gives that is not gone or damaged and can be read; the last one's error where there is none."""
     *others, last = places
     for place in others:
-        try:
+        with suppress(CorruptEntry, FormatError, OSError):
             return look(key, place)
-        except (CorruptEntry, FormatError, OSError) as error:
-            if not is_gone(error):
-                raise
     return look(key, last)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry, StoreNotFound
+from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry, ReadFailed, StoreNotFound
 from cachestore.reader import Reader
 from cachestore.storage import fetch as fetching
 from cachestore.storage import snapshot as snapshots
@@ -191,7 +191,7 @@ class TestFilling:
         with pytest.raises(CorruptEntry, match=str(key_of(2))):
             reading.get_raw([key_of(1), key_of(2)])
 
-    def test_an_error_that_another_copy_cannot_help_with_is_passed_on(self, layout, reader, monkeypatch):
+    def test_an_error_that_another_copy_cannot_help_with_is_what_getting_gives(self, layout, reader, monkeypatch):
         put(layout, 1)
         reading = reader()
         wanted = self.wanted(reading, 1)
@@ -200,8 +200,9 @@ class TestFilling:
             raise PermissionError
 
         monkeypatch.setattr(fetching, "open_regular", fail)
+        assert not reading.fill(*wanted)
         with pytest.raises(PermissionError):
-            reading.fill(*wanted)
+            values(reading, 1)
         with pytest.raises(PermissionError):
             reading.ask_ahead([key_of(1)])
 
@@ -281,6 +282,22 @@ class TestDamage:
         path.unlink()
         assert values(reading, 1) == [tensors_of(1)]
         assert reading.describe(key_of(1)).meta == {"n": 1}
+
+    @pytest.mark.parametrize("copy", [0, 1])
+    def test_another_copy_is_read_where_one_cannot_be(self, layout, reader, monkeypatch, copy):
+        put(layout, 1, 2)
+        put(layout, 1, 3)
+        path, open_regular = layout.segment(place_of(layout, 1, copy).segment.digest), fetching.open_regular
+
+        def refuse(asked):
+            if asked == path:
+                raise ReadFailed("Input/output error")
+            return open_regular(asked)
+
+        monkeypatch.setattr(fetching, "open_regular", refuse)
+        assert values(reader(), 1, 1) == [tensors_of(1)] * 2
+        with pytest.raises(ReadFailed):
+            values(reader(), 1, 2, 3)
 
     def test_with_every_copy_damaged_it_is_a_corrupt_entry(self, layout, reader):
         put(layout, 1, 2)
