@@ -16,7 +16,7 @@
     digests/<host>-<32 hex>.json
     condemned/<32 hex>.json
     locks/<word>.lock
-    quarantine/<name>
+    quarantine/<name>  quarantine/<32 hex>.lost.json
     tmp/<32 hex>.tmp
 
 A name is parsed by the function beside the one that makes it; what does not parse is not ours. Numbers have no leading zeros.
@@ -55,6 +55,7 @@ _FINGERPRINT = re.compile(r"([0-9a-f]{64})\.json")
 _WORKER = re.compile(r"([0-9a-f]{32})\.json")
 _WORKER_LOCK = re.compile(r"([0-9a-f]{32})\.lock")
 _CONDEMNED = re.compile(r"([0-9a-f]{32})\.json")
+_LOST = re.compile(r"([0-9a-f]{32})\.lost\.json")
 _TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
 _NAME_LIMIT = 200
 
@@ -207,6 +208,10 @@ class Layout:
     def condemned_list(self, digest: str) -> Path:
         """The path of a list of segments that are to go, by the digest of its bytes."""
         return self.condemned / f"{digest}.json"
+
+    def lost_list(self, digest: str) -> Path:
+        """The path of the list of entries that were lost with a segment."""
+        return self.quarantine / f"{digest}.lost.json"
 
     def lock(self, word: str) -> Path:
         """The path of a lock that saves work."""
@@ -362,6 +367,12 @@ def parse_worker_lock(name: str) -> str | None:
 def parse_condemned(name: str) -> str | None:
     """The digest in the file name of a list of condemned segments, or None."""
     match = _CONDEMNED.fullmatch(name)
+    return match[1] if match else None
+
+
+def parse_lost(name: str) -> str | None:
+    """The segment in the file name of a list of entries that were lost with it, or None."""
+    match = _LOST.fullmatch(name)
     return match[1] if match else None
 
 

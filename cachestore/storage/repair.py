@@ -20,7 +20,7 @@ from cachestore.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import is_link, names_in
-from cachestore.files.paths import MARKER, Layout, Mode, parse_segment
+from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key
@@ -34,7 +34,6 @@ from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, r
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.verify import (
     LOST_FORMAT,
-    LOST_SUFFIX,
     LOST_VERSION,
     Finding,
     LookFurther,
@@ -238,7 +237,7 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key]) -> None:
     body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in keys]}
     if body["keys"]:
         make_folder(layout, layout.quarantine)
-        publish(layout, layout.quarantine / f"{digest}{LOST_SUFFIX}", [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+        publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, body)])
 
 
 def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
@@ -275,9 +274,9 @@ def _put_aside(layout: Layout, path: Path) -> Path:
 
     The keys of a list of lost ones are gathered again from the segment that it stood for, where it is left.
     """
-    if path.parent != layout.quarantine:
+    digest = parse_lost(path.name)
+    if path.parent != layout.quarantine or digest is None:
         return _quarantine(layout, path)
-    digest = path.name.removesuffix(LOST_SUFFIX)
     target = layout.quarantine / _free_name(layout, f"{path.name}.damaged")
     move(layout, path, target)
     with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:

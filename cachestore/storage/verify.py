@@ -31,6 +31,7 @@ from cachestore.files.paths import (
     parse_dropped,
     parse_index,
     parse_ledger,
+    parse_lost,
     parse_pass,
     parse_plan,
     parse_recipe,
@@ -67,7 +68,6 @@ HARMLESS: Final[frozenset[Kind]] = frozenset({"stale-temp", "foreign-file"})
 STALE_SECONDS: Final = 3600.0
 LOST_FORMAT: Final = "cachestore-lost"
 LOST_VERSION: Final = 1
-LOST_SUFFIX: Final = ".lost.json"
 
 _OUR_NAMES: Final[Mapping[str, Callable[[str], object]]] = {
     "index": parse_index,
@@ -443,7 +443,7 @@ def read_lost(path: Path) -> list[Key]:
     """The keys of entries that repair could not save, as noted beside a quarantined segment. Raises FormatError, OSError."""
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
-        keys, is_at_home = [Key.parse(text) for text in body["keys"]], path.name == f"{body['segment']}{LOST_SUFFIX}"
+        keys, is_at_home = [Key.parse(text) for text in body["keys"]], parse_lost(path.name) == body["segment"]
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path} is not a list of lost entries; run `cachestore repair`"
         raise FormatError(message) from error
@@ -470,7 +470,7 @@ def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
 
 def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
     for name in names_in(layout.quarantine):
-        if not name.endswith(LOST_SUFFIX):
+        if parse_lost(name) is None:
             continue
         where = f"quarantine/{name}"
         try:

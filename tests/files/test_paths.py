@@ -31,6 +31,7 @@ MADE_AND_PARSED = {
     "pass": (numbers, lambda number: LAYOUT.pass_folder("0" * 32, number).name, paths.parse_pass),
     "plan": (digests, lambda digest: LAYOUT.plan_folder(digest).name, paths.parse_plan),
     "recipe": (st.text(hex_of, min_size=64, max_size=64), lambda digest: LAYOUT.recipe(digest).name, paths.parse_recipe),
+    "lost": (digests, lambda digest: LAYOUT.lost_list(digest).name, paths.parse_lost),
     "worker": (digests, lambda worker: LAYOUT.worker(worker).name, paths.parse_worker),
 }
 
@@ -66,6 +67,7 @@ FOREIGN = [
     f"{'1' * 19}-{'0' * 32}.lmdb",
     "1.2.3.4.5",
     f"{'0' * 32}.1",
+    f"copy of {'0' * 32}.lost.json",
     f"{'0' * 32}.01.2",
     f"{'0' * 31}.1.2",
     "1.2.3.04",

@@ -26,7 +26,7 @@ from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import split
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import LOST_SUFFIX, read_lost, verify
+from cachestore.storage.verify import read_lost, verify
 from cachestore.upkeep import collect, compact
 from tests.storage.stores import flip, key_of, plain, tensors_of
 
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
             for n, variant in gathered.items():
                 expected[n] = [*expected[n], plain(tensors_of(n, variant))]
         elif action == "repair_store":  # what was damaged may be in quarantine already, and be noted as lost
-            noted = {key for path in self.layout.quarantine.glob(f"*{LOST_SUFFIX}") for key in read_lost(path)}
+            noted = {key for path in self.layout.quarantine.glob("*.lost.json") for key in read_lost(path)}
             self.lost |= {n for n in range(6) if key_of(n) in noted}
         self.reopen()
         self.look_what_is_there(expected, may_be_new=gathered if action == "close_segment" else {})

@@ -322,6 +322,15 @@ def test_a_file_of_the_same_name_in_quarantine_is_not_replaced(layout):
         assert len([name for name in names_in(layout.quarantine) if name.startswith("segments")]) == expected
 
 
+def test_a_strangers_file_beside_the_lists_of_what_was_lost_is_left_alone(layout):
+    layout.quarantine.mkdir()
+    stranger = layout.quarantine / f"copy of {'0' * 32}.lost.json"
+    stranger.write_bytes(b"x")
+    assert verify(layout.root).ok
+    assert outcome(repair_store(layout.root)) == (0, [], [], 0)
+    assert stranger.read_bytes() == b"x"
+
+
 class TestDerivedFiles:
     def test_a_damaged_index_is_moved_aside_and_built_again(self, layout):
         put(layout, 1)
