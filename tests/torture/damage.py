@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.cli import main, printable
-from cachestore.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
+from cachestore.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, ReadFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.paths import (
     Layout,
@@ -30,6 +30,7 @@ from cachestore.files.paths import (
     parse_dropped,
     parse_index,
     parse_ledger,
+    parse_lost,
     parse_recipe,
     parse_round,
     parse_segment,
@@ -61,8 +62,8 @@ KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "lock": lambda path: _is(path, "workers", parse_worker_lock) or path.startswith("locks/"),
     "digests": lambda path: path.startswith("digests/"),
     "condemned": lambda path: _is(path, "condemned", parse_condemned),
-    "lost": lambda path: path.startswith("quarantine/") and path.endswith(".lost.json"),
-    "quarantined": lambda path: path.startswith("quarantine/") and not path.endswith(".lost.json"),
+    "lost": lambda path: _is(path, "quarantine", parse_lost),
+    "quarantined": lambda path: path.startswith("quarantine/") and not _is(path, "quarantine", parse_lost),
     "temporary": lambda path: path.startswith("tmp/"),
 }
 CHECKED: Final = frozenset({"segment", "index"})
@@ -212,10 +213,10 @@ def _replace(path: Path, way: str, outside: Path) -> None:
         path.mkdir()
         (path / "inside").write_bytes(b"x")
     else:
-        _make_socket(path)
+        make_socket(path)
 
 
-def _make_socket(path: Path) -> None:
+def make_socket(path: Path) -> None:
     """A name bound from its folder, as socket names are short."""
     before = Path.cwd()
     os.chdir(path.parent)
@@ -252,21 +253,21 @@ def judge(template: Template, damage: Damage) -> list[str]:
         (outside / "treasure").write_bytes(b"nobody touches this")
         store = folder / "copy" / "store"
         strike(store, damage, outside)
-        before = _look_outside(outside)
+        before = look_outside(outside)
         survivors = surviving(template, store)
         found = [
-            *_reads(template, store, survivors=frozenset()),
-            *_pairs(template, store),
+            *reads_of(template, store, survivors=frozenset()),
+            *pairs_of(template, store),
             *_commands(store, damage),
             *_detected(template, store, damage),
             *_repaired(template, store, damage, survivors),
         ]
-        if _look_outside(outside) != before:
+        if look_outside(outside) != before:
             found.append("something outside of the store was changed")
         return found
 
 
-def _look_outside(outside: Path) -> dict[str, tuple[int, bytes]]:
+def look_outside(outside: Path) -> dict[str, tuple[int, bytes]]:
     return {
         str(path): (path.lstat().st_mode, path.read_bytes() if path.is_file() and not path.is_symlink() else b"")
         for path in sorted(outside.rglob("*"))
@@ -309,7 +310,7 @@ def _surviving_in(template: Template, raw: bytes, digest: str, *, has_index: boo
     return found
 
 
-def _reads(template: Template, store: Path, *, survivors: frozenset[str]) -> Iterator[str]:
+def reads_of(template: Template, store: Path, *, survivors: frozenset[str]) -> Iterator[str]:
     """Every value is right, or an error of ours; those that survived are right."""
     try:
         with timed(Reader, store) as reader:
@@ -324,12 +325,12 @@ def _read(reader: Reader, key, value, *, must: bool) -> Iterator[str]:
     try:
         if plain(timed(reader.get_raw, [key])[0]) != value:
             yield f"a wrong value under {key}"
-    except (MissingEntry, CorruptEntry, FormatError) as error:
+    except (MissingEntry, CorruptEntry, FormatError, ReadFailed) as error:
         if must:
             yield f"{key} was not lost and cannot be read: {error}"
 
 
-def _pairs(template: Template, store: Path) -> Iterator[str]:
+def pairs_of(template: Template, store: Path) -> Iterator[str]:
     """Every generation that can be read pairs what it always did."""
     layout = Layout(store)
     for name, generation in template.pairings:
@@ -419,8 +420,8 @@ def _repaired(template: Template, store: Path, damage: Damage, survivors: frozen
     for finding in left:
         if finding.kind != "missing-entry" or finding.key in survivors:
             yield f"after repair: {finding.kind}: {finding.message}"
-    yield from _reads(template, store, survivors=survivors)
-    yield from _pairs(template, store)
+    yield from reads_of(template, store, survivors=survivors)
+    yield from pairs_of(template, store)
     if again := timed(repair, store).quarantined:
         yield f"repairing again moved {again}"
     if damage.number % GOES_ON == 0:
@@ -432,8 +433,8 @@ def _refused(template: Template, store: Path) -> Iterator[str]:
     for action in (partial(repair, store), partial(precompute, store.parent, store.parent / "data", "train")):
         with contextlib.suppress(CacheStoreError):
             timed(action)
-    yield from _reads(template, store, survivors=frozenset())
-    yield from _pairs(template, store)
+    yield from reads_of(template, store, survivors=frozenset())
+    yield from pairs_of(template, store)
 
 
 def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozenset[str]) -> Iterator[str]:
@@ -451,7 +452,7 @@ def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozens
     for finding in timed(verify, store).findings:
         if finding.kind not in HARMLESS and (finding.kind != "missing-entry" or finding.key in survivors or finding.key in needed):
             yield f"after precompute: {finding.kind}: {finding.message}"
-    yield from _reads(template, store, survivors=survivors | needed)
+    yield from reads_of(template, store, survivors=survivors | needed)
 
 
 def play(count: int, seed: int) -> Outcome:

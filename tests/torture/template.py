@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.upkeep import collect, drop
+from cachestore.work.attempts import Attempts
+from cachestore.work.retention import open_passes
 from tests import fakes
 from tests.storage.stores import flip
 
@@ -160,6 +163,10 @@ def _leave_a_pass_unfinished(folder: Path) -> None:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
     shutil.rmtree(folder / "half")
+    layout = Layout(folder / "store")
+    [ref] = open_passes(layout, now=time.time())
+    for n in range(2):  # notes of a worker that nobody has heard of
+        Attempts(layout, ref.folder(layout), "0" * 31 + str(n)).begin(n)
 
 
 def look_at(folder: Path) -> Template:

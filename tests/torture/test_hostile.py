@@ -1,11 +1,16 @@
-"""Samples of the campaigns of damage, of damage under open readers and of fuzzing; that each can find something; and more, as `slow`."""
+"""Samples of the campaigns of damage, of damage under open readers, of strangers' things and of fuzzing; that each can find something;
+and more, as `slow`.
+"""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from cachestore.cli import OK
 from cachestore.storage.fetch import Fetcher
-from tests.torture import damage, fuzz, model, readers
+from tests.torture import campaign, damage, fuzz, hostile, model, readers
 from tests.torture.campaign import judged, scratch
 from tests.torture.damage import Damage, choose_damages, kind_of
 from tests.torture.template import build_template
@@ -25,7 +30,7 @@ def struck(template, *damages):
 
 def test_the_template_has_two_files_of_each_kind_that_can_change_places(template):
     files = damage.files_of(template.store)
-    assert {kind for kind, names in files.items() if len(names) >= 2} >= set(damage.KINDS) - {"marker", "attempt", "temporary"}
+    assert {kind for kind, names in files.items() if len(names) >= 2} >= set(damage.KINDS) - {"marker", "temporary"}
     assert files["marker"]
 
 
@@ -97,6 +102,67 @@ def test_every_kind_of_file_that_is_parsed_is_fuzzed():
     assert set(damage.KINDS) - set(fuzz.PARSERS) == {"attempt", "dropped", "lock", "quarantined", "temporary"}, "these are names alone"
 
 
+# Things of strangers
+
+
+@pytest.fixture(scope="module")
+def normal(template):
+    return hostile.look_at_normal(template)
+
+
+def faced(normal, *points):
+    return [violation for _point, found in judged(points, partial(hostile.judge, normal), each=8) for violation in found]
+
+
+def test_the_table_has_each_thing_in_place_of_each_kind_before_each_command():
+    table = hostile.points(has_devices=True)
+    assert len({(point.thing, point.kind, point.command) for point in table}) == len(table) == hostile.WHOLE
+    assert {point.kind for point in table} == {*damage.KINDS, hostile.FOLDER}
+    assert {point.command.split()[0] for point in table} >= {*damage.READ_ONLY, "precompute", "report", "export", "read"} - {"drop"}
+    assert "device" not in {point.thing for point in hostile.points(has_devices=False)}
+
+
+def test_no_strangers_find_nothing(normal):
+    assert hostile.chosen(0, 1, has_devices=True) == faced(normal) == []
+
+
+def test_a_sample_of_strangers_finds_nothing(normal, tmp_path):
+    assert faced(normal, *hostile.chosen(120, 3, has_devices=hostile.can_make_devices(tmp_path))) == []
+
+
+@pytest.mark.parametrize("kind", sorted({*damage.KINDS} - hostile.UNVERSIONED))
+def test_what_is_newer_is_refused_or_passed_over_and_never_repaired(normal, kind):
+    assert faced(normal, *(hostile.Point("newer", kind, command) for command in ("verify", "repair", "read"))) == []
+
+
+def trusting(arguments):
+    """A command that does what a terminal, a program and a fifo tell it."""
+    store = Path(arguments.store)
+    for path in store.rglob("copy of *"):
+        path.unlink()
+    if any(path.is_fifo() and path.read_bytes() for path in store.iterdir()):
+        raise AssertionError
+    for path in store.iterdir():
+        print(path.name)
+    json.loads((store / "cachestore.json").read_bytes() or "nothing")
+    return OK
+
+
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        ("escape", "it printed"),
+        ("stranger", "is gone"),
+        ("empty", "JSONDecodeError"),
+        ("fifo", "Hang"),
+    ],
+)
+def test_a_command_that_trusts_what_it_finds_is_found_out(normal, monkeypatch, thing, said):
+    monkeypatch.setattr("cachestore.cli.stats.run", trusting)
+    monkeypatch.setattr(campaign, "HANG_SECONDS", 0.5)
+    assert said in "; ".join(faced(normal, hostile.Point(thing, "marker", "stats")))
+
+
 # More of each
 
 
@@ -111,6 +177,12 @@ def test_three_hundred_damages_find_nothing():
 @pytest.mark.timeout(600)
 def test_a_hundred_damages_under_open_readers_find_nothing():
     assert readers.play(100, 2).violations == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_stranger_anywhere_finds_anything():
+    assert hostile.play(hostile.WHOLE, 2).violations == ()
 
 
 @pytest.mark.slow
