@@ -1,14 +1,18 @@
-"""Counting what is in a store, from index, names and headers; no value is read."""
+"""Counting what is in a store, from catalogs, index, names and headers; no value is read."""
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
 from cachestore.keys import Json
-from cachestore.storage.catalog import list_names, newest_catalog
-from cachestore.storage.snapshot import load_snapshot, open_layout
+from cachestore.storage.catalog import Catalog, list_names, newest_catalog
+from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
+
+_ROWS: Final = 10_000
+"""Whose entries are looked up at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class CatalogStats:
     generation: int
     samples: int
     complete: int
-    """Samples for which every encoder succeeded."""
+    """Samples for which every encoder succeeded, and whose entries are all there."""
     columns: tuple[str, ...]
     """`encoder/role` of each key column."""
 
@@ -44,13 +48,8 @@ class StoreStats:
 def stats(path: str | Path) -> StoreStats:
     """Count a store's entries, segments and bytes, and list recipes and catalogs. Raises StoreNotFound, FormatError."""
     layout = open_layout(Layout(Path(path).absolute()))
-    catalogs: list[CatalogStats] = []
-    for name in list_names(layout):
-        catalog = newest_catalog(layout, name)
-        if catalog is not None:
-            complete = sum(1 for row in range(len(catalog)) if catalog.is_complete(row))
-            columns = tuple(f"{column.encoder}/{column.role}" for column in catalog.columns)
-            catalogs.append(CatalogStats(name, catalog.generation, len(catalog), complete, columns))
+    # Catalogs are published after the segments that they need, so they are read first.
+    newest = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
     with closing(load_snapshot(layout)) as snapshot:
         segments = snapshot.segments()
         return StoreStats(
@@ -59,5 +58,18 @@ def stats(path: str | Path) -> StoreStats:
             bytes=sum(ref.size_bytes for ref in segments),
             generation=snapshot.generation,
             recipes=tuple(fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint),
-            catalogs=tuple(catalogs),
+            catalogs=tuple(_count(catalog, snapshot) for catalog in newest),
         )
+
+
+def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
+    columns = tuple(f"{column.encoder}/{column.role}" for column in catalog.columns)
+    complete = 0
+    for start in range(0, len(catalog), _ROWS):
+        rows = [
+            [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
+        ]
+        asked = [key for keys in rows for key in keys if key is not None]
+        there = {key for key, places in zip(asked, snapshot.find(asked), strict=True) if places}
+        complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which is not there
+    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, columns)

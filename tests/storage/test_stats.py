@@ -1,14 +1,16 @@
 """Counting what is in a store."""
 
+from itertools import accumulate
+
 import pytest
 
 from cachestore.errors import StoreNotFound
-from cachestore.keys import Recipe, key
+from cachestore.keys import Recipe
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.stats import stats
-from tests.storage.stores import flip, put
+from tests.storage.stores import flip, key_of, put
 
 
 @pytest.fixture
@@ -34,16 +36,37 @@ def test_entries_segments_and_bytes_are_counted(layout):
     assert found.bytes == sum(layout.segment(digest).stat().st_size for digest in digests)
 
 
-def test_recipes_and_catalogs_are_listed(layout):
+def publish(layout, *rows):
+    """A data set "train" whose samples have these entries of captions; None for a caption that could not be encoded."""
     recipe = Recipe("text", {"a": 1})
     publish_recipe(layout, recipe)
-    column = make_column("text", "caption", recipe.fingerprint, {}, [[Cell(key("a"))], [Cell()]])
-    publish_catalog(layout, Catalog("train", {}, {recipe.fingerprint: recipe}, ["a", "b"], [0, 0, 0], [], {}, ["{}"] * 2, (column,)))
+    cells = [[Cell() if n is None else Cell(key_of(n)) for n in row] for row in rows]
+    ids, at = [str(n) for n in range(len(rows))], [0, *accumulate(map(len, rows))]
+    column = make_column("text", "caption", recipe.fingerprint, {}, cells)
+    captions = [f"caption {n}" for n in range(at[-1])]
+    publish_catalog(layout, Catalog("train", {}, {recipe.fingerprint: recipe}, ids, at, captions, {}, ["{}"] * len(rows), (column,)))
+    return recipe.fingerprint
+
+
+def test_recipes_and_catalogs_are_listed(layout):
+    put(layout, 1)
+    fingerprint = publish(layout, [1], [None])
     found = stats(layout.root).as_json()
-    assert found["recipes"] == (recipe.fingerprint,)
+    assert found["recipes"] == (fingerprint,)
     [shown] = found["catalogs"]
     assert {"name": "train", "generation": 1, "samples": 2, "complete": 1}.items() <= shown.items()
     assert list(shown["columns"]) == ["text/caption"]
+
+
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_a_sample_of_which_an_entry_was_lost_is_not_complete(layout, is_covered):
+    digests = [put(layout, n) for n in (1, 2, 3)]
+    if is_covered:
+        commit(layout).close()
+    publish(layout, [1], [1, 2], [2, 3], [3, None], [])
+    assert stats(layout.root).catalogs[0].complete == 4
+    layout.segment(digests[1]).unlink()
+    assert stats(layout.root).catalogs[0].complete == 2
 
 
 def test_a_data_set_without_a_catalog_that_can_be_read_is_left_out(layout):
