@@ -215,7 +215,7 @@ def _store(layout: Layout) -> Iterator[Check]:
         can = "reading works; to write, use an account that may, or mount it writable"
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
     for told in lost_catalogs(layout):
-        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is gone", "run `cachestore repair` on it")
+        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is gone", f"run {layout.command('repair')}")
 
 
 def _mounts() -> str:
@@ -241,11 +241,13 @@ def file_system_of(path: Path, mounts: str) -> str:
 def _room(layout: Layout) -> Iterator[Check]:
     free = shutil.disk_usage(layout.root).free
     is_low = free < _ROOM_BYTES
-    yield Check("free space", NOTE if is_low else OK, f"{free} bytes", "make room, or run `cachestore gc`" if is_low else "")
+    yield Check(
+        "free space", NOTE if is_low else OK, f"{free} bytes", f"make room, or run {layout.command('gc --apply')}" if is_low else ""
+    )
     if hasattr(os, "statvfs"):
         status = os.statvfs(layout.root)
         is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
-        advice = "a pass makes a few small files for each partition: make room, or run `cachestore gc`" if is_low else ""
+        advice = f"a pass makes a few small files for each partition: make room, or run {layout.command('gc --apply')}" if is_low else ""
         yield Check("free files", NOTE if is_low else OK, f"{status.f_favail}" if status.f_files else "not limited", advice)
 
 

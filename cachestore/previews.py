@@ -6,6 +6,7 @@ said to be that. Nothing is kept in the store: see `docs/design.md`.
 """
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,5 +297,6 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
         colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
-    message = f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of (`cachestore why` says what there is)"
+    why = reader.layout.command(f"why {shlex.quote(sample)}")
+    message = f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of ({why} says what there is)"
     raise BadInput(message)

@@ -184,7 +184,7 @@ class Reader:
         missing = [key for key, places in zip(keys, found, strict=True) if not places]
         if missing:
             named = ", ".join(map(str, missing[:3]))
-            help_text = "run `cachestore precompute` again, or `cachestore repair`"
+            help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             message = f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}"
             raise MissingEntry(message)
         return found
@@ -214,7 +214,7 @@ class Reader:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
-            message = f"entry {key} is not in {where}, where it was published; run `cachestore repair {self.layout.root}`"
+            message = f"entry {key} is not in {where}, where it was published; run {self.layout.command('repair')}"
             raise CorruptEntry(message)
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
         return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))

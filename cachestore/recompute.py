@@ -638,4 +638,4 @@ def _where(cell: _Cell, reader: Reader) -> str:
 
 
 def _take_out(cell: _Cell, reader: Reader) -> str:
-    return f"to make it anew, move {_where(cell, reader)} out of the store and run `cachestore repair {reader.layout.root} --refill`"
+    return f"to make it anew, move {_where(cell, reader)} out of the store and run {reader.layout.command('repair --refill')}"

@@ -100,7 +100,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
         there = ", ".join(map(repr, names[:3])) or "none"
-        message = f"{layout.root} has no data set {name!r}; it has {there} (`cachestore stats` lists them)"
+        message = f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)"
         raise BadInput(message)
     return name
 

@@ -4,6 +4,7 @@ What is needed is found out in the order that makes it safe: first the segments,
 A pass publishes its catalog before its end, so what an ended pass made is named by then.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
@@ -218,7 +219,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
-        message = f"{layout.root} has no data set {name!r}; it has {names} (`cachestore stats` lists them)"
+        message = f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)"
         raise BadInput(message)
     if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         message = f"pid {beats[0]['pid']} on {beats[0]['host']} is at work on the data set {name!r}: stop it, or wait until it has ended"
@@ -318,7 +319,7 @@ def look_further(layout: Layout) -> Iterator[Finding]:
     """What only plans and passes tell of: catalogs that are gone though a pass published them, and plans that cannot be read."""
     for told in lost_catalogs(layout):
         where = str(layout.catalog(told.name, told.generation).relative_to(layout.root))
-        message = f"{where} is gone though a pass published it; run `cachestore repair {layout.root}`, which builds it again"
+        message = f"{where} is gone though a pass published it; run {layout.command('repair')}, which builds it again"
         yield Finding("bad-catalog", where, message)
     for plan in list_plans(layout):
         path = layout.plan(plan)
@@ -347,7 +348,7 @@ def _refuse_lost_catalogs(layout: Layout) -> None:
     for told in lost_catalogs(layout):
         message = (
             f"generation {told.generation} of the data set {told.name!r} is gone though a pass published it, so nobody can tell what is"
-            f" needed: run `cachestore repair {layout.root}`, or `cachestore drop {layout.root} {told.name}` if it is to go"
+            f" needed: run {layout.command('repair')}, or {layout.command(f'drop {shlex.quote(told.name)}')} if it is to go"
         )
         raise FormatError(message)
 

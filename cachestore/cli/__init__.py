@@ -1,7 +1,6 @@
 """The command line: one file per command, each with HELP, `add_arguments` and `run`. `--help` loads neither torch nor numpy.
 
-Exit codes: 0 complete, 1 error, 2 usage, 3 finished with failures, 4 damage or missing entries, 10 no store at that path, 130 and 143
-interrupted (run the same command again). stdout carries the result alone; progress and logs go to stderr.
+Exit codes: see EXIT_CODES, and `docs/exit-codes.md` for each command's. stdout carries the result alone; progress and logs go to stderr.
 """
 
 import argparse
@@ -39,6 +38,15 @@ USAGE: Final = 2
 FAILURES: Final = 3
 DAMAGE: Final = 4
 NO_STORE: Final = 10
+EXIT_CODES: Final = """exit codes:
+  0         complete
+  1         an error, in one line on stderr
+  2         a command line that is malformed in itself
+  3         finished, but some samples or files could not be made: each is listed
+  4         damage, or entries that are missing
+  10        there is no store at that path
+  130, 143  interrupted by SIGINT or SIGTERM: the same command goes on from there
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(prog="cachestore", description="The store for text embeddings and VAE latents.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="cachestore",
+        description="The store for text embeddings and VAE latents.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command: Any = _module_of(name)

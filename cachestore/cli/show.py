@@ -93,7 +93,8 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
         }
         found.append({"name": name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
     if not found:
-        message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets (`cachestore ls`, `cachestore stats`)"
+        lists = f"{reader.layout.command('ls')}, {reader.layout.command('stats')}"
+        message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
         raise BadInput(message)
     return found
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
             if catalog is not None and sample in catalog.ids:
                 answers.append(_answer(reader, catalog, list(catalog.ids).index(sample)))
         if not answers:
-            message = f"no data set in {reader.layout.root} lists {sample!r} (`cachestore stats` names the data sets)"
+            message = f"no data set in {reader.layout.root} lists {sample!r} ({reader.layout.command('stats')} names the data sets)"
             raise BadInput(message)
     if arguments.json:
         print_json({"sample": sample, "in": answers})
@@ -77,7 +77,7 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
 
 def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has_key: bool) -> str:
     if has_key:
-        return f"its entry has no valid copy: run `cachestore repair --refill {reader.layout.root}`"
+        return f"its entry has no valid copy: run {reader.layout.command('repair --refill')}"
     from cachestore.files.opening import names_in
     from cachestore.files.paths import parse_plan
     from cachestore.work.passes import PassRef, list_passes, read_done

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import read_at
+from cachestore.files.paths import to_repair
 
 ALIGNMENT: Final = 64
 """Data starts at a multiple of this; so do the entries of a segment."""
@@ -118,7 +119,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
     except _Malformed as error:
-        message = f"{where} is not a container that cachestore can read: {error}; run `cachestore repair`"
+        message = f"{where} is not a container that cachestore can read: {error}; run {to_repair(where)}"
         raise FormatError(message) from error
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     return Header(ordered, metadata, data_start)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.errors import CacheStoreError, FormatError, ReadFailed
+from cachestore.files.paths import to_verify
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -61,7 +62,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
         if is_link(path):
-            message = f"{path} is a link; links inside a store are refused (`cachestore verify` lists them)"
+            message = f"{path} is a link; links inside a store are refused ({to_verify(path)} lists them)"
             raise FormatError(message) from error
         if _is_strange(path):  # a socket cannot even be opened
             raise FormatError(_no_regular_file(path)) from error
@@ -91,7 +92,7 @@ def _is_strange(path: Path) -> bool:
 
 
 def _no_regular_file(path: Path) -> str:
-    return f"{path} is not a regular file; it is left alone (`cachestore verify` lists it)"
+    return f"{path} is not a regular file; it is left alone ({to_verify(path)} lists it)"
 
 
 @contextmanager

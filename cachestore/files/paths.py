@@ -24,6 +24,7 @@ A name is parsed by the function beside the one that makes it; what does not par
 
 import re
 import secrets
+import shlex
 import unicodedata
 from dataclasses import dataclass
 from enum import Enum
@@ -58,6 +59,12 @@ _CONDEMNED = re.compile(r"([0-9a-f]{32})\.json")
 _LOST = re.compile(r"([0-9a-f]{32})\.lost\.json")
 _TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
 _NAME_LIMIT = 200
+_INSIDE = re.compile(
+    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)"
+    r"|recipes/[0-9a-f]{64}\.json|plans/[0-9a-f]{32}/(?:plan\.safetensors|[0-9]+/(?:done\.json|[a-z]+/[^/]+))"
+    r"|(?:workers|condemned|digests|locks|quarantine|tmp)/(?!cachestore\.json)[^/]+)"
+)
+"""A file in a store, by its path: (the store)."""
 
 
 class Mode(Enum):
@@ -115,6 +122,10 @@ class Layout:
 
     root: Path
     mode: Mode = Mode.PRIVATE
+
+    def command(self, words: str) -> str:
+        """A command for this store as it can be pasted: of `repair --refill`, "`cachestore repair STORE --refill`"."""
+        return _command(words, self.root)
 
     @property
     def marker(self) -> Path:
@@ -278,6 +289,27 @@ class PassFolder:
     def done(self) -> Path:
         """The file that ends a pass."""
         return self.root / "done.json"
+
+
+def command_for(words: str, path: Path) -> str:
+    """As `Layout.command`, for the store that a file lies in, by the file's place alone; without a store where that is none of ours."""
+    match = _INSIDE.fullmatch(str(path))
+    return _command(words, Path(match[1] or "/") if match else None)
+
+
+def to_repair(path: Path) -> str:
+    """What mends the store that a file lies in."""
+    return command_for("repair", path)
+
+
+def to_verify(path: Path) -> str:
+    """What tells of the store that a file lies in."""
+    return command_for("verify", path)
+
+
+def _command(words: str, root: Path | None) -> str:
+    command, _, options = words.partition(" ")
+    return f"`{' '.join(filter(None, ('cachestore', command, shlex.quote(str(root)) if root else '', options)))}`"
 
 
 def parse_segment(name: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
+from cachestore.files.paths import to_repair, to_verify
 from cachestore.keys import Json, canonical
 
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -39,16 +40,16 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
         number = int(found_version)
         raw = canonical(body)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        message = f"{where} is not a record of cachestore: {type(error).__name__}; run `cachestore repair`"
+        message = f"{where} is not a record of cachestore: {type(error).__name__}; run {to_repair(where)}"
         raise FormatError(message) from error
     if found_kind != kind or not isinstance(body, dict):
-        message = f"{where} holds {found_kind!r} where {kind!r} belongs; run `cachestore verify`"
+        message = f"{where} holds {found_kind!r} where {kind!r} belongs; run {to_verify(where)}"
         raise FormatError(message)
     if number > version and checksum != _checksum(raw, kind, 1):
         message = f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one"
         raise FormatError(message)
     if checksum != _checksum(raw, kind, number):
-        message = f"{where} does not match its checksum; run `cachestore repair`"
+        message = f"{where} does not match its checksum; run {to_repair(where)}"
         raise FormatError(message)
     return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used
 

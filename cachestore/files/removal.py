@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.opening import is_link, reason_of
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, to_verify
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -103,7 +103,7 @@ def _check_by_path(layout: Layout, path: Path) -> None:
 
 
 def _refuse_strange(path: Path) -> None:
-    message = f"{path} is a link, lies behind one, or is no regular file: it is left alone (`cachestore verify` lists it)"
+    message = f"{path} is a link, lies behind one, or is no regular file: it is left alone ({to_verify(path)} lists it)"
     raise FormatError(message)
 
 

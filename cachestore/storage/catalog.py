@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped
+from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
 from cachestore.files.table import Digests, Table, never_falls, offsets_of, open_table, read_table
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
@@ -182,7 +182,7 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
     _check_home(catalog, path, generation)
     if catalog.digest != digest:
-        message = f"{path} is another catalog than the one that was opened before; run `cachestore verify`"
+        message = f"{path} is another catalog than the one that was opened before; run {to_verify(path)}"
         raise FormatError(message)
     return catalog
 
@@ -209,10 +209,10 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
         )
         encode_name(catalog.name)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run `cachestore repair`"
+        message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run {to_repair(path)}"
         raise FormatError(message) from error
     if type(catalog.generation) is not int:
-        message = f"{path} does not say which generation it is; run `cachestore repair`"
+        message = f"{path} does not say which generation it is; run {to_repair(path)}"
         raise FormatError(message)
     return catalog
 
@@ -220,9 +220,7 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
 def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
     """Refuse what is another data set's, or another generation of its own, under this name: the pairing would be another."""
     if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
-        message = (
-            f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run `cachestore repair`"
-        )
+        message = f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run {to_repair(path)}"
         raise FormatError(message)
 
 
@@ -260,7 +258,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
         for column in catalog.columns
     )
     if not (fits and cells and len(catalog.extras) == rows):
-        message = f"the columns of {path} do not have one row for each of its {rows} samples; run `cachestore repair`"
+        message = f"the columns of {path} do not have one row for each of its {rows} samples; run {to_repair(path)}"
         raise FormatError(message)
 
 

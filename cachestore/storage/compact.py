@@ -155,7 +155,7 @@ class _Copying:
             self.remarks.append(f"segment {digest} stays as it is: {error}")
             return None
         if len(good) < len({entry.key for entry in needed}):
-            damaged = f"{len(needed) - len(good)} of its entries are damaged; run `cachestore repair {self.layout.root}`"
+            damaged = f"{len(needed) - len(good)} of its entries are damaged; run {self.layout.command('repair')}"
             self.remarks.append(f"segment {digest} stays as it is: {damaged}")
             return None
         return good

@@ -17,7 +17,7 @@ from typing import Final
 from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
-from cachestore.files.paths import Layout, parse_condemned
+from cachestore.files.paths import Layout, parse_condemned, to_repair
 from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 
 FORMAT: Final = "cachestore-condemned"
@@ -65,10 +65,10 @@ def read_condemned(path: Path) -> CondemnedList:
     raw = read_whole(path, limit_bytes=RECORD_LIMIT_BYTES)
     body = decode_record(FORMAT, VERSION, raw, where=path)
     if digest_of([raw]) != path.stem:
-        message = f"{path} is another list than its name says; `cachestore repair` puts it aside"
+        message = f"{path} is another list than its name says; {to_repair(path)} puts it aside"
         raise FormatError(message)
     try:
         return CondemnedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} is not a list of condemned segments; `cachestore repair` puts it aside, and nothing is lost by that"
+        message = f"{path} is not a list of condemned segments; {to_repair(path)} puts it aside, and nothing is lost by that"
         raise FormatError(message) from error

@@ -91,7 +91,7 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
                 remarks.append(f"segment {digest} stays: {error}")
                 continue
             if sound < len(to_copy):
-                remarks.append(f"segment {digest} stays: {len(to_copy) - sound} needed entries are damaged; run `cachestore repair`")
+                remarks.append(f"segment {digest} stays: {len(to_copy) - sound} needed entries are damaged; run {layout.command('repair')}")
                 continue
             removals.append(Removal(digest, contents, to_copy))
     return removals, remarks
@@ -128,7 +128,7 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
         except FileNotFoundError:  # another collector removed it just now, and copied what is needed before
             continue
         if len(good) < len(removal.to_copy):
-            message = f"segment {removal.digest} was damaged just now; nothing was removed: run `cachestore repair {layout.root}`"
+            message = f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}"
             raise CorruptEntry(message)
         publish_segment(layout, good, origin=removal.contents.origin)
     if copies:

@@ -24,7 +24,7 @@ import lmdb
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.checksum import Checksum, begin_digest, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
-from cachestore.files.paths import IndexName, Layout
+from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
 from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
@@ -72,9 +72,7 @@ def check(layout: Layout, name: IndexName) -> Verdict:
         identity = FileIdentity.of(status)
         is_too_long = status.st_size > _longest(descriptor)
     if is_too_long or digest_file(path) != name.digest:
-        message = (
-            f"the index {path} does not match the digest in its name; it is derived: `cachestore repair {layout.root}` builds it again"
-        )
+        message = f"the index {path} does not match the digest in its name; it is derived: {layout.command('repair')} builds it again"
         raise FormatError(message)
     return Verdict(name, identity)
 
@@ -146,7 +144,9 @@ class Index:
             raise self._complaint(error) from error
 
     def _complaint(self, error: Exception) -> FormatError:
-        return FormatError(f"{self._path} is not an index that can be read ({error}); it is derived: `cachestore repair` builds it again")
+        return FormatError(
+            f"{self._path} is not an index that can be read ({error}); it is derived: {to_repair(self._path)} builds it again"
+        )
 
     def _read_segments(self) -> Iterator[tuple[int, SegmentRef]]:
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:

@@ -16,6 +16,7 @@ from cachestore.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
+from cachestore.files.paths import to_repair, to_verify
 from cachestore.keys import Json, Key, canonical
 from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, split
 
@@ -117,7 +118,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     _check_format(header.metadata.get("format", ""), where)
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
-        message = f"the entry table of {where} does not match its checksum; run `cachestore repair`"
+        message = f"the entry table of {where} does not match its checksum; run {to_repair(where)}"
         raise FormatError(message)
     grouped = _group(header)
     try:
@@ -128,10 +129,10 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
             for ordinal, (start, name) in enumerate(starts)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        message = f"the entry table of {where} does not fit its tensors; run `cachestore repair`"
+        message = f"the entry table of {where} does not fit its tensors; run {to_repair(where)}"
         raise FormatError(message) from error
     if not set(grouped) <= {*table, _FILLER}:
-        message = f"{where} holds tensors that its entry table does not name; run `cachestore repair`"
+        message = f"{where} holds tensors that its entry table does not name; run {to_repair(where)}"
         raise FormatError(message)
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
 
@@ -139,7 +140,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
 def _check_format(found: str, where: Path) -> None:
     kind, _, version = found.partition("/")
     if kind != FORMAT or not version.isdecimal():
-        message = f"{where} is a safetensors file, but not a segment of cachestore; run `cachestore verify`"
+        message = f"{where} is a safetensors file, but not a segment of cachestore; run {to_verify(where)}"
         raise FormatError(message)
     if int(version) > VERSION:
         message = f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one"

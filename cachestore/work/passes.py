@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round
+from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round, to_repair
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record, read_record
 from cachestore.keys import Json
@@ -174,7 +174,7 @@ def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str,
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     own = {"plan": ref.plan, "pass": ref.number, "round": number}
     if any(body.get(name, value) != value for name, value in own.items()):  # the first stores' rounds do not say it
-        message = f"{path} is the round of another pass; run `cachestore repair`"
+        message = f"{path} is the round of another pass; run {to_repair(path)}"
         raise FormatError(message)
     return body
 
@@ -188,10 +188,10 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         found = Round(number, units, str(body["launch"]), float(body["started"]), None if generation is None else int(generation))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        message = f"{path} names units that its plan does not have; run `cachestore repair`"
+        message = f"{path} names units that its plan does not have; run {to_repair(path)}"
         raise FormatError(message) from error
     if len(units) != len(plan.recipes):
-        message = f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run `cachestore repair`"
+        message = f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run {to_repair(path)}"
         raise FormatError(message)
     return found
 

@@ -371,10 +371,10 @@ def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap
     try:
         plan = _parse(table, name)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} lacks a part of a plan ({type(error).__name__}: {error}); `cachestore repair` puts it aside"
+        message = f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {layout.command('repair')} puts it aside"
         raise FormatError(message) from error
     if not _fits(plan):
-        message = f"{path} is not the plan that its folder names, or its columns do not fit; `cachestore repair` puts it aside"
+        message = f"{path} is not the plan that its folder names, or its columns do not fit; {layout.command('repair')} puts it aside"
         raise FormatError(message)
     return plan
 
@@ -432,5 +432,5 @@ def read_outline(layout: Layout, name: str) -> Outline:
     try:
         return Outline(name, str(header["catalog"]), int(header["samples"]), tuple(int(start) for start in header["units_at"]) or (0,))
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} does not say how many units it has; run `cachestore verify`"
+        message = f"{path} does not say how many units it has; run {layout.command('verify')}"
         raise FormatError(message) from error

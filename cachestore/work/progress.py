@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from cachestore.errors import FormatError
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker
+from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker, to_repair
 from cachestore.keys import Json
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
@@ -234,7 +234,7 @@ class Observer:
             found = read_round_record(self.layout, ref, number).get("units")
             listed = cast("list[Any]", found) if isinstance(found, list) else []
             if len(listed) != len(starts) - 1:
-                message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run `cachestore repair`"
+                message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run {to_repair(path)}"
                 raise FormatError(message)
             sizes = [starts[at + 1] - starts[at] if units is None else _count(units) for at, units in enumerate(listed)]
             self._rounds[ref, number] = tuple(sizes)

@@ -21,6 +21,7 @@ from cachestore.files.paths import (
     parse_round,
     parse_worker,
     parse_worker_lock,
+    to_repair,
 )
 from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.keys import Key
@@ -114,7 +115,7 @@ def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
     path = ref.folder(layout).round(0)
     generation = read_round_record(layout, ref, 0).get("generation")
     if generation is not None and type(generation) is not int:
-        message = f"{path} does not say which generation its units are from; run `cachestore repair`"
+        message = f"{path} does not say which generation its units are from; run {to_repair(path)}"
         raise FormatError(message)
     return generation
 

@@ -1,5 +1,6 @@
 """Names: what is made is parsed back, and what was not made by us is nobody's."""
 
+import shlex
 import unicodedata
 from pathlib import Path
 
@@ -159,3 +160,44 @@ def test_every_path_stays_inside_the_store():
 @pytest.mark.parametrize(("mode", "folder_bits", "file_bits"), [(Mode.PRIVATE, 0o755, 0o644), (Mode.GROUP, 0o2775, 0o664)])
 def test_the_mode_of_a_store_decides_the_permission_bits(mode, folder_bits, file_bits):
     assert (mode.folder_bits, mode.file_bits) == (folder_bits, file_bits)
+
+
+# Commands to paste
+
+
+OF_PASS = PassFolder(LAYOUT.pass_folder("0" * 32, 1))
+FILES = {
+    "marker": LAYOUT.marker,
+    "segment": LAYOUT.segment("0" * 32),
+    "index": LAYOUT.index(IndexName(3, "0" * 32)),
+    "catalog": LAYOUT.catalog("train", 1),
+    "catalog under a confusing name": LAYOUT.catalog("index", 1),
+    "dropped": LAYOUT.dropped("tmp", 1),
+    "recipe": LAYOUT.recipe("0" * 64),
+    "plan": LAYOUT.plan("0" * 32),
+    "done": OF_PASS.done,
+    "ledger": OF_PASS.ledger(LedgerName(0, 1, 2)),
+    "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3)),
+    "round": OF_PASS.round(0),
+    "worker": LAYOUT.worker("0" * 32),
+    "condemned": LAYOUT.condemned_list("0" * 32),
+    "lost": LAYOUT.lost_list("0" * 32),
+    "lock": LAYOUT.lock("commit"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("root", ["/", "/a store", "/tmp/it's", "/data/index/segments", "/plans/tmp"])
+def test_a_command_for_a_file_names_the_store_that_the_file_lies_in(kind, root):
+    path = Path(root) / FILES[kind].relative_to(LAYOUT.root)
+    words = shlex.split(paths.to_repair(path).strip("`"))
+    assert words == ["cachestore", "repair", root]
+    assert paths.to_repair(path) == Layout(Path(root)).command("repair")
+
+
+def test_a_command_for_a_file_of_no_store_names_none():
+    assert paths.to_verify(Path("/somewhere/a.safetensors")) == "`cachestore verify`"
+
+
+def test_a_commands_options_stand_behind_the_store():
+    assert Layout(Path("/s")).command("repair --refill") == "`cachestore repair /s --refill`"
