@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was done; 4 if something is still missing, an entry or a data set's newest catalog."""
+    """Print what was done, or would be; 4 if something is still missing then, an entry or a data set's newest catalog."""
     from cachestore.recompute import repair
 
     report = repair(
@@ -36,7 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         would = "would be " if report.dry_run else ""
         say(f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined")
-        say(f"{report.refilled} entries encoded again, {report.missing} still missing")
+        if report.dry_run:
+            say(f"without --refill {report.missing} would still be missing")
+        else:
+            say(f"{report.refilled} entries encoded again, {report.missing} still missing")
         for name in report.rebuilt:
             say(f"{name} {would}built again")
         for finding in report.findings:

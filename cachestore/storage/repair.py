@@ -11,7 +11,7 @@ find the copy in a newer snapshot, and beside a running pass, whose reconcile lo
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from cachestore.storage.verify import (
     look_at_segment,
     vanished_keys,
     verify,
+    wanted_keys,
 )
 
 
@@ -71,7 +72,8 @@ class _Damaged:
     digest: str
     entries: tuple[StoredEntry, ...]
     """Where each may stand: as the header says, and as the index says."""
-    good: int
+    good: frozenset[Key]
+    """Those that can be saved."""
     origin: str
     """Which pass wrote it, as far as that can still be told; else empty, as of a writer, so that nothing takes it for superfluous."""
 
@@ -84,7 +86,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     root = Path(path).absolute()
     if is_marker_broken(root):
         if dry_run:
-            return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)
+            return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
         _mend_marker(root)
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
@@ -93,11 +95,12 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
     broken = _broken_files(layout, look_further)
     quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
-    salvaged = sum(one.good for one in damaged)
+    salvaged = sum(len(one.good) for one in damaged)
     if dry_run:
         with closing(load_snapshot(layout)) as snapshot:
-            salvaged += sum(len(good) for _origin, good in _lacking(layout, snapshot))
-        return RepairReport(salvaged, tuple(quarantined), ("index",) if quarantined else (), 0, dry_run=True)
+            lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
+            missing = _missing_then(layout, snapshot, damaged, lacking)
+        return RepairReport(salvaged + len(lacking), tuple(quarantined), ("index",) if quarantined else (), missing, dry_run=True)
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
             _salvage(layout, one)
@@ -112,6 +115,16 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
         rebuilt = ("index", *back) if after.generation != before.generation else back
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
+
+
+def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], lacking: Iterable[Key]) -> int:
+    """How many keys something needs, or were noted as lost, and will have no valid copy once all this is salvaged."""
+    saved = {*lacking, *(key for one in damaged for key in one.good)}
+    gone = {one.digest for one in damaged}
+    asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
+    ordered = sorted(asked)
+    found = snapshot.find(ordered)
+    return sum(all(place.segment.digest in gone for place in places) for places in found)
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -183,7 +196,8 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
         return None
     try:
         entries = _entries_of(layout, snapshot, digest)
-        return _Damaged(digest, entries, len(good_entries(layout.segment(digest), entries)), _origin_of(layout, snapshot, digest))
+        good = frozenset(entry.key for entry, _run in good_entries(layout.segment(digest), entries))
+        return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
     except OSError:
         return None
 

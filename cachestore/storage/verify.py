@@ -38,6 +38,7 @@ from cachestore.files.paths import (
     parse_round,
     parse_segment,
     parse_worker,
+    to_repair,
 )
 from cachestore.files.records import read_record
 from cachestore.keys import Json, Key, Recipe
@@ -204,7 +205,7 @@ def _all_findings(
     yield from _look_at_lists(layout)
     if not any(one.is_unreadable for one in looked):
         # What an unreadable segment holds is unknown, so nothing can be called missing.
-        yield from _missing(needed, good)
+        yield from _missing(layout, needed, good)
         yield from _lost(layout, good)
         yield from _vanished(layout, snapshot, needed)
     yield from _strangers(layout)
@@ -238,7 +239,7 @@ def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> _Looked
 def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> _Looked:
     path = layout.segment(digest)
     where = str(path.relative_to(layout.root))
-    help_text = f"run `cachestore repair {layout.root}`"
+    help_text = f"run {layout.command('repair')}"
     try:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
@@ -361,7 +362,7 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
         said = (ref, digests.get(number, nothing))
         if told.get(ref.digest, said) != said:
             what = f"something else of segment {ref.digest} than the segment's own header"
-            bad_index = Finding("bad-index", where, f"{where} says {what}; run `cachestore repair {layout.root}`")
+            bad_index = Finding("bad-index", where, f"{where} says {what}; run {layout.command('repair')}")
             # Without its bytes nobody could tell which of the two is right.
             yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
@@ -381,7 +382,7 @@ def _look_at_recipes(layout: Layout) -> Iterator[Finding]:
             yield Finding("unreadable", where, f"{where}: {reason_of(error)}")
             continue
         if found != fingerprint:
-            yield Finding("bad-recipe", where, f"{where} holds the recipe {found}; run `cachestore repair {layout.root}`")
+            yield Finding("bad-recipe", where, f"{where} holds the recipe {found}; run {layout.command('repair')}")
 
 
 def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
@@ -432,10 +433,19 @@ def _needed(layout: Layout) -> Iterator[tuple[Key, tuple[str, str]]]:
                 yield key, (where, sample)
 
 
-def _missing(needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
+def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
+    """Every key whose absence `verify` tells of: what the newest catalogs need, and what was lost, as far as that can be read."""
+    wanted = {key for key, _where in _needed(layout)}
+    for name in filter(parse_lost, names_in(layout.quarantine)):
+        with suppress(FormatError, OSError):
+            wanted.update(read_lost(layout.quarantine / name))
+    return wanted.union(*vanished_keys(layout, snapshot).values())
+
+
+def _missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
     for key, (where, sample) in needed.items():
         if key not in good:
-            message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run `cachestore repair --refill`"
+            message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run {layout.command('repair --refill')}"
             yield Finding("missing-entry", where, message, str(key), sample)
 
 
@@ -445,10 +455,10 @@ def read_lost(path: Path) -> list[Key]:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
         keys, is_at_home = [Key.parse(text) for text in body["keys"]], parse_lost(path.name) == body["segment"]
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} is not a list of lost entries; run `cachestore repair`"
+        message = f"{path} is not a list of lost entries; run {to_repair(path)}"
         raise FormatError(message) from error
     if not is_at_home:
-        message = f"{path} lists the lost entries of another segment; run `cachestore repair`"
+        message = f"{path} lists the lost entries of another segment; run {to_repair(path)}"
         raise FormatError(message)
     return keys
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
+import shlex
 
 import pytest
 
 import cachestore as cs
+from cachestore import errors
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, printable
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
@@ -103,6 +106,38 @@ def test_no_command_is_a_usage_error(run):
     assert run()[0] == USAGE
 
 
+def test_help_and_the_page_name_every_exit_code(run):
+    _code, said, _err = run("--help")
+    page = (fakes.ROOT / "docs" / "exit-codes.md").read_text()
+    for code in (OK, ERROR, USAGE, FAILURES, DAMAGE, NO_STORE):
+        assert re.search(rf"^  {code} +\S", said, re.MULTILINE)
+        assert f"\n| {code} | " in page
+    assert all("130, 143" in text for text in (said, page))
+    assert {command for command in COMMANDS if f"`{command}`" not in page} == set()
+    for name in re.search(r"The\s+classes are([^.]*)\.", page)[1].split("`")[1::2]:
+        assert issubclass(getattr(errors, name), errors.CacheStoreError)
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]])
+def test_what_verify_advises_can_be_pasted(run, tmp_path, makers, data, options):
+    store = tmp_path / "a store"
+    assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
+    for digest in list_segments(Layout(store)):
+        path = Layout(store).segment(digest)
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1])
+    (plan,) = Layout(store).plans.iterdir()
+    (plan / "plan.safetensors").chmod(0o644)
+    (plan / "plan.safetensors").write_bytes(b"x" * 64)
+    _code, out, _err = run("verify", store, *options)
+    advised = [shlex.split(command) for command in re.findall(r"`(cachestore .*?)`", out)]
+    assert {command[1] for command in advised} == {"repair"}
+    assert {command[2] for command in advised} == {str(store)}
+    assert ["cachestore", "repair", str(store), "--refill"] in advised
+    assert run(*max(advised, key=len)[1:])[0] == OK
+    assert run("verify", store)[0] == OK
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(run, command):
     code, out, _err = run(command, "--help")
@@ -145,6 +180,8 @@ def test_every_command_ends_well_on_a_whole_store(run, command, store):
 def test_damage_is_4_for_verify_and_repair_is_4_only_while_something_is_missing(run, store):
     flip(store)
     assert run("verify", store)[0] == DAMAGE
+    code, out, _err = run("repair", store, "--dry-run")
+    assert (code, "without --refill 1 would still be missing" in out) == (DAMAGE, True)
     assert run("repair", store)[0] == DAMAGE
     assert run("repair", store, "--refill")[0] == OK
     assert run("verify", store)[0] == OK

@@ -126,6 +126,49 @@ def test_a_second_repair_changes_nothing_more(layout, damage_one):
     assert names(layout, layout.root) == before
 
 
+def damaged_entry(layout):
+    flip(layout.segment(place_of(layout, 1).segment.digest), place_of(layout, 1).offset)
+
+
+def damaged_header(layout):
+    flip(layout.segment(place_of(layout, 1).segment.digest), 100)
+
+
+def bad_copies_everywhere(layout):
+    with closing(load_snapshot(layout)) as snapshot:
+        places = [place for found in snapshot.find([key_of(1), key_of(4)]) for place in found]
+    for place in places:
+        flip(layout.segment(place.segment.digest), place.offset)
+
+
+def vanished(layout):
+    layout.segment(place_of(layout, 1).segment.digest).unlink()
+
+
+def renamed(layout):
+    path = layout.segment(place_of(layout, 1).segment.digest)
+    path.rename(path.with_name("backup"))
+
+
+def lost_before(layout):
+    damaged_entry(layout)
+    repair_store(layout.root)
+
+
+@pytest.mark.parametrize("strike", [damaged_entry, damaged_header, bad_copies_everywhere, vanished, renamed, lost_before])
+@pytest.mark.parametrize("is_covered", [True, False])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_dry_run_counts_the_missing_as_the_run_does(layout, strike, is_covered, is_copied):
+    put(layout, 1, 2, 3)
+    put(layout, 4, *((1,) if is_copied else ()))
+    if is_covered:
+        commit(layout).close()
+    strike(layout)
+    foretold = repair_store(layout.root, dry_run=True)
+    done = repair_store(layout.root)
+    assert (foretold.missing, foretold.salvaged) == (done.missing, done.salvaged)
+
+
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(layout):
     put(layout, 1, 2)
     commit(layout).close()

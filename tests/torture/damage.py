@@ -412,11 +412,14 @@ def _repaired(template: Template, store: Path, damage: Damage, survivors: frozen
         yield from _refused(template, store)
         return
     try:
-        timed(repair, store)
+        foretold = timed(repair, store, dry_run=True)
+        done = timed(repair, store)
         left = [finding for finding in timed(verify, store).findings if finding.kind not in HARMLESS]
     except CacheStoreError as error:
         yield f"repair: {error}"
         return
+    if "cachestore.json" not in foretold.rebuilt and foretold.missing != done.missing:
+        yield f"{foretold.missing} were to be missing, and {done.missing} are"
     for finding in left:
         if finding.kind != "missing-entry" or finding.key in survivors:
             yield f"after repair: {finding.kind}: {finding.message}"
