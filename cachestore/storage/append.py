@@ -11,6 +11,7 @@ from cachestore.errors import BadInput, CacheStoreError, FormatError
 from cachestore.files.checksum import digest_file
 from cachestore.files.container import parse_header
 from cachestore.files.failpoints import failpoint
+from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.keys import Json, Key, canonical
@@ -147,7 +148,7 @@ def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition:
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
     make_folder(layout, layout.temporary)
     make_folder(layout, path.parent)
-    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest):
+    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):
         return None
     failpoint("segment.published")
     ref = ref_of(digest, contents)
@@ -155,8 +156,9 @@ def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition:
     return Acknowledged(digest, contents, places)
 
 
-def _is_whole(path: Path, digest: str) -> bool:
+def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:
     try:
-        return digest_file(path) == digest
+        status = look_at(path)
+        return status is not None and status.st_size == file_bytes and digest_file(path) == digest
     except (FormatError, OSError):
         return False

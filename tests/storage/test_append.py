@@ -15,6 +15,7 @@ from cachestore.errors import BadInput, CacheStoreError, FormatError, WriteFaile
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import names_in
 from cachestore.keys import key
+from cachestore.storage import append as appending
 from cachestore.storage.append import HEADER_BYTES, Appender, SegmentLimits, publish_segment
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import split
@@ -48,6 +49,16 @@ def test_nothing_gathered_makes_no_segment(layout, appender):
     assert appender.close_segment() == []
     assert not appender.is_due
     assert list_segments(layout) == frozenset()
+
+
+def test_a_terabyte_of_zeros_under_a_segments_name_is_not_read(layout, monkeypatch):
+    first = publish_segment(layout, [entry_of(1)], origin="")
+    layout.segment(first.digest).chmod(0o644)
+    os.truncate(layout.segment(first.digest), 1 << 40)
+    monkeypatch.setattr(appending, "digest_file", None)
+    second = publish_segment(layout, [entry_of(1)], origin="")
+    assert second.digest != first.digest
+    assert second.contents.size_bytes < 1 << 20
 
 
 def test_a_gathered_entry_is_not_there_until_its_segment_is_closed(layout, appender):

@@ -48,7 +48,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "key bound to checksum": Mutant("storage/entry.py", "begin_digest(key + text_of", "begin_digest(text_of", *_EXCHANGE),
     "acknowledgement order": Mutant(
         "storage/append.py",
-        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest):\n        return None\n",
+        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n        return None\n",
         '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
         *_CRASHES,
     ),
