@@ -30,7 +30,7 @@ from cachestore.samples import CAPTION, Source
 from cachestore.sources import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
-from cachestore.storage.repair import RepairReport, finish_report, repair_store
+from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
 from cachestore.tensors import RawTensor, to_raw
@@ -108,8 +108,9 @@ def repair(
     refilled = 0
     for name in list_names(layout):
         catalog = newest_catalog(layout, name)
-        if catalog is not None and _lacks_entries(layout, catalog):
+        if catalog is not None and (lacking := _lacking(layout, catalog)):
             refilled += _refill(layout, catalog, moved)
+            note_unmade(layout, _unmade(layout, name, lacking))
     return finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
 
 
@@ -136,10 +137,22 @@ def _rebuild_before(layout: Layout, told: Told, moved: _Moved) -> None:
             return
 
 
-def _lacks_entries(layout: Layout, catalog: Catalog) -> bool:
+def _lacking(layout: Layout, catalog: Catalog) -> list[tuple[Key, str]]:
+    """The entries that a catalog needs and that are not there, each with every sample that needs it."""
+    needed = list(needed_by(catalog))
     with closing(load_snapshot(layout)) as snapshot:
-        keys = [key for key, _sample in needed_by(catalog)]
-        return not all(snapshot.find(keys))
+        found = snapshot.find([key for key, _sample in needed])
+    return [each for each, places in zip(needed, found, strict=True) if not places]
+
+
+def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> dict[Key, tuple[str, str]]:
+    """Of entries that were lacking, those of samples that the data set still lists, and for which something could not be made."""
+    catalog = newest_catalog(layout, name)
+    if catalog is None:
+        return {}
+    unmade = {sample for row, sample in enumerate(catalog.ids) if not catalog.is_complete(row)}
+    named = {key for key, _sample in needed_by(catalog)}
+    return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
 
 
 def _refill(layout: Layout, catalog: Catalog, moved: _Moved) -> int:
@@ -203,9 +216,7 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
     """Samples that lack an entry, and that the source does not list any more or from which the picture behind the entry is gone."""
-    with closing(load_snapshot(layout)) as snapshot:
-        needed = [key for key, _sample in needed_by(catalog)]
-        lacking = {key for key, places in zip(needed, snapshot.find(needed), strict=True) if not places}
+    lacking = {key for key, _sample in _lacking(layout, catalog)}
     listed = set(wanted.plan.ids)
     gone: dict[str, None] = {}
     for column in catalog.columns:

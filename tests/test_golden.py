@@ -125,7 +125,7 @@ def test_a_golden_list_of_what_goes_is_obeyed(layout):
 
 def test_a_golden_list_of_what_was_lost_is_read(layout):
     [path] = layout.quarantine.glob("*.lost.json")
-    assert read_lost(path) == [OWN]
+    assert read_lost(path) == {OWN: None}
 
 
 def test_a_golden_catalog_that_is_gone_is_built_again(layout):

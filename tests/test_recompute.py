@@ -13,6 +13,7 @@ from cachestore.files.paths import Layout
 from cachestore.request import PrecomputeRequest
 from cachestore.run import precompute_here
 from cachestore.storage.snapshot import list_segments
+from cachestore.upkeep import drop
 from tests import fakes
 from tests.fakes import catalog, flip_entry
 
@@ -271,6 +272,58 @@ def test_a_path_with_an_equals_sign_that_is_there_is_a_path(tmp_path, store, dat
     flip_entry(store, "2.png", "latents")
     assert main(["repair", str(store), "--refill", "--source", str(tmp_path / "a=b")]) == OK
     assert makers.encoded() == [b"picture 2"]
+
+
+def damaged(store):
+    return flip_entry(store, "2.png", "latents")
+
+
+def deleted(store):
+    """The segment of all latents goes, so that nobody notes what was in it."""
+    with cs.open(store) as opened:
+        key = catalog(store).column("latents", "image").row_keys(2)[0]
+        path = store / opened.describe(key).segment
+    path.unlink()
+    return key
+
+
+@pytest.fixture(params=[damaged, deleted])
+def unmade(request, store, data):
+    """The key of an entry that was lost, and that refilling could not make again, as its picture is none any more."""
+    key = request.param(store)
+    (data / "2.png").write_bytes(b"undecodable")
+    report = cs.repair(store, refill=True)
+    assert (report.missing, [finding.kind for finding in report.findings]) == (1, ["missing-entry"])
+    return str(key)
+
+
+class TestWhatCannotBeMadeAgain:
+    def test_it_stays_missing_under_its_samples_name(self, store, data, unmade):
+        for _time in range(2):
+            [finding] = cs.verify(store).findings
+            assert (finding.kind, finding.key, finding.sample) == ("missing-entry", unmade, "2.png")
+            assert cs.repair(store).missing == cs.repair(store, dry_run=True).missing == 1
+            precompute_here(PrecomputeRequest(str(data), "model", str(store)))
+
+    def test_it_is_there_again_once_the_picture_is(self, store, data, unmade):
+        (data / "2.png").write_bytes(b"picture 2")
+        precompute_here(PrecomputeRequest(str(data), "model", str(store)))
+        assert cs.verify(store).findings == ()
+
+    def test_it_is_forgotten_once_the_sample_was_made_of_another_picture(self, store, data, unmade):
+        (data / "2.png").write_bytes(b"another picture")
+        precompute_here(PrecomputeRequest(str(data), "model", str(store)))
+        assert cs.verify(store).findings == ()
+
+    def test_it_is_forgotten_once_the_sample_left_the_data_set(self, store, data, unmade):
+        (data / "2.png").unlink()
+        (data / "2.txt").unlink()
+        precompute_here(PrecomputeRequest(str(data), "model", str(store)))
+        assert cs.verify(store).findings == ()
+
+    def test_it_is_forgotten_once_the_data_set_was_dropped(self, store, unmade):
+        drop(store, "train")
+        assert cs.verify(store).findings == ()
 
 
 @pytest.mark.parametrize("way", ["gone from the folder", "still in the manifest"])

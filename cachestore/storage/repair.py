@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cachestore.errors import FormatError, ReadFailed, StoreNotFound
-from cachestore.files.checksum import digest_file
+from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import is_link, names_in
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
-from cachestore.keys import Json, Key
+from cachestore.keys import Json, Key, canonical
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, publish_marker
@@ -37,8 +37,10 @@ from cachestore.storage.verify import (
     LOST_VERSION,
     Finding,
     LookFurther,
+    Sample,
     good_entries,
     look_at_segment,
+    needed_samples,
     vanished_keys,
     verify,
     wanted_keys,
@@ -101,9 +103,10 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
             lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
             missing = _missing_then(layout, snapshot, damaged, lacking)
         return RepairReport(salvaged + len(lacking), tuple(quarantined), ("index",) if quarantined else (), missing, dry_run=True)
+    needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
-            _salvage(layout, one)
+            _salvage(layout, one, needed)
     with closing(load_snapshot(layout)) as snapshot:
         for origin, good in _lacking(layout, snapshot):
             publish_segment(layout, good, origin=origin)
@@ -234,7 +237,7 @@ def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapp
                 yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, meta)
 
 
-def _salvage(layout: Layout, damaged: _Damaged) -> None:
+def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
     good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(damaged.digest), damaged.entries)]
     if good:
@@ -242,16 +245,37 @@ def _salvage(layout: Layout, damaged: _Damaged) -> None:
     failpoint("repair.after_salvage")
     make_folder(layout, layout.quarantine)
     saved = {entry.key for entry in good}
-    _note_lost(layout, damaged.digest, dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved))
+    _note_lost(layout, damaged.digest, dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved), needed)
     _quarantine(layout, layout.segment(damaged.digest))
 
 
-def _note_lost(layout: Layout, digest: str, keys: Iterable[Key]) -> None:
+def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, Sample]) -> None:
     """Keep the keys that went with a segment, so that they are told of until they are made again. No keys make no file."""
-    body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in keys]}
-    if body["keys"]:
+    lost = list(keys)
+    body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in lost]}
+    if samples := {str(key): list(needed[key]) for key in lost if key in needed}:
+        body["needed"] = samples
+    if lost:
         make_folder(layout, layout.quarantine)
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, body)])
+
+
+def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
+    """Keep entries that a sample had and that could not be made again, as `verify` would else forget them. None make no file.
+
+    What stands in a list already is passed over.
+    """
+    with closing(load_snapshot(layout)) as snapshot:
+        told = wanted_keys(layout, snapshot)
+    unmade = {key: sample for key, sample in unmade.items() if key not in told}
+    body: dict[str, Json] = {
+        "keys": [str(key) for key in sorted(unmade)],
+        "needed": {str(key): list(sample) for key, sample in sorted(unmade.items())},
+    }
+    digest = digest_of([canonical(body)])
+    if unmade:
+        make_folder(layout, layout.quarantine)
+        publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, {"segment": digest, **body})])
 
 
 def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
@@ -280,7 +304,7 @@ def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Ent
 def _note_vanished(layout: Layout, snapshot: Snapshot) -> None:
     """Of segments that are gone without having been condemned: the next index will know nothing of them any more."""
     for digest, keys in vanished_keys(layout, snapshot).items():
-        _note_lost(layout, digest, keys)
+        _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
 
 
 def _put_aside(layout: Layout, path: Path) -> Path:
@@ -295,7 +319,8 @@ def _put_aside(layout: Layout, path: Path) -> Path:
     move(layout, path, target)
     with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:
         entries = read_contents(layout.quarantine / _flat(layout, layout.segment(digest))).entries
-        _note_lost(layout, digest, [entry.key for entry in entries if entry.key not in snapshot])
+        lost = [entry.key for entry in entries if entry.key not in snapshot]
+        _note_lost(layout, digest, lost, needed_samples(layout, set(lost)))
     return target
 
 

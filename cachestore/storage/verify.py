@@ -8,7 +8,7 @@ full    all of that, and every byte of every segment against the digest in its n
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
@@ -438,7 +438,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     wanted = {key for key, _where in _needed(layout)}
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
-            wanted.update(read_lost(layout.quarantine / name))
+            wanted.update(key for key, _sample in _not_forgotten(layout, read_lost(layout.quarantine / name)))
     return wanted.union(*vanished_keys(layout, snapshot).values())
 
 
@@ -449,12 +449,20 @@ def _missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozen
             yield Finding("missing-entry", where, message, str(key), sample)
 
 
-def read_lost(path: Path) -> list[Key]:
-    """The keys of entries that repair could not save, as noted beside a quarantined segment. Raises FormatError, OSError."""
+Sample = tuple[str, str]
+"""A data set's name, and the id of a sample of it."""
+
+
+def read_lost(path: Path) -> dict[Key, Sample | None]:
+    """The entries that repair could not save, as noted beside a quarantined segment, with a sample that needed each at that time.
+
+    Raises FormatError, OSError.
+    """
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
-        keys, is_at_home = [Key.parse(text) for text in body["keys"]], parse_lost(path.name) == body["segment"]
-    except (KeyError, TypeError, ValueError) as error:
+        needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
+        keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{path} is not a list of lost entries; run {to_repair(path)}"
         raise FormatError(message) from error
     if not is_at_home:
@@ -491,12 +499,48 @@ def _lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
         except OSError as error:
             yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
             continue
-        for key in keys:
+        for key, sample in _not_forgotten(layout, keys):
             if key not in good:
-                message = (
-                    f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
-                )
-                yield Finding("missing-entry", where, message, str(key))
+                yield _of_lost(layout, where, key, sample)
+
+
+def _of_lost(layout: Layout, where: str, key: Key, sample: Sample | None) -> Finding:
+    if sample is None:
+        message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+        return Finding("missing-entry", where, message, str(key))
+    message = (
+        f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
+        f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
+    )
+    return Finding("missing-entry", where, message, str(key), sample[1])
+
+
+def _not_forgotten(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
+    """The lost entries that are still wanted: of a sample, as long as its data set lists it and something of it was not made.
+
+    A sample that has left, or that was made anew of something else, needs the entry no more. Nor does one whose catalog names the
+    entry again need a list to be told of.
+    """
+    yield from ((key, None) for key, sample in keys.items() if sample is None)
+    for name in {sample[0] for sample in keys.values() if sample is not None}:
+        catalog = newest_catalog(layout, name)
+        rows = {sample: row for row, sample in enumerate(catalog.ids)} if catalog is not None else {}
+        for key, sample in keys.items():
+            if catalog is not None and sample is not None and sample[0] == name and sample[1] in rows:
+                named = [each for column in catalog.columns for each in column.row_keys(rows[sample[1]])]
+                if None in named and key not in named:
+                    yield key, sample
+
+
+def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
+    """Those of some keys that the newest catalogs need, each with the first sample that does. Of no keys nothing is read."""
+    needed: dict[Key, Sample] = {}
+    for name in list_names(layout) if among else ():
+        catalog = newest_catalog(layout, name)
+        for key, sample in needed_by(catalog) if catalog is not None else ():
+            if key in among:
+                needed.setdefault(key, (name, sample))
+    return needed
 
 
 def _vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
