@@ -144,12 +144,16 @@ def _same(what: str, wanted: Any, read: Any) -> Iterator[str]:
 
 
 def _different(wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """The name of the first field that is another; None where none is."""
+    """The name of the first field that is another, and of how many numbers; None where none is."""
     for name, value in wanted.items():
         other = found.get(name)
-        is_same = bool((value == other).all()) if hasattr(value, "dtype") else value == other
-        if not is_same:
-            return name
+        if not hasattr(value, "dtype"):
+            if value != other:
+                return name
+        elif other is None or (other.dtype, other.shape) != (value.dtype, value.shape):
+            return f"{name}, which is another kind of tensor"
+        elif not bool((value == other).all()):
+            return f"{name}: {int((value != other).sum())} of {value.numel()} numbers, the farthest {(value - other).abs().max()} off"
     return None
 
 
