@@ -45,7 +45,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "if not located.checksums[row]:",
         *_EXCHANGE,
     ),
-    "key bound to checksum": Mutant("storage/entry.py", "begin_digest(key + text_of", "begin_digest(text_of", *_EXCHANGE),
+    "key bound to checksum": Mutant(
+        "storage/entry.py", "begin_digest(key + text_of(tuple(specs)))", "begin_digest(text_of(tuple(specs)))", *_EXCHANGE
+    ),
     "acknowledgement order": Mutant(
         "storage/append.py",
         "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n        return None\n",
