@@ -48,10 +48,11 @@ A null `scaling_factor` counts as 1, a null `shift_factor` as 0. With `"scaled":
 that were imported, the stored tensor is handed out as it is; the constants are those by which it was made.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import sqrt
+from math import prod, sqrt
 from types import MappingProxyType
+from typing import cast
 
 from cachestore.encode.family import (
     DEFAULT_OF_CALL,
@@ -517,11 +518,18 @@ _VAES = (
     ),
     VaeFamily(
         class_name="AutoencoderKLWan",
-        defaults={"z_dim": 16, "scale_factor_spatial": 8, "latents_mean": _WAN_MEAN, "latents_std": _WAN_STD},
+        defaults={
+            "z_dim": 16,
+            "scale_factor_spatial": 8,
+            "temperal_downsample": [False, True, True],
+            "latents_mean": _WAN_MEAN,
+            "latents_std": _WAN_STD,
+        },
         factor="ratio",
         factor_field="scale_factor_spatial",
         channels_field="z_dim",
         temporal_factor=4,
+        temporal_fields=("temperal_downsample",),
         has_frames=True,
     ),
     VaeFamily(
@@ -531,37 +539,55 @@ _VAES = (
         factor_field="temperal_downsample",
         channels_field="z_dim",
         temporal_factor=4,
+        temporal_fields=("temperal_downsample",),
         has_frames=True,
     ),
     VaeFamily(
         class_name="AutoencoderKLLTXVideo",
-        defaults={"latent_channels": 128, "spatio_temporal_scaling": [True, True, True, False], "patch_size": 4, "scaling_factor": 1.0},
+        defaults={
+            "latent_channels": 128,
+            "spatio_temporal_scaling": [True, True, True, False],
+            "patch_size": 4,
+            "patch_size_t": 1,
+            "spatial_compression_ratio": None,
+            "temporal_compression_ratio": None,
+            "scaling_factor": 1.0,
+        },
         factor="scalings",
         factor_field="spatio_temporal_scaling",
         temporal_factor=8,
+        temporal_fields=("temporal_compression_ratio", "spatio_temporal_scaling"),
         has_frames=True,
         statistics={"mean": "latents_mean", "std": "latents_std"},
     ),
     VaeFamily(
         class_name="AutoencoderKLCogVideoX",
-        defaults={"latent_channels": 16, "block_out_channels": [128, 256, 256, 512], "scaling_factor": 1.15258426},
+        defaults={
+            "latent_channels": 16,
+            "block_out_channels": [128, 256, 256, 512],
+            "temporal_compression_ratio": 4,
+            "scaling_factor": 1.15258426,
+        },
         temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
         has_frames=True,
     ),
     VaeFamily(
         class_name="AutoencoderKLHunyuanVideo",
-        defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "scaling_factor": 0.476986},
+        defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4, "scaling_factor": 0.476986},
         factor="ratio",
         factor_field="spatial_compression_ratio",
         temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
         has_frames=True,
     ),
     VaeFamily(
         class_name="AutoencoderKLHunyuanVideo15",
-        defaults={"latent_channels": 32, "spatial_compression_ratio": 16, "scaling_factor": 1.03682},
+        defaults={"latent_channels": 32, "spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "scaling_factor": 1.03682},
         factor="ratio",
         factor_field="spatial_compression_ratio",
         temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
         has_frames=True,
     ),
     VaeFamily(
@@ -569,12 +595,14 @@ _VAES = (
         defaults={
             "latent_channels": 12,
             "encoder_block_out_channels": [64, 128, 256, 384],
+            "temporal_expansions": [1, 2, 3],
             "scaling_factor": 1.0,
             "latents_mean": _MOCHI_MEAN,
             "latents_std": _MOCHI_STD,
         },
         factor_field="encoder_block_out_channels",
         temporal_factor=6,
+        temporal_fields=("temporal_expansions",),
         has_frames=True,
     ),
 )
@@ -691,7 +719,7 @@ def latents_read(
         "stored": stored if family.is_random else "mean",
         "channels": full[family.channels_field],
         "spatial_factor": _spatial_factor(family, full),
-        "temporal_factor": family.temporal_factor,
+        "temporal_factor": _temporal_factor(family, full),
         "patchify": family.patchify,
         "scaling_factor": full.get("scaling_factor"),
         "shift_factor": full["shift_factor"],
@@ -709,7 +737,19 @@ def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float
     return {"latents_mean": statistics["mean"], "latents_std": std}
 
 
+def _temporal_factor(family: VaeFamily, config: Mapping[str, Json]) -> int:
+    value = next((config[name] for name in family.temporal_fields if config[name] is not None), family.temporal_factor)
+    if not isinstance(value, list | tuple):
+        return int(value)
+    numbers = cast("Sequence[int | bool]", value)
+    if all(isinstance(number, bool) for number in numbers):
+        return int(config.get("patch_size_t") or 1) * 2 ** sum(numbers)
+    return prod(numbers)
+
+
 def _spatial_factor(family: VaeFamily, config: Mapping[str, Json]) -> int:
+    if family.factor == "scalings" and config["spatial_compression_ratio"] is not None:
+        return int(config["spatial_compression_ratio"])
     value = config[family.factor_field]
     match family.factor:
         case "blocks":

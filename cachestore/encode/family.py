@@ -150,6 +150,10 @@ class VaeFamily:
     factor_field: str = "block_out_channels"
     channels_field: str = "latent_channels"
     temporal_factor: int = 1
+    """So many frames make one of latents after the first, where the config's fields do not say it."""
+    temporal_fields: tuple[str, ...] = ()
+    """Fields of the config that say it, the first that is set counts: the number itself; a list of flags that are set for halvings,
+    times `patch_size_t`; or a list of factors."""
     patchify: int = 1
     has_frames: bool = False
     """Takes [B, 3, T, H, W]: a picture is a video of one frame, and its latents keep their axis of frames."""
