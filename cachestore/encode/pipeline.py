@@ -14,25 +14,53 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(function: Callable[[Item], Result], items: Iterator[Item], *, threads: int, depth: int) -> Generator[Result]:
+def ahead(
+    function: Callable[[Item], Result],
+    items: Iterator[Item],
+    *,
+    threads: int,
+    depth: int,
+    weigh: Callable[[Result], int] | None = None,
+    most: int = 0,
+) -> Generator[Result]:
     """The results of a function, in the order of its items, with up to `depth` of them made ahead by `threads` threads.
 
     Without threads each is made when it is asked for. The items are taken in the caller's thread. The threads end when the generator
-    ends or is closed; an error of the function is raised when its turn comes.
+    ends or is closed; an error of the function is raised when its turn comes. With `weigh` no further item is begun while the results
+    that wait weigh more than `most`, each that is still being made as much as the heaviest so far; one is always under way.
     """
     if threads <= 0:
         yield from map(function, items)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="cachestore-read") as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(items, max(1, depth)))
+        waiting: deque[Future[Result]] = deque()
+        heaviest, limit = 0, max(1, depth) if weigh is None else threads
+
+        def fill() -> None:
+            while len(waiting) < limit and _is_light(waiting, weigh, heaviest, most):
+                begun = [pool.submit(function, item) for item in islice(items, 1)]
+                if not begun:
+                    return
+                waiting.extend(begun)
+
+        fill()
         try:
             while waiting:
                 result = waiting.popleft().result()
-                waiting.extend(pool.submit(function, item) for item in islice(items, 1))
+                if weigh is not None:
+                    heaviest, limit = max(heaviest, weigh(result)), max(1, depth)
+                fill()
                 yield result
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _is_light(waiting: "deque[Future[Result]]", weigh: Callable[[Result], int] | None, heaviest: int, most: int) -> bool:
+    """Whether what is under way weighs no more than `most`; those that failed weigh nothing, and nothing is always light."""
+    if weigh is None or heaviest * len(waiting) <= most:
+        return True
+    return sum((weigh(one.result()) if one.exception() is None else 0) if one.done() else heaviest for one in waiting) <= most
 
 
 class Behind(Generic[Result]):
