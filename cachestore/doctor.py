@@ -35,7 +35,18 @@ NOTE: Final = "note"
 PROBLEM: Final = "problem"
 
 _NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash")
-_ENCODING: Final = ("torch", "diffusers", "transformers", "tokenizers", "accelerate", "pillow", "ftfy", "beautifulsoup4", "simplejpeg")
+_ENCODING: Final = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "pillow",
+    "ftfy",
+    "beautifulsoup4",
+    "simplejpeg",
+    "av",
+)
 _CLEANERS: Final = ("ftfy", "beautifulsoup4")
 _SHARED: Final = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "fuse", "fuse.sshfs", "cifs", "smb3", "beegfs", "9p"})
 _ROOM_BYTES: Final = 1 << 30

@@ -208,7 +208,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         raise EncodeFailed(message)
     profile = image.info.get("icc_profile")
     if image.has_transparency_data:
-        return _on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))
+        return on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))
     if image.mode == "P":
         image = image.convert("RGB")
     return _in_srgb(image, profile, "RGB").convert("RGB")
@@ -220,7 +220,7 @@ def _from_sixteen_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
     """Composite RGBA on white."""
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 

@@ -1,0 +1,336 @@
+"""Encoded videos to frames, by PyAV. Knows no buckets' lists and no tensors. Imports PyAV, which only the extra `video` brings.
+
+The rules, which are part of every video's key through the transform's name (`TRANSFORM`):
+
+* The frames are those of the best video stream that is no cover picture, in the order and at the times of its own time stamps, those
+  left out that an edit list hides.
+* A frame is upright 8-bit RGB: quarter turns and mirroring of the display matrix are applied, pixels that are not square count as wide
+  as they are shown, transparency is composited on white. Colours are converted by the frame's own matrix and range, and where it names
+  none as FFmpeg does (BT.601). High dynamic range is not tone-mapped; what a file says of its transfer is told (`Video.transfer`).
+* Interlaced frames are taken as they are.
+* A file that ends early, or of which a frame that is needed is damaged, is refused.
+
+Nothing but the file that is given is ever opened: playlists, references to other files and network names are refused. FFmpeg runs in the
+calling thread alone.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+from PIL import Image
+
+from cachestore.encode import images
+from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.clips import Timeline
+from cachestore.errors import EncodeFailed
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+
+Frames = np.ndarray[Any, np.dtype[np.uint8]]
+"""[F, H, W, 3]."""
+
+TRANSFORM = "pyav-swscale-601-pillow-lanczos/1"
+"""Names everything that turns bytes into frames. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+
+FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
+"""What is opened, by the names of FFmpeg's demuxers. Playlists (hls, concat, dash) and devices are left out on purpose."""
+
+_BUFFER_BYTES: Final = 1 << 17
+_OPTIONS: Final = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
+_SCALING: Final = 0x4 | 0x2000 | 0x40000
+"""BICUBIC with FULL_CHR_H_INT and ACCURATE_RND, of colour alone: PyAV has these names from 18 on."""
+_TURNS: Final = {
+    (1, 0, 0, 1): None,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+}
+"""What makes a picture upright, by the signs of a display matrix's first two columns and rows."""
+_ON_THEIR_SIDE: Final = frozenset(
+    {Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90}
+)
+_HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
+_LATEST_SECONDS: Final = 1.0
+"""A Matroska file whose packets end so much before its header says was cut short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """What is known of a video before its frames are taken."""
+
+    size: Size
+    """Upright, as shown."""
+    timeline: Timeline
+    rate: Fraction
+    """Frames a second, on average; 0 where nothing tells."""
+    transfer: str
+    """The transfer of a video of high dynamic range; else empty."""
+
+
+def look(file: BinaryIO) -> Video:
+    """Find out the size and all times of a video, going through its packets and decoding its first frame alone.
+
+    Raises EncodeFailed with the reason.
+    """
+    with _opened(file) as container:
+        stream = _stream_of(container)
+        timeline = _timeline(container, stream)
+    with _opened(file) as container:
+        stream = _stream_of(container)
+        first = next(_decoded(container, stream), None)
+        if first is None:
+            message = "the video has no frame that can be decoded"
+            raise EncodeFailed(message)
+        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _HIGH_RANGE.get(int(first.color_trc), ""))
+
+
+def glance(file: BinaryIO) -> Video:
+    """As `look`, by what the header says alone: its times are evenly spaced, and about as many as there are. Raises EncodeFailed."""
+    with _opened(file) as container:
+        stream = _stream_of(container)
+        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        seconds = Fraction(container.duration or 0, av.time_base)
+        frames = max(1, stream.frames or round(seconds * rate))
+        first = next(_decoded(container, stream), None)
+        size = Size(stream.width, stream.height) if first is None else _size_of(first, stream)
+    return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate, "")
+
+
+def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -> Frames:
+    """The frames that are shown at these times of the stream, rising, cut out and scaled as a picture is: uint8 [F, height, width, 3].
+
+    One time may come several times; no times give no frames. Frames are decoded from the last key frame before the first, one after the
+    other, and only those that are asked for are kept. Raises EncodeFailed where one cannot be decoded.
+    """
+    uses = Counter(times)
+    made = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8)
+    at, size = 0, None
+    for frame in _frames_at(file, list(uses)):
+        picture = _upright(frame)
+        if size not in (None, picture.size):
+            message = f"the size of its frames changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s"
+            raise EncodeFailed(message)
+        size = picture.size
+        pixels, _ = images.fit(picture, bucket, place)
+        uses_here = uses[_time_of(frame)]
+        made[at : at + uses_here] = pixels
+        at += uses_here
+    return made
+
+
+def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
+    """The frames at these different times, in order."""
+    if not times:
+        return
+    wanted, last = set(times), times[-1]
+    with closing(_frames_from(file, times[0])) as frames:
+        for frame in frames:
+            time = _time_of(frame)
+            if time in wanted:
+                wanted.discard(time)
+                yield frame
+            if time >= last:
+                break
+    if wanted:
+        message = f"the video is damaged or incomplete: {len(wanted)} of {len(times)} frames that its packets promise cannot be decoded"
+        raise EncodeFailed(message)
+
+
+def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
+    """Frames in order, the first of them not after this time of the stream: by seeking, or from the beginning where that goes wrong."""
+    with _opened(file) as container:
+        stream = _stream_of(container)
+        if _seek(container, stream, time):
+            frames = _decoded(container, stream)
+            first = next(frames, None)
+            if first is not None and _time_of(first) <= time:
+                yield first
+                yield from frames
+                return
+    with _opened(file) as container:
+        yield from _decoded(container, _stream_of(container))
+
+
+def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
+    """Whether there is a place to begin at that is nearer than the file's beginning."""
+    if time <= (stream.start_time or 0):
+        return False
+    try:
+        container.seek(time, stream=stream)
+    except av.FFmpegError:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Generator[InputContainer]:
+    """An opened container, from the file's beginning; what FFmpeg refuses becomes an EncodeFailed with a reason."""
+    file.seek(0)
+    if not file.read(1):
+        message = "the file is empty (0 bytes)"
+        raise EncodeFailed(message)
+    file.seek(0)
+    try:
+        with av.open(
+            file, mode="r", container_options=_OPTIONS, io_open=_refuse, metadata_errors="replace", buffer_size=_BUFFER_BYTES
+        ) as container:
+            yield container
+    except EncodeFailed:
+        raise
+    except av.FFmpegError as error:
+        if isinstance(error, MemoryError):
+            raise
+        message = f"the video is damaged, incomplete or of no known format: {error.strerror or error}"
+        raise EncodeFailed(message) from error
+
+
+def _refuse(url: str, *_rest: object) -> Any:
+    """Stands for every other file that a video may name."""
+    message = f"the video refers to another file ({url!r}), which is not opened"
+    raise EncodeFailed(message)
+
+
+def _stream_of(container: InputContainer) -> VideoStream:
+    """The stream of a container that is the video, to be decoded in this thread. Raises EncodeFailed where there is none."""
+    streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+    best = container.streams.best("video")
+    stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
+    if stream is None:
+        others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        message = f"the file holds no video, but {others}"
+        raise EncodeFailed(message)
+    stream.codec_context.thread_count = 1
+    stream.codec_context.options = {"err_detect": "explode", "threads": "1"}
+    return stream
+
+
+def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
+    """The times of all frames, from their packets. Raises EncodeFailed for a video without any, or that ends early."""
+    shown: list[tuple[int, int]] = []
+    count, until = 0, Fraction(0)
+    for packet in _packets(container):
+        until = max(until, _end_of(packet))
+        if packet.stream_index == stream.index:
+            count += 1
+            if not packet.is_discard and not _is_invisible(stream, packet):
+                shown.append((_tick_of(packet), packet.duration or 0))
+    _check_whole(container, stream, count, until)
+    if not shown:
+        message = "the video has no frames"
+        raise EncodeFailed(message)
+    times = np.unique(np.array([time for time, _length in shown], np.int64))
+    last, length = max(shown)
+    if length <= 0 and len(times) > 1:
+        length = int(times[-1] - times[-2])
+    return Timeline(times, last + max(0, length), stream.time_base or Fraction(1, av.time_base))
+
+
+def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
+    """The packets of all streams. Raises EncodeFailed for one that is known to be damaged, as the last of a file is that was cut."""
+    for packet in container.demux():
+        if packet.is_corrupt:
+            message = "the file ends early, or a part of it is damaged"
+            raise EncodeFailed(message)
+        if packet.size > 0:
+            yield packet
+
+
+def _end_of(packet: "Packet[Any]") -> Fraction:
+    """In seconds; 0 where it has no time."""
+    time = packet.pts if packet.pts is not None else packet.dts
+    return Fraction(0) if time is None else (time + (packet.duration or 0)) * Fraction(packet.time_base)
+
+
+def _tick_of(packet: "Packet[Any]") -> int:
+    time = packet.pts if packet.pts is not None else packet.dts
+    if time is None:
+        message = "its frames have no time stamps"
+        raise EncodeFailed(message)
+    return time
+
+
+def _rate_of(stream: VideoStream, timeline: Timeline) -> Fraction:
+    """What the container says, unless the frames' times say otherwise."""
+    counted, told = timeline.rate, stream.average_rate
+    return told if told and abs(told - counted) * 100 <= counted else counted
+
+
+def _is_invisible(stream: VideoStream, packet: "Packet[Any]") -> bool:
+    """Whether a packet of VP8 is only there for others to refer to; other codecs have such parts within the packets of shown frames."""
+    return stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
+
+
+def _check_whole(container: InputContainer, stream: VideoStream, packets: int, until: Fraction) -> None:
+    """Refuse a file in which its header says there is noticeably more. Cut in the middle, most are still read up to there."""
+    formats = container.format.name.split(",")
+    lacking = stream.frames - packets
+    is_cut = lacking > 0 if "mov" in formats else lacking > 1 + stream.frames // 50
+    if "matroska" in formats and container.duration is not None:
+        is_cut = is_cut or Fraction(container.duration, av.time_base) - until > _LATEST_SECONDS
+    if is_cut:
+        message = f"the file ends early: {packets} frames are there, after {float(until):.2f} s, and its header says there is more"
+        raise EncodeFailed(message)
+
+
+def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The frames of a stream, in order, from where the container is. Raises EncodeFailed for one that is damaged."""
+    for frame in container.decode(stream):
+        if frame.is_corrupt:
+            message = f"the video is damaged at {float(frame.time or 0):.2f} s"
+            raise EncodeFailed(message)
+        yield frame
+
+
+def _time_of(frame: VideoFrame) -> int:
+    if frame.pts is None:
+        message = "its frames have no time stamps"
+        raise EncodeFailed(message)
+    return frame.pts
+
+
+def _upright(frame: VideoFrame) -> Image.Image:
+    """A frame as 8-bit RGB without alpha, upright; its pixels may not be square."""
+    has_alpha = any(component.is_alpha for component in frame.format.components)
+    form = "rgba" if has_alpha else "rgb24"
+    converted = VideoReformatter().reformat(frame, format=form, interpolation=_SCALING, threads=1)
+    picture = Image.fromarray(converted.to_ndarray(), "RGBA" if has_alpha else "RGB")
+    turn = _turn_of(frame)
+    picture = images.on_white(picture) if has_alpha else picture
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _turn_of(frame: VideoFrame) -> Image.Transpose | None:
+    """What makes a frame upright by its display matrix; None where it is, or where no quarter turn would."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return None
+    numbers = np.frombuffer(bytes(matrix), "<i4").astype(np.int64)
+    first = numbers[[0, 1, 3, 4]]
+    signs = tuple(np.sign(np.where(np.abs(first) * 100 < np.abs(first).max(), 0, first)).tolist())
+    return _TURNS.get(signs)
+
+
+def _size_of(frame: VideoFrame, stream: VideoStream) -> Size:
+    """How large a frame is shown, upright."""
+    width, height = frame.width, frame.height
+    if min(width, height) < 1:
+        message = f"the video has no pixels: {width} x {height}"
+        raise EncodeFailed(message)
+    shown = Size(max(1, round(width * (stream.sample_aspect_ratio or 1))), height)
+    return Size(*reversed(shown)) if _turn_of(frame) in _ON_THEIR_SIDE else shown

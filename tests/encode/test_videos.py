@@ -1,0 +1,314 @@
+"""Encoded videos to frames: which ones, how they look, and what is refused."""
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from cachestore.encode import videos
+from cachestore.encode.buckets import Size, placement
+from cachestore.errors import EncodeFailed
+from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
+from tests.encode.test_latents import picture
+
+CONTAINERS = {
+    "mkv": LOSSLESS,
+    "mp4": {"kind": "mp4", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "12", "bf": "3"}},
+    "mov": {"kind": "mov", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "250"}},
+    "avi": {"kind": "avi", "codec": "mpeg4", "pix_fmt": "yuv420p", "options": {"g": "10", "bf": "2"}},
+    "webm": {
+        "kind": "webm",
+        "codec": "libvpx-vp9",
+        "pix_fmt": "yuv420p",
+        "options": {"cpu-used": "8", "deadline": "realtime", "g": "16"},
+    },
+    "vp8": {"kind": "webm", "codec": "libvpx", "pix_fmt": "yuv420p", "options": {"deadline": "realtime", "g": "16"}},
+    "ts": {"kind": "mpegts", "codec": "mpeg2video", "pix_fmt": "yuv420p", "options": {"g": "12"}},
+}
+
+
+def look(data):
+    return videos.look(BytesIO(data))
+
+
+def take(data, times, bucket=None):
+    size = look(data).size
+    bucket = Size(*(bucket or size))
+    return videos.take(BytesIO(data), times, bucket, placement(size, bucket))
+
+
+def own(data, start, count):
+    return look(data).timeline.take(None, start, count)
+
+
+def test_no_times_give_no_frames():
+    assert take(write(numbered(2)), []).shape == (0, 16, 32, 3)
+
+
+def test_frames_without_loss_are_the_ones_that_were_written():
+    frames = numbered(20)
+    data = write(frames)
+    assert look(data).size == Size(32, 16)
+    assert np.array_equal(take(data, own(data, 0, 20)), frames)
+
+
+def test_a_frame_is_cut_and_scaled_as_a_picture_is():
+    from cachestore.encode import images
+
+    frames = moving(3)
+    data = write(frames)
+    expected = images.fit(images.Image.fromarray(frames[1]), Size(48, 48))[0]
+    assert np.array_equal(take(data, own(data, 1, 1), (48, 48))[0], expected)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_part_of_a_video_is_what_stands_there_when_all_of_it_is_decoded(container):
+    data = write(moving(60), **CONTAINERS[container])
+    line = look(data).timeline
+    assert (len(line.times), line.rate.limit_denominator(1)) == (60, 16)
+    everything = take(data, line.take(None, 0, 60))
+    for start in (0, 7, 30, 43):
+        assert np.array_equal(take(data, line.take(None, start, 17)), everything[start : start + 17])
+    gaps = [np.abs(everything.astype(int) - frame).mean() for frame in moving(60)]
+    assert gaps.index(min(gaps)) in range(60)
+    assert all(np.abs(seen.astype(int) - frame).mean() < 12 for seen, frame in zip(everything, moving(60), strict=True))
+
+
+@pytest.mark.parametrize("times", [[0, 40, 90, 400, 410, 420, 800, 1210, 1211], [0, 1, 2, 3, 1000], [500]])
+@pytest.mark.parametrize("rate", [4, 16, 30])
+def test_at_a_rate_of_its_own_a_clip_has_the_frames_of_ffmpegs_filter(times, rate):
+    frames = numbered(len(times))
+    data = write(frames, times=times)
+    line = look(data).timeline
+    expected = filtered(data, rate)
+    count = min(len(expected), line.count(Fraction(rate)))
+    assert abs(len(expected) - line.count(Fraction(rate))) <= 1
+    assert numbers_of(take(data, line.take(Fraction(rate), 0, count))) == expected[:count]
+
+
+def filtered(data, rate):
+    """Which frames FFmpeg's filter `fps` shows at a rate."""
+    with av.open(BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        graph = av.filter.Graph()
+        source, fps, sink = graph.add_buffer(template=stream), graph.add("fps", f"fps={rate}"), graph.add("buffersink")
+        source.link_to(fps)
+        fps.link_to(sink)
+        graph.configure()
+        shown = []
+        for frame in [*container.decode(stream), None]:
+            graph.push(frame)
+            while True:
+                try:
+                    shown.append(graph.pull().to_ndarray(format="rgb24"))
+                except (av.BlockingIOError, av.EOFError):
+                    break
+    return numbers_of(shown)
+
+
+@pytest.mark.parametrize(("turn", "turns"), [(0, 0), (90, 1), (180, 2), (-90, 3), (-180, 2)])
+def test_a_turned_video_is_upright(turn, turns):
+    frames = numbered(3)
+    data = write(frames, kind="mov", codec="qtrle", pix_fmt="rgb24", turn=turn)
+    assert look(data).size == (Size(16, 32) if turns % 2 else Size(32, 16))
+    assert np.array_equal(take(data, own(data, 0, 3)), [np.rot90(frame, turns) for frame in frames])
+
+
+def test_pixels_that_are_not_square_count_as_wide_as_they_are_shown():
+    data = write(numbered(2), kind="mp4", codec="libx264", pix_fmt="yuv420p", options={"x264-params": "sar=2/1"})
+    assert look(data).size == Size(64, 16)
+    assert take(data, own(data, 0, 2)).shape == (2, 16, 64, 3)
+
+
+@pytest.mark.parametrize(("space", "number"), [("ITU601", 5), ("ITU709", 1)])
+@pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (20, 60, 220), (128, 128, 128)])
+def test_colours_come_back_by_the_matrix_that_the_file_names(space, number, colour):
+    plain = [np.full((16, 32, 3), colour, np.uint8)] * 2
+    data = write(plain, kind="mp4", codec="libx264", pix_fmt="yuv444p", options={"crf": "1"}, colorspace=number)
+    seen = take(data, own(data, 0, 1))[0]
+    assert np.abs(seen.astype(int) - colour).max() <= 6, space
+
+
+def test_a_file_that_names_no_matrix_is_of_bt_601_as_ffmpeg_has_it():
+    red = [np.full((16, 32, 3), (255, 0, 0), np.uint8)] * 2
+    data = write(red, kind="mp4", codec="libx264", pix_fmt="yuv444p", options={"crf": "1"})
+    assert np.abs(take(data, own(data, 0, 1))[0].astype(int) - (255, 0, 0)).max() <= 6
+
+
+def test_transparency_is_on_white():
+    clear = [np.zeros((16, 32, 4), np.uint8)] * 2
+    data = write(clear, pix_fmt="bgra")
+    assert (take(data, own(data, 0, 2)) == 255).all()
+
+
+@pytest.mark.parametrize("pix_fmt", ["gray", "gray16le", "yuv420p10le", "yuv422p", "yuv410p", "rgb48le", "yuva420p"])
+def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
+    grey = [np.full((16, 32, 3), level, np.uint8) for level in (0, 100, 200)]
+    data = write(grey, pix_fmt=pix_fmt)
+    assert np.abs(take(data, own(data, 0, 3)).astype(int) - grey).max() <= 2
+
+
+def test_high_dynamic_range_is_told():
+    data = write(moving(2), kind="mp4", codec="libx265", pix_fmt="yuv420p10le", options={"x265-params": "log-level=0"}, color_trc=16)
+    assert look(data).transfer == "smpte2084"
+    assert look(write(moving(2))).transfer == ""
+
+
+def test_its_header_alone_tells_about_as_much():
+    for container, options in CONTAINERS.items():
+        data = write(moving(60), **options)
+        seen, glanced = look(data), videos.glance(BytesIO(data))
+        assert glanced.size == seen.size
+        assert abs(glanced.timeline.count(None) - 60) <= 2, container
+        assert abs(glanced.timeline.count(Fraction(8)) - seen.timeline.count(Fraction(8))) <= 1, container
+
+
+def test_sound_beside_it_changes_nothing(tmp_path):
+    frames = numbered(16)
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as container:
+        sound = container.add_stream("pcm_s16le", rate=8000)
+        stream = container.add_stream("ffv1", rate=16)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "bgr0"
+        noise = av.AudioFrame.from_ndarray(np.zeros((1, 24_000), np.int16), format="s16", layout="mono")
+        noise.sample_rate, noise.pts = 8000, 0
+        container.mux(sound.encode(noise))
+        for number, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")
+            frame.pts, frame.time_base = number, Fraction(1, 16)
+            container.mux(stream.encode(frame))
+        container.mux([*stream.encode(None), *sound.encode(None)])
+    data = path.read_bytes()
+    assert len(look(data).timeline.times) == 16
+    assert np.array_equal(take(data, own(data, 0, 16)), frames)
+
+
+# What is refused
+
+
+def playlist(kind):
+    target = Path(__file__).resolve()
+    listed = {
+        "concat": f"ffconcat version 1.0\nfile '{target}'\n",
+        "hls": f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{target}\n#EXT-X-ENDLIST\n",
+        "dash": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"></MPD>',
+        "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+    }
+    return listed[kind].encode()
+
+
+NO_VIDEOS = {
+    "empty": (lambda: b"", "empty"),
+    "text": (lambda: b"this is text, and no video at all " * 40, "no known format"),
+    "picture": (picture, "no known format"),
+    "concat": (lambda: playlist("concat"), "no known format"),
+    "hls": (lambda: playlist("hls"), "no known format"),
+    "dash": (lambda: playlist("dash"), "no known format"),
+    "sdp": (lambda: playlist("sdp"), "no known format"),
+    "sound": (write_sound, "no video, but audio"),
+    "cover": (lambda: write_sound(cover=picture(8, 8, name="JPEG")), "no video, but audio"),
+    "no frames": (lambda: write([]), "incomplete"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VIDEOS)
+def test_what_is_no_video_is_refused_with_the_reason(name):
+    make, says = NO_VIDEOS[name]
+    with pytest.raises(EncodeFailed, match=says):
+        look(make())
+
+
+@pytest.mark.parametrize("container", ["mp4", "mov", "mkv", "avi", "webm"])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_file_that_ends_early_is_refused(container, share, tmp_path):
+    options = dict(CONTAINERS[container])
+    if container in {"mp4", "mov"}:  # with its table in front, so that it can be opened at all
+        options["container_options"] = {"movflags": "faststart"}
+    data = write(moving(160), path=tmp_path / "a", **options)
+    with pytest.raises(EncodeFailed, match=r"ends early|damaged|no known format"):
+        look(data[: int(len(data) * share)])
+    if container in {"mp4", "mov"}:
+        with pytest.raises(EncodeFailed, match="ends early"):
+            look(data[:-1])
+
+
+@pytest.mark.parametrize("container", ["mkv", "mp4", "webm"])
+def test_a_frame_that_is_damaged_is_never_taken_for_a_whole_one(container):
+    data = bytearray(write(moving(40), **CONTAINERS[container]))
+    line = look(bytes(data)).timeline
+    whole = take(bytes(data), line.take(None, 0, 33))
+    middle = len(data) // 2
+    data[middle : middle + 400] = np.random.default_rng(0).bytes(400)
+    before = line.take(None, 0, 33)
+    with pytest.raises(EncodeFailed, match=r"damaged|ends early"):
+        take(bytes(data), before)
+    first = videos.take(BytesIO(bytes(data)), before[:5], Size(96, 64), placement(Size(96, 64), Size(96, 64)))
+    assert np.array_equal(first, whole[:5])  # those before it are
+
+
+def test_packets_that_promise_more_frames_than_come_are_refused():
+    data = write(numbered(20))
+    times = own(data, 0, 20)
+    with pytest.raises(EncodeFailed, match="1 of 3 frames that its packets promise cannot be decoded"):
+        take(data, [times[0], times[1], times[1] + 1])
+
+
+def test_a_video_whose_frames_change_their_size_is_refused():
+    buffer, tick = BytesIO(), Fraction(1, 16)
+    with av.open(buffer, "w", format="matroska") as container:
+        stream = container.add_stream("mjpeg", rate=16)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuvj420p"
+        container.start_encoding()
+        for number, (width, height) in enumerate([(32, 16), (32, 16), (16, 32)]):
+            encoder = av.CodecContext.create("mjpeg", "w")
+            encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = width, height, "yuvj420p", tick
+            frame = av.VideoFrame.from_ndarray(np.zeros((height, width, 3), np.uint8), format="rgb24").reformat(format="yuvj420p")
+            for packet in [*encoder.encode(frame), *encoder.encode(None)]:
+                packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, tick
+                container.mux(packet)
+    data = buffer.getvalue()
+    assert take(data, own(data, 0, 2)).shape == (2, 16, 32, 3)
+    with pytest.raises(EncodeFailed, match="the size of its frames changes"):
+        take(data, own(data, 0, 3))
+
+
+def test_an_error_of_reading_is_no_fault_of_the_video():
+    class Failing(BytesIO):
+        def read(self, size=-1, /):
+            if self.tell() > 2000:
+                message = "input/output error"
+                raise OSError(message)
+            return super().read(size)
+
+    with pytest.raises(OSError, match="input/output error"):
+        videos.look(Failing(write(moving(60))))
+
+
+def test_no_thread_is_left_and_none_is_started():
+    data = write(moving(60, size=(320, 240)), **CONTAINERS["mp4"])
+    before = os.listdir("/proc/self/task")
+    seen = []
+
+    class Watched(BytesIO):
+        def read(self, size=-1, /):
+            seen.append(len(os.listdir("/proc/self/task")))
+            return super().read(size)
+
+    size = videos.look(Watched(data)).size
+    videos.take(Watched(data), own(data, 0, 50), Size(64, 48), placement(size, Size(64, 48)))
+    assert max(seen) == len(before)
+    assert os.listdir("/proc/self/task") == before
+
+
+def test_nothing_is_written_to_the_terminal(tmp_path):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(write(moving(60), **CONTAINERS["mp4"])[:-900])
+    code = "from cachestore.encode import videos; import sys\ntry: videos.look(open(sys.argv[1], 'rb'))\nexcept Exception: pass"
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
+    assert (ran.stdout, ran.stderr) == (b"", b"")
