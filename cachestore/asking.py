@@ -10,9 +10,10 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Final, Protocol, cast
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 ASK: Final = "CACHESTORE_ASK"
 """Tells a worker the descriptors over which it asks: `<read>,<write>`."""
@@ -164,6 +165,12 @@ class Asked:
         head, data = self._ask("read", reference)
         size, time_ns = head["stat"]
         return data, (size, time_ns)
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""
+        data, stat = self.read(reference)
+        yield BytesIO(data), stat
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes behind a reference. Raises OSError."""

@@ -7,24 +7,25 @@ gets the rows as a file (`write_rows`), and what is in memory over its pipes (`a
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from cachestore.errors import BadInput
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.keys import canonical, digest_parts
-from cachestore.samples import CONTROL, IMAGE, Sample
+from cachestore.samples import CONTROL, IMAGE, VIDEO, Sample
 from cachestore.sources import CaptionLines, Files, Folder, Listing, Remarks, Stat, from_row, list_samples
 
 MEMORY: Final = "memory:"
 """How the reference of a picture begins that is no file: then come role, number and sample."""
 
 _FORMAT: Final = "cachestore-rows/1"
-_ROLES: Final = (IMAGE, CONTROL, "mask")
+_ROLES: Final = (IMAGE, CONTROL, "mask", VIDEO)
 _TIME_BITS: Final = 63
 
 
@@ -57,6 +58,17 @@ class Memory:
         stat = len(found), int.from_bytes(digest[:8], "big") >> (64 - _TIME_BITS)
         self._stats[reference] = stat
         return found, stat
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
+        found = self._found(reference)
+        if isinstance(found, Path):
+            with Folder(Path.cwd()).open(os.fspath(found)) as opened:
+                yield opened
+            return
+        data, stat = self.read(reference)
+        yield io.BytesIO(data), stat
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes of a picture. Raises OSError."""
@@ -173,7 +185,7 @@ def _references(memory: Memory, sample: str, place: _Place, value: object) -> li
             continue
         if not isinstance(picture, bytes | bytearray | memoryview | Mapping) and not _is_pil(picture):
             what = f"sample {place.row} ({sample!r}): {place.column} is {type(picture).__name__}"
-            message = f"{what}; it must be a path, bytes or a PIL image, or several of them"
+            message = f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them"
             raise BadInput(message)
         found.append(_named(memory, replace(place, number=number), sample))
     return found
@@ -254,25 +266,31 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
     for name, kind in found.items():
         if getattr(kind, "decode", False):
             message = (
-                f"the column {name!r} decodes its pictures, and their bytes are needed:"
-                f" data = data.cast_column({name!r}, datasets.Image(decode=False))"
+                f"the column {name!r} decodes what it holds, and the bytes of the files are needed:"
+                f" data = data.cast_column({name!r}, datasets.{type(kind).__name__}(decode=False))"
             )
             raise BadInput(message)
-    roles = {name: name for name in found if name in _ROLES}
-    others = [name for name in found if name not in roles]
-    if IMAGE not in roles and len(others) == 1:
-        roles[IMAGE] = others.pop()
-    if others:
-        message = f"the column {others[0]!r} holds pictures: rename it to one of {', '.join(_ROLES)}, or remove it"
-        raise BadInput(message)
+    roles = {name: name for name, kind in found.items() if name in _ROLES and _is_video(kind) == (name == VIDEO)}
+    for role in (IMAGE, VIDEO):
+        others = [name for name, kind in found.items() if name not in roles.values() and _is_video(kind) == (role == VIDEO)]
+        if role not in roles and len(others) == 1:
+            roles[role] = others.pop()
+        if others:
+            names = [name for name in _ROLES if (name == VIDEO) == (role == VIDEO)]
+            message = f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it"
+            raise BadInput(message)
     return roles
 
 
+def _is_video(kind: Any) -> bool:
+    return type(kind).__name__ == "Video"
+
+
 def _picture_kind(feature: Any) -> Any:
-    """The Image feature of a column of pictures, or of lists of them; None of any other column."""
+    """The Image or Video feature of a column of such, or of lists of them; None of any other column."""
     listed = cast("list[Any]", feature) if isinstance(feature, list) else [getattr(feature, "feature", feature)]
     inner: Any = listed[0] if listed else None
-    return inner if type(inner).__name__ == "Image" and hasattr(inner, "decode") else None
+    return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None
 
 
 # For workers
@@ -330,6 +348,10 @@ class _Ours:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         files, own = self._behind(reference)
         return files.read(own)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        files, own = self._behind(reference)
+        return files.open(own)
 
     def head(self, reference: str, size: int) -> bytes:
         files, own = self._behind(reference)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, BinaryIO, Final, Self
 
 from cachestore.errors import BadInput
 
@@ -17,6 +17,8 @@ KEY_BYTES = 16
 
 INPUT_BYTES = 32
 """Length of an input's digest: a whole SHA-256."""
+
+_BLOCK_BYTES: Final = 1 << 20
 
 Json = Any
 """A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
@@ -77,6 +79,14 @@ def digest_parts(*parts: "str | bytes") -> bytes:
 def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
     """SHA-256 of raw bytes as 64 hex digits: the `input_digest` of a file."""
     return hashlib.sha256(data).hexdigest()
+
+
+def digest_opened(file: BinaryIO) -> str:
+    """As `digest_bytes`, of all that is left of an open file, which is never held at once."""
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def digest_text(text: str) -> str:

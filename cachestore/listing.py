@@ -6,10 +6,11 @@ References of several sources begin with the source's label, `label/reference`; 
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from cachestore.asking import asked_files
 from cachestore.errors import BadInput
@@ -28,14 +29,14 @@ Brought = Mapping[int, Listing]
 """What was gathered of the sources that are in memory, by their number."""
 
 
-def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List what a path names: a folder, a manifest, a list of prompts, tars. Raises BadInput."""
+def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+    """List what a path names: a folder, a manifest, a list of prompts, tars; their `videos` too, if so. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
-        return list_tars(tars, caption_lines=caption_lines, caption=caption)
+        return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos)
     if is_temporary(Path(data).name) and Path(data).is_file():
         return list_rows(Path(data), asked_files(os.environ))
-    return list_source(data, caption_lines=caption_lines, caption=caption)
+    return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos)
 
 
 def files_of(data: str | Path) -> Files:
@@ -115,15 +116,22 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
 
 
 def list_sources(
-    sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None
+    sources: Sequence[Source],
+    brought: Brought,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
 ) -> Listing:
-    """List several sources as one, or one. None at all list nothing.
+    """List several sources as one, or one. None at all list nothing. Of folders and tars `videos` are samples too, if so.
 
     `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
     """
     labels = labels_of(sources)
     listings = [
-        brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption))
+        brought[number]
+        if number in brought
+        else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption), videos=videos)
         for number, source in enumerate(sources)
     ]
     if is_alone(sources):
@@ -181,6 +189,10 @@ class _Together:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         files, own = self._of(reference)
         return files.read(own)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        files, own = self._of(reference)
+        return files.open(own)
 
     def head(self, reference: str, size: int) -> bytes:
         files, own = self._of(reference)

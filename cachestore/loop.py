@@ -5,10 +5,10 @@ plan shares the work with all others, whoever started them and whenever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, EncodeFailed
@@ -163,16 +163,23 @@ def _take_part(job: Job, beat: Beat) -> Report:
 def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
     """How to know a unit's key without its bytes: resolve it, and give up where it wants to read."""
 
-    def refuse(reference: str) -> bytes:
-        raise OSError(reference)
-
     def key_of(unit: Unit) -> Key | None:
         try:
-            return encoders[unit.recipe].resolve(unit.request, refuse).key
+            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
         except (OSError, EncodeFailed, BadInput):
             return None
 
     return key_of
+
+
+class _Unread:
+    """Reads nothing. Implements `unit.Read`."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        raise OSError(reference)
+
+    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
+        raise OSError(reference)
 
 
 def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:

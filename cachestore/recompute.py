@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Mu
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore import upkeep
 from cachestore.claims import claimed_encoder, find_claimed_difference, is_imported
@@ -270,16 +270,22 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Who makes the entries of some columns again, and where their files are now."""
+    """Who makes the entries of some columns again, and where their files are now. Implements `unit.Read`."""
 
     encoder: Encoder
     files: Files
     name: str = ""
     """Of the first data set, for messages."""
 
-    def read(self, reference: str) -> bytes:
+    def __call__(self, reference: str, /) -> bytes:
         """The bytes behind a reference. Raises OSError."""
         return self.files.read(reference)[0]
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[BinaryIO]:
+        """What is behind a reference, to be read in places. Raises OSError."""
+        with self.files.open(reference) as (file, _stat):
+            yield file
 
 
 @dataclass(slots=True)
@@ -562,7 +568,7 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
     batches: Batches[_Ready] = Batches(cells[0][1].encoder.batch_limit)
     for cell, maker in cells:
         try:
-            resolved = maker.encoder.resolve(cell.request, maker.read)
+            resolved = maker.encoder.resolve(cell.request, maker)
             if not _is_the_same_input(cell, resolved, reader, tally):
                 continue
             prepared = maker.encoder.prepare(resolved)

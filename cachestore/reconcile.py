@@ -8,9 +8,9 @@ pass over a million units that are there takes seconds.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
@@ -34,8 +34,8 @@ from cachestore.inputs import (
     references_of,
     request_for,
 )
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
-from cachestore.samples import CAPTION, IMAGE, MASK
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe, digest_opened
+from cachestore.samples import CAPTION, IMAGE, MASK, VIDEO
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_again, publish_catalog
 from cachestore.storage.commit import commit
@@ -64,6 +64,10 @@ class Source(Protocol):
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
         """Bytes and (size, mtime_ns). Raises OSError."""
+        ...
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
+        """The same to be read in places. Raises OSError."""
         ...
 
 
@@ -265,6 +269,9 @@ class Reconciler:
 
     def _digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
         """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        if VIDEO in request:
+            with self.source.open(str(request[VIDEO])) as (file, stat):
+                return bytes.fromhex(digest_opened(file)), stat
         read = [self.source.read(reference) for reference in references_of(request)]
         inputs = digests_of(request, [data for data, _stat in read])
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])

@@ -8,10 +8,10 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
@@ -69,8 +69,8 @@ def precompute(
     """Encode a data set into a store, on any number of ranks; what is there already is not made again.
 
     Args:
-        data: the path of a folder of images, a manifest `.jsonl`, a list of prompts `.txt`, or tars; a sequence of `cs.Sample` or a data
-            set of Hugging Face, whose pictures in memory this process hands to the workers while it waits for them; a `cs.Source`
+        data: the path of a folder of images or videos, a manifest `.jsonl`, a list of prompts `.txt`, or tars; a sequence of `cs.Sample`
+            or a data set of Hugging Face, whose pictures in memory this process hands to the workers while it waits for them; a `cs.Source`
             around any of these; or a list of sources and paths, which are one data set (docs/sources.md).
         model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read. Or a model in memory: a
             diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
@@ -90,8 +90,8 @@ def precompute(
             nothing is to be encoded no process is started, and this one does the rest, without torch. The workers stop when this
             process dies.
         **options: every other option of `cachestore precompute`, with underscores: resolution (a number, or several of
-            them), variants, crop, crop_seed, flip, bucket_step, no_upscale, name, captions ("first", "all" or a
-            CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
+            them), variants, crop, crop_seed, flip, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
+            captions ("first", "all" or a CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
@@ -124,6 +124,8 @@ def precompute(
     if isinstance(values.get("resolution"), list):
         values["resolution"] = tuple(values["resolution"])
     values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+    if isinstance(values.get("frames"), int | list):
+        values["frames"] = (values["frames"],) if isinstance(values["frames"], int) else tuple(values["frames"])
     request = PrecomputeRequest(**values)
     request.check()
     brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
@@ -466,6 +468,11 @@ class _NoSource:
     """`fill` has no files: items are the caller's."""
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
+        """Never called."""
+        message = f"fill reads no files, but {reference!r} was asked for"
+        raise OSError(message)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
         """Never called."""
         message = f"fill reads no files, but {reference!r} was asked for"
         raise OSError(message)

@@ -11,6 +11,9 @@ from cachestore.keys import Json
 IMAGE = "image"
 """The role of the picture that is trained on. Other roles are `control`, `mask` and `video`."""
 
+VIDEO = "video"
+"""The role of the video that is trained on, in the place of a picture."""
+
 CONTROL = "control"
 """The role of pictures that the model is shown beside the caption: what is to be edited, references."""
 
@@ -28,8 +31,8 @@ class Sample:
     id: str
     """Unique within the source, NFC-normalised: a relative path with `/` and extension, a manifest's id, or a prompt's digest."""
     images: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """By role a tuple, in order. Of a caller's own sample: paths, bytes of picture files, or PIL images; one may stand without the tuple.
-    Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
+    """By role a tuple, in order. Of a caller's own sample: paths, bytes of picture or video files, or PIL images; one may stand without the
+    tuple. Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
     captions: tuple[str, ...] = ("",)
     """At least one; a missing caption is the empty one."""
     size: tuple[int, int] | None = None

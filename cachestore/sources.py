@@ -14,7 +14,8 @@ import os
 import stat
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
 from cachestore.inputs import CROP, SIZE
 from cachestore.keys import Json, canonical, digest_parts, digest_text
-from cachestore.samples import CONTROL, IMAGE, Sample
+from cachestore.samples import CONTROL, IMAGE, VIDEO, Sample
 
 CaptionLines = Literal["whole", "each", "first"]
 Stat = tuple[int, int]
@@ -36,14 +37,16 @@ FRESH_SECONDS: Final = 2.0
 _OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
+VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
+_SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 _METADATA: Final = ("metadata.jsonl", "metadata.csv")
-_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask"}
+_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask", "video": VIDEO}
 _EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
     {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
 )
-_NOT_YET: Final = frozenset({"video"})
+_VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 
 
 class Files(Protocol):
@@ -51,6 +54,10 @@ class Files(Protocol):
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes behind a reference, with (size, mtime_ns), which is UNTRUSTED where it proves nothing. Raises OSError."""
+        ...
+
+    def open(self, reference: str) -> "AbstractContextManager[tuple[BinaryIO, Stat]]":
+        """As `read`, but to be read in places. Raises OSError; at the end too, where it is another file by then."""
         ...
 
     def head(self, reference: str, size: int) -> bytes:
@@ -82,6 +89,18 @@ class Folder:
             message = f"{path} changed while it was read"
             raise OSError(message)
         return data, trusted((after.st_size, after.st_mtime_ns))
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """A file to be read in places, with (size, mtime_ns). Raises as `read`."""
+        path = self.root / reference
+        with open_regular(path) as file:
+            before = os.fstat(file.fileno())
+            yield file, trusted((before.st_size, before.st_mtime_ns))
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            message = f"{path} changed while it was read"
+            raise OSError(message)
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes of a file. Raises OSError."""
@@ -124,6 +143,10 @@ class Listing:
         """As `files`."""
         return self.files.read(reference)
 
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        """As `files`."""
+        return self.files.open(reference)
+
     def head(self, reference: str, size: int) -> bytes:
         """As `files`."""
         return self.files.head(reference, size)
@@ -142,16 +165,20 @@ class Remarks:
     collapsed: int = 0
     empty: list[str] = field(default_factory=list[str])
     """Of several sources those that list nothing, by what they are called."""
+    videos: int = 0
+    """Files of a folder that are passed over."""
 
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
-        self.missing, self.multi_line, self.collapsed = other.missing, other.multi_line, other.collapsed
+        self.missing, self.multi_line = other.missing, other.multi_line
+        self.collapsed, self.videos = other.collapsed, other.videos
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
         self.missing += [f"{prefix}{sample}" for sample in other.missing]
         self.multi_line += [f"{prefix}{sample}" for sample in other.multi_line]
         self.collapsed += other.collapsed
+        self.videos += other.videos
 
     def in_words(self) -> tuple[str, ...]:
         """What a user should know before encoding."""
@@ -166,6 +193,8 @@ class Remarks:
             words.append(f"{self.collapsed} duplicate prompt lines collapsed")
         if self.empty:
             words.append(f"nothing is listed by {len(self.empty)} of the sources ({_some(self.empty)})")
+        if self.videos:
+            words.append(f"{self.videos} videos passed over (--frames says how many frames to take of each)")
         return tuple(words)
 
 
@@ -173,13 +202,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
     """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`).
 
     Args:
         data: the path. An empty folder or file lists nothing, which is fine.
         caption_lines: how a caption file is read: `whole` is one caption, `each` one a line, `first` the first line.
         caption: what a sample without a caption gets; default the empty one.
+        videos: whether the videos of a folder are samples too; else they are counted and passed over.
 
     Raises:
         BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
@@ -188,7 +218,7 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
     if path.is_dir():
         metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
         if metadata is None:
-            return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines), path, caption)
+            return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos), path, caption)
         return _list_rows(path, metadata, partial(_from_metadata, metadata, caption_lines), caption_lines, caption)
     if path.suffix.lower() == ".jsonl" and path.is_file():
         return _list_rows(path.parent, path, partial(_from_manifest, path, caption_lines), caption_lines, caption)
@@ -294,25 +324,29 @@ def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
             start += len(raw)
 
 
-def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    """Images below a folder, sorted by id, with side-car captions."""
-    found = sorted(_images_below(root, "", ()), key=lambda item: (normal(item[0]), item[0]))
+def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool) -> Iterator[Sample]:
+    """Images below a folder, and videos where they are wanted, sorted by id, with side-car captions."""
+    found = sorted(_files_below(root, "", ()), key=lambda item: (normal(item[0]), item[0]))
     for reference, path in found:
+        role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
+        if role == VIDEO and not videos:
+            remarks.videos += 1
+            continue
         sample = normal(reference)
         captions = _side_car(path, caption_lines, sample, remarks)
-        yield Sample(sample, {IMAGE: (reference,)}, captions)
+        yield Sample(sample, {role: (reference,)}, captions)
 
 
-def _images_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-    """(reference, path) of every image. Linked folders are followed, but not back into one they lie in; stores are skipped."""
+def _files_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """(reference, path) of every image and video. Linked folders are followed, but not back into one they lie in; stores are skipped."""
     real = os.path.realpath(folder)
     if real in above:
         return
     for name, is_folder in _listed(folder):
         path = folder / name
         if is_folder:
-            yield from _images_below(path, f"{prefix}{name}/", (*above, real))
-        elif path.suffix.lower() in IMAGE_SUFFIXES:
+            yield from _files_below(path, f"{prefix}{name}/", (*above, real))
+        elif path.suffix.lower() in _SUFFIXES:
             yield f"{prefix}{name}", path
 
 
@@ -330,7 +364,7 @@ def _listed(folder: Path) -> list[tuple[str, bool]]:
                 if entry.name.startswith("."):
                     continue
                 is_folder = entry.is_dir()
-                if not is_folder and Path(entry.name).suffix.lower() in IMAGE_SUFFIXES and not _is_readable(entry):
+                if not is_folder and Path(entry.name).suffix.lower() in _SUFFIXES and not _is_readable(entry):
                     message = f"{entry.path} is no regular file but a fifo, a socket or a device: move it out of the folder"
                     raise BadInput(message)
                 found.append((entry.name, is_folder))
@@ -461,10 +495,6 @@ def _no_constant(name: str) -> Any:
 
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
     """One row of a manifest; what it does not name itself is an extra column. `where` names it in errors. Raises BadInput."""
-    refused = sorted(_NOT_YET & row.keys())
-    if refused:
-        message = f"{where}: the column {refused[0]!r} cannot be encoded by this version of cachestore; leave it out"
-        raise BadInput(message)
     captions = _texts(row.get("caption"), f"{where}: caption")
     images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
     images = {role: references for role, references in images.items() if references}
@@ -475,9 +505,9 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         message = f"{where}: an id is a text or a whole number, not {given!r}"
         raise BadInput(message)
-    default = images[IMAGE][0] if IMAGE in images else digest_text("\n".join(captions))
+    default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
     extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
-    taken = sorted(_BATCH_NAMES & extras.keys())
+    taken = sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys())
     extras = _with_framing(extras, where, has_picture=IMAGE in images)
     if taken:
         message = f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name"

@@ -1,4 +1,4 @@
-"""Tars of pictures with their captions (webdataset's form) -> samples. Members are read where they lie; nothing is unpacked.
+"""Tars of pictures and videos with their captions (webdataset's form) -> samples. Members are read where they lie; nothing is unpacked.
 
 Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. Knows no encoder.
 """
@@ -7,16 +7,19 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.errors import BadInput
-from cachestore.samples import CONTROL, IMAGE, Sample
+from cachestore.samples import CONTROL, IMAGE, VIDEO, Sample
 from cachestore.sources import (
     IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
     CaptionLines,
     Listing,
     Remarks,
@@ -73,6 +76,34 @@ class _Member:
     size: int
 
 
+class _Part(RawIOBase):
+    """A part of an open file as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        super().__init__()
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._file.seek(self._start + self._at)
+        data = self._file.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
 @dataclass(frozen=True, slots=True)
 class _Members:
     """Members of tars by reference: their name, after the tar's name where there are several."""
@@ -87,6 +118,13 @@ class _Members:
             message = f"{member.tar.path} ends within {reference}"
             raise OSError(message)
         return data, trusted((member.size, member.tar.stat[1]))
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """A member to be read in places, with its size and its tar's time. Raises as `read`."""
+        member = self._member(reference)
+        with member.tar.open() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
+            yield part, trusted((member.size, member.tar.stat[1]))
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes of a member. Raises OSError."""
@@ -170,8 +208,10 @@ def _expanded(name: str) -> Iterator[str]:
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 
 
-def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List what tars hold. Ids are the names of pictures, after their tar's name where there are several tars.
+def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+    """List what tars hold. Ids are the names of pictures, and of videos, after their tar's name where there are several tars.
+
+    Without `videos` these are counted and passed over.
 
     Every header is read, and the bytes of captions; no picture. Raises BadInput for what is no plain tar, for a damaged one, and for
     members that cannot be used: links, captions that are not UTF-8, rows that are no JSON objects.
@@ -189,7 +229,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
             reference = prefix + name
             places[reference] = member  # of two members of one name the later one counts, as in unpacking
             _sort_in(groups, reference)
-    parse = partial(_samples, groups, places, caption_lines)
+    parse = partial(_samples, groups, places, caption_lines, videos=videos)
     where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     return list_samples(_Members(places), parse, where, caption)
 
@@ -198,6 +238,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
 class _Group:
     """Members of one name up to the first dot."""
 
+    videos: dict[str, None] = field(default_factory=dict[str, None])
     pictures: dict[str, None] = field(default_factory=dict[str, None])
     roles: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
@@ -216,6 +257,8 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
         group.texts[rest] = reference
     elif rest == "json":
         group.row = reference
+    elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
+        group.videos[reference] = None
     elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return
     elif role in _ROLES and "." in rest:
@@ -225,11 +268,14 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
 
 
 def _samples(
-    groups: Mapping[str, _Group], places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks
+    groups: Mapping[str, _Group], places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, *, videos: bool
 ) -> Iterator[Sample]:
     for key in sorted(groups, key=lambda key: (normal(key), key)):
         group = groups[key]
-        if not group.pictures:
+        if not videos:
+            remarks.videos += len(group.videos)
+        of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
+        if not of_roles:
             continue
         row = {} if group.row is None else _row(places[group.row], group.row)
         if "text" in row and "caption" not in row:
@@ -237,10 +283,11 @@ def _samples(
         text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
         raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
         roles = {role: _in_order(references) for role, references in group.roles.items()}
-        for reference in _in_order(group.pictures):
-            name = {"id": reference} if row.get("id") is None or len(group.pictures) > 1 else {}
+        for reference in _in_order(of_roles):
+            name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
             where = f"{reference} in {places[reference].tar.path}"
-            sample = from_row({**row, **name, IMAGE: reference, **roles}, where, caption_lines, remarks if raw is None else Remarks())
+            named = {**row, **name, of_roles[reference]: reference, **roles}
+            sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
             yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
 
@@ -299,7 +346,7 @@ def _usable(member: tarfile.TarInfo, path: Path) -> str:
         return ""
     if not member.isreg() or member.issparse():
         suffix = Path(base).suffix.lower()
-        if suffix not in IMAGE_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
+        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
             return ""
         message = f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)"
         raise BadInput(message)

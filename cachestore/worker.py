@@ -5,11 +5,11 @@ It waits for nobody while there is anything to do, and what it waits for then is
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 from cachestore.encode.batches import Batches
 from cachestore.encode.budget import is_lack_of_memory
@@ -40,6 +40,8 @@ STUCK_SECONDS: Final = 1800.0
 
 APPEND_DEPTH: Final = 2
 """Batches that wait to be appended, at most: their tensors are in memory."""
+WAITING_BYTES: Final = 1 << 30
+"""While prepared units take more memory than this, no further one is begun: of videos a few do."""
 WINDOWS: Final = 4
 """How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
 
@@ -49,6 +51,14 @@ class Source(Protocol):
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
         """Bytes and (size, mtime_ns) of a reference. Raises OSError."""
+        ...
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
+        """The same to be read in places. Raises OSError."""
+        ...
+
+    def stat(self, reference: str) -> tuple[int, int] | None:
+        """(size, mtime_ns) now; None where the file is gone."""
         ...
 
 
@@ -308,7 +318,12 @@ class Worker:
     def _do_in_batches(self, opened: Round, station: _Station, pool: _Pool) -> None:
         encoder, threads = station.encoder, self.task.threads
         looks = ahead(
-            partial(self._look, encoder), self._units(opened, station, pool), threads=threads, depth=max(2 * threads, encoder.window)
+            partial(self._look, encoder),
+            self._units(opened, station, pool),
+            threads=threads,
+            depth=max(2 * threads, encoder.window),
+            weigh=_waiting_bytes,
+            most=WAITING_BYTES,
         )
         with closing(looks):  # its threads end here, however this ends
             for of, looked in looks:
@@ -411,17 +426,11 @@ class Worker:
 
     def _look_at(self, encoder: Encoder, unit: Unit) -> _Looked:
         """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
-        stats: list[tuple[int, int]] = []
-
-        def read(reference: str) -> bytes:
-            data, stat = self.task.source.read(reference)
-            stats.append(stat)
-            return data
-
+        reading = _Reading(self.task.source)
         try:
             with self._stages.busy("read"):
-                resolved = encoder.resolve(unit.request, read)
-                stat = combined_stat(stats)
+                resolved = encoder.resolve(unit.request, reading)
+                stat = combined_stat(list(reading.stats))
                 found = self._found(unit, resolved, stat)
             if found is not None:
                 return _Looked(unit, resolved, None, found, stat)
@@ -606,6 +615,39 @@ class Worker:
         self._take_in(self._behind.wait())
         self._take_in(self._behind.hand(self._close_segment))
         self._take_in(self._behind.wait())
+
+
+def _waiting_bytes(step: tuple[_Pool, _Looked | None]) -> int:
+    """What a prepared unit takes while it waits for its batch: the bytes of an array, nothing of what is small."""
+    looked = step[1]
+    return 0 if looked is None or looked.prepared is None else int(getattr(looked.prepared.payload, "nbytes", 0))
+
+
+class _Reading:
+    """What one unit is read from, and what that was. Implements `unit.Read`."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._opened: dict[str, tuple[int, int] | None] = {}
+        self.stats: list[tuple[int, int]] = []
+        """(size, mtime_ns) of what was read, in order; of what was opened twice once."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        data, stat = self._source.read(reference)
+        self.stats.append(stat)
+        return data
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[BinaryIO]:
+        found = self._source.stat(reference)
+        if self._opened.get(reference, found) != found:
+            message = f"{reference} changed while it was read"
+            raise OSError(message)
+        with self._source.open(reference) as (file, stat):
+            if reference not in self._opened:
+                self._opened[reference] = found
+                self.stats.append(stat)
+            yield file
 
 
 @dataclass(slots=True)

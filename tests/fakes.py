@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,11 @@ class Pictures:
         if reference not in self.files:
             raise FileNotFoundError(2, "No such file", reference)
         return self.files[reference], self.stat(reference)
+
+    @contextmanager
+    def open(self, reference):
+        data, stat = self.read(reference)
+        yield BytesIO(data), stat
 
     def stat(self, reference):
         if reference not in self.files:

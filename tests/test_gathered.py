@@ -109,7 +109,7 @@ def test_a_sample_without_captions_has_the_empty_one_or_a_given_one():
     ("sample", "says"),
     [
         (Sample("a", {"image": (7,)}), "image is int"),
-        (Sample("a", {"video": (b"",)}), "'video'"),
+        (Sample("a", {"video": (7,)}), "video is int"),
         (Sample("a", {"depth": (b"",)}), "role 'depth'"),
         (Sample("a", extras={"when": object()}), "column 'when'"),
         (Sample("a", extras={"latents": 1}), "'latents'"),

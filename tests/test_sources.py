@@ -353,7 +353,7 @@ def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
         ('{"id": "x", "caption": ["a", 7]}', "caption is a text or a list of texts"),
         ('{"id": "x", "image": {"path": "a.png"}}', "image is a text or a list of texts"),
         ('{"id": "x", "image": ""}', "image"),
-        ('{"id": "x", "video": "a.mp4"}', "'video' cannot be encoded"),
+        ('{"id": "x", "video": 7}', "video is a text or a list"),
         ('{"id": "x", "prompt_embeds": 1}', "'prompt_embeds'"),
         ('{"id": "x", "score": NaN}', "not JSON"),
     ],

@@ -5,13 +5,23 @@ A unit goes through three steps, each cheaper to skip than the next: `resolve` (
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from cachestore.keys import Json, Key, Recipe
 
-Read = Callable[[str], bytes]
-"""Reads the bytes behind a reference of the source; raises OSError. Whoever calls it records size and time of what was read."""
+
+class Read(Protocol):
+    """Reads what is behind a reference of the source; raises OSError. Whoever made it records size and time of what was read."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        """All bytes."""
+        ...
+
+    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
+        """The same to be read in places, for what is too large to be held. Opened twice, it is the same file, or an OSError."""
+        ...
 
 
 Result = Callable[[], Mapping[Key, Mapping[str, Any]]]
