@@ -1,17 +1,18 @@
 """What a unit is made from: a caption, an image, an image and the one it goes with, a caption with the images it is shown with.
 
-Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`, or
-`{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Pure; whoever calls reads the files.
+Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`,
+`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Pure; whoever calls reads the files.
 
 The options of a column of images, each left out where it has its default: `resolution`, `step`, `upscale` (false: small pictures are
-not scaled up), `crop` ("random", with its `seed`), `variants` (so many random crops), `flip` (each mirrored as well).
+not scaled up), `crop` ("random", with its `seed`), `variants` (so many random crops), `flip` (each mirrored as well). Of videos also
+`frames` (counts to choose from), `fps` (in place of the file's own), `clips` (so many parts of each).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from cachestore.keys import Json, Key, canonical, digest_bytes, digest_parts, digest_text, input_key
-from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO
 
 Stat = tuple[int, int]
 """(size, mtime_ns)."""
@@ -81,12 +82,16 @@ RANDOM: Final = "random"
 
 
 def cells_each(options: Mapping[str, Json]) -> int:
-    """How many cells a column has for each of its inputs: one for each variant, each followed by its mirrored one where there is one.
+    """How many cells a column has for each of its inputs: of each variant each clip, each followed by its mirrored one where there is one.
 
-    What is no number of variants counts as one.
+    What is no number of variants or clips counts as one.
     """
-    variants = options.get("variants", 1)
-    return (variants if isinstance(variants, int) and variants > 0 else 1) * sides_each(options)
+    return _number(options, "variants") * _number(options, "clips") * sides_each(options)
+
+
+def _number(options: Mapping[str, Json], name: str) -> int:
+    number = options.get(name, 1)
+    return number if isinstance(number, int) and number > 0 else 1
 
 
 def sides_each(options: Mapping[str, Json]) -> int:
@@ -114,12 +119,15 @@ def request_for(
     if role == CAPTION:
         shown = options.get(SHOWN)
         return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
-    request: dict[str, Json] = {"image": value, "role": role}
+    sides, clips = sides_each(options), _number(options, "clips")
     left_out = {"variants", "flip"} if role in FRAMED else {"variants", "flip", WITHIN, STATED}
+    request: dict[str, Json] = {VIDEO: value} if role == VIDEO else {"image": value, "role": role}
     request |= {name: option for name, option in options.items() if name not in left_out}
     if options.get("crop") == RANDOM:
-        request["variant"] = number // sides_each(options)
-    if number % sides_each(options):
+        request["variant"] = number // (clips * sides)
+    if clips > 1:
+        request["clip"] = number // sides % clips
+    if number % sides:
         request["flip"] = True
     like = next((images[role][0] for role in companions(role, options) if images.get(role)), None)
     return request if like is None else {**request, LIKE: like}
@@ -132,8 +140,8 @@ def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
 
 def references_of(request: Mapping[str, Json]) -> list[str]:
     """The files that a unit is made from, in order; none for a caption alone."""
-    if "image" in request:
-        return [str(request[name]) for name in ("image", LIKE) if name in request]
+    if "image" in request or VIDEO in request:
+        return [str(request[name]) for name in ("image", VIDEO, LIKE) if name in request]
     shown: Mapping[str, Sequence[str]] = request.get("images", {})
     return [reference for references in shown.values() for reference in references]
 
@@ -141,7 +149,7 @@ def references_of(request: Mapping[str, Json]) -> list[str]:
 def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[str, str]:
     """SHA-256 (hex) of what the encoder sees, by role, in order; `contents` are the bytes behind `references_of`.
 
-    A second image of one role is named `ROLE.2`, and so on.
+    A second image of one role is named `ROLE.2`, and so on. A video, whose bytes need not be held at once, has its file's own digest.
     """
     if "image" in request:
         names = (str(request.get("role", IMAGE)), IMAGE)

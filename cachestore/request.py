@@ -3,11 +3,13 @@
 Everything here is the same on every rank; nothing here encodes.
 """
 
+import importlib.util
 import json
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -29,7 +31,7 @@ from cachestore.listing import (
     list_sources,
     resolutions_of,
 )
-from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, Sample, Source
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, Source
 from cachestore.sources import IMAGE_SUFFIXES, CaptionLines, Files, Listing, Remarks
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
@@ -59,6 +61,12 @@ class PrecomputeRequest:
     flip: bool = False
     bucket_step: int = 64
     no_upscale: bool = False
+    frames: tuple[int, ...] = ()
+    """Counts of frames, of which a video gets the largest that it can fill; without any no video is encoded."""
+    fps: float | None = None
+    """Frames a second of videos; None takes each file's own frames as they come."""
+    clips: int = 1
+    """So many parts of each video, evenly from its beginning to its end; one is the beginning."""
     name: str = "train"
     captions: Literal["first", "all"] | CaptionPolicy = "first"
     caption_lines: CaptionLines = "whole"
@@ -107,6 +115,21 @@ class PrecomputeRequest:
         if self.variants > 1 and self.crop != RANDOM:
             message = f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random"
             raise BadInput(message)
+        self._check_videos()
+
+    def _check_videos(self) -> None:
+        if any(type(count) is not int or count < 1 for count in self.frames):
+            message = f"--frames is a number of frames from 1 on, or several with commas between, not {self.frames!r}"
+            raise BadInput(message)
+        if self.fps is not None and not (type(self.fps) in {int, float} and isfinite(self.fps) and _LEAST_FPS <= self.fps <= _MOST_FPS):
+            message = f"--fps is a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}, not {self.fps!r}"
+            raise BadInput(message)
+        if type(self.clips) is not int or self.clips < 1:
+            message = f"--clips is a number from 1 on, not {self.clips!r}"
+            raise BadInput(message)
+        if (self.fps is not None or self.clips > 1) and not self.frames:
+            message = "--fps and --clips are for videos, of which none is encoded without --frames"
+            raise BadInput(message)
 
     def arguments(self) -> list[str]:
         """The request as arguments of `cachestore precompute`; what has its default is left out."""
@@ -146,6 +169,7 @@ class PrecomputeRequest:
         body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in labelled(self.sources)]
         if not self.sources:
             del body["sources"]
+        body["frames"] = list(self.frames)
         if isinstance(self.resolution, tuple):
             body["resolution"] = list(self.resolution)
         if isinstance(self.captions, CaptionPolicy):
@@ -171,6 +195,7 @@ class PrecomputeRequest:
             message = "this was made of samples in memory; call cs.precompute with them again"
             raise BadInput(message)
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
+        body["frames"] = tuple(body.get("frames", ()))
         if isinstance(body.get("resolution"), list):
             body["resolution"] = tuple(body["resolution"])
         if not isinstance(body.get("captions", "first"), str):
@@ -203,7 +228,10 @@ PLAN_SECONDS = 5.0
 """For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
 
 LATENTS = "latents"
-"""The encoder of pictures."""
+"""The encoder of pictures and videos."""
+
+_LEAST_FPS, _MOST_FPS = 0.1, 1000
+_PYAV = "av"
 
 _IDS = ("ids.text", "ids.offsets")
 _PLACES = ("model", "vae", "text_encoder")
@@ -272,8 +300,14 @@ class Wanted:
 def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> Listing:
     """What the sources of a request list; `brought` are those in memory. Raises BadInput."""
     if not request.sources:
-        return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
-    return list_sources(request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption)
+        return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
+    return list_sources(
+        request.sources,
+        brought or {},
+        caption_lines=request.caption_lines,
+        caption=request.caption,
+        videos=bool(request.frames),
+    )
 
 
 def files_of_request(request: PrecomputeRequest) -> Files:
@@ -341,7 +375,7 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_texts(samples, request.policy),
+        samples=_with_texts(samples if request.frames or LATENTS not in request.encode else _without_videos(samples), request.policy),
         columns=columns,
         texts=request.policy.encoding(),
         # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
@@ -406,6 +440,15 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 
+def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
+    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises BadInput."""
+    for sample in samples:
+        if sample.images.get(VIDEO):
+            message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
+            raise BadInput(message)
+        yield sample
+
+
 def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
     """The samples with the texts that are encoded of their captions, in place of these."""
     for sample in samples:
@@ -424,7 +467,7 @@ def _named(policy: CaptionPolicy) -> str:
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
     """What an encoder is asked to make of each sample, a column for each role and resolution.
 
-    Each caption; each image that is trained on, and each that controls; or each mask.
+    Each caption; each image or video that is trained on, and each image that controls; or each mask.
     """
     name, shown = encoder.recipe.encoder, _shown_to(encoder)
     if shown is not None and request.flip:
@@ -433,15 +476,33 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     if name == "text":
         wanted = [(CAPTION, {} if shown is None else {SHOWN: shown})]
     else:
-        roles = (MASK,) if name == MASK else (IMAGE, CONTROL)
-        wanted = [(role, _options(request, size)) for role in roles for size in request.resolutions]
+        roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
+        wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
+        if name == LATENTS and request.frames:
+            _check_can_take_frames(encoder, request)
     return [
-        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=name == MASK)
+        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role in {MASK, VIDEO})
         for role, options in wanted
     ]
 
 
-def _options(request: PrecomputeRequest, resolution: int) -> dict[str, Json]:
+def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None:
+    """Refuse videos that could not be encoded, before a model is loaded. Raises BadInput."""
+    from cachestore.encode.clips import check_frames
+    from cachestore.encode.latents import LatentsEncoder
+
+    if not isinstance(encoder, LatentsEncoder):
+        return
+    if not encoder.setup.has_frames:
+        message = f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
+        raise BadInput(message)
+    check_frames(request.frames, encoder.setup.temporal_factor)
+    if importlib.util.find_spec(_PYAV) is None:
+        message = "videos are read by PyAV, which is not installed: pip install 'cachestore[video]'"
+        raise BadInput(message)
+
+
+def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
     """What tells a column of images from others: nothing that has its default, so that a store made before it existed is found again."""
     resolution, by_source = resolutions_of(request.sources, resolution)
     options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
@@ -449,19 +510,41 @@ def _options(request: PrecomputeRequest, resolution: int) -> dict[str, Json]:
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}
     options |= {"flip": True} if request.flip else {}
+    if role == VIDEO:
+        options["frames"] = sorted(set(request.frames))
+        options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
+        options |= {"clips": request.clips} if request.clips > 1 else {}
     return options | ({"upscale": False} if request.no_upscale else {})
 
 
 def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
-    """What a column asks of a sample, in the order of its cells. Raises BadInput for a mask without a picture."""
+    """What a column asks of a sample, in the order of its cells. Raises BadInput for images that do not go together."""
     if role == CAPTION:
         return [request_for(role, options, value, sample.images) for value in sample.captions]
     values = sample.images.get(role, ())
     if values and role == MASK and not sample.images.get(IMAGE):
         message = f"sample {sample.id!r} has a mask and no picture that it belongs to"
         raise BadInput(message)
+    if values and role == VIDEO:
+        _check_video(options, sample)
     own = options_for(options, sample.extras)
     return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
+
+
+def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
+    """Refuse a video beside what does not go with it. Raises BadInput."""
+    if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
+        message = (
+            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, and one of them is trained"
+            " on: leave one out, or give each a row; a picture that the model is shown is `control`"
+        )
+        raise BadInput(message)
+    if sample.images.get(CONTROL) and (options.get("crop") == RANDOM or "clips" in options):
+        message = (
+            f"sample {sample.id!r} has a video with control images, which --crop random and --clips would not cut as the video: leave them"
+            " out"
+        )
+        raise BadInput(message)
 
 
 def _shown_to(encoder: Encoder) -> str | None:

@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from cachestore.run import Say
     from cachestore.samples import Source
 
-HELP = "encode captions and images into a store"
+HELP = "encode captions, images and videos into a store"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments; their names are those of PrecomputeRequest."""
     # No option has a default here: what is not given is None, and may stand in a file. PrecomputeRequest has the defaults.
     parser.add_argument(
-        "data", metavar="DATA", nargs="*", help="a folder of images, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
+        "data",
+        metavar="DATA",
+        nargs="*",
+        help="a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these",
     )
     parser.add_argument("--model", help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read")
     parser.add_argument("--store", help="the store's folder; made if it does not exist")
@@ -94,6 +97,12 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--variants", type=int, metavar="N", help="random crops of each picture (default: 1)")
     group.add_argument("--crop-seed", type=int, metavar="N", help="of random crops (default: 0)")
     group.add_argument("--flip", action="store_true", default=None, help="make each picture mirrored, too")
+    videos = parser.add_argument_group("videos")
+    videos.add_argument(
+        "--frames", metavar="F[,F]", help="counts of frames: each video gets the largest that it can fill; without any none is encoded"
+    )
+    videos.add_argument("--fps", metavar="R", type=float, help="frames a second to take (default: the file's own frames)")
+    videos.add_argument("--clips", metavar="N", type=int, help="parts of each video, evenly spread (default: 1, its beginning)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -185,14 +194,16 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     return request
 
 
-def _resolution(given: object) -> int | tuple[int, ...]:
-    """One number, or several with commas between, or a list. Raises BadInput for anything else."""
+def _numbers(name: str, given: object) -> int | tuple[int, ...]:
+    """One number, or several with commas between, or a list; of frames several even if it is one. Raises BadInput for anything else."""
     text = ",".join(map(str, cast("list[object]", given))) if isinstance(given, list) else str(given)
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        message = f"--resolution is a number of pixels from 1 on, or several with commas between, not {text!r}"
+        what = "pixels" if name == "resolution" else "frames"
+        message = f"--{name} is a number of {what} from 1 on, or several with commas between, not {text!r}"
         raise BadInput(message)
-    return int(text) if len(parts) == 1 else tuple(map(int, parts))
+    found = tuple(map(int, parts))
+    return found[0] if name == "resolution" and len(found) == 1 else found
 
 
 def _sources(arguments: argparse.Namespace) -> "Sequence[Source]":
@@ -226,8 +237,8 @@ def _parsed(name: str, given: object) -> Any:
                 message = f"--batch-size is auto or a number from 1 on, not {value!r}"
                 raise BadInput(message)
             return int(value)
-        case "resolution":
-            return _resolution(given)
+        case "resolution" | "frames":
+            return _numbers(name, given)
         case _:
             return value
 

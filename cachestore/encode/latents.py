@@ -1,33 +1,53 @@
-"""Pictures to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
+"""Pictures and videos to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
 
+import logging
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, bucket_list
+from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.views import STEP, view_of
 from cachestore.errors import BadInput
 from cachestore.inputs import LIKE
-from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
-from cachestore.samples import IMAGE
+from cachestore.keys import Json, Key, Recipe, digest_bytes, digest_opened, input_key
+from cachestore.samples import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.vae import Vae
 
+_CHANNELS: Final = 3
 WINDOW = 32
 """How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
 
 
-class LatentsEncoder:
-    """Implements `unit.Encoder` for pictures. Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`.
+_log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True)
+class _Footage:
+    """What a clip is taken from: not its bytes, of which there may be gigabytes."""
+
+    read: Read
+    reference: str
+    clip: Clip
+    times: tuple[int, ...]
+    """Of its frames, in the file's own ticks."""
+
+
+class LatentsEncoder:
+    """Implements `unit.Encoder` for pictures and videos.
+
+    Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
     What else they may say stands in `inputs`; `"like"` is the picture whose digest a drawn crop follows, in place of its own.
     """
 
@@ -51,8 +71,13 @@ class LatentsEncoder:
         self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture."""
+        """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture.
+
+        Of a video all packets are gone through for the times of its frames, none of which is decoded but the first.
+        """
         self._check_step(int(request.get("step", STEP)))
+        if VIDEO in request:
+            return self._resolve_video(request, read)
         role = str(request.get("role", IMAGE))
         data = read(str(request["image"]))
         digest = digest_bytes(data)
@@ -80,8 +105,36 @@ class LatentsEncoder:
             message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
             raise BadInput(message)
 
+    def _resolve_video(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        from cachestore.encode import videos
+
+        check_frames(request["frames"], self.setup.temporal_factor)
+        reference = str(request[VIDEO])
+        with read.open(reference) as file:
+            digest = digest_opened(file)
+            video = videos.look(file)
+        frames, start, rate = clip_of(request, video.timeline)
+        clip = Clip(view_of(request, video.size, digest), frames, start, rate, video.rate)
+        transform = clip.transform() | {"pixels": videos.TRANSFORM}
+        told = {name: value for name, value in transform.items() if value not in ("center", None)}
+        told |= {"transfer": video.transfer} if video.transfer else {}
+        if video.transfer:
+            _log.warning("%s is of high dynamic range (%s) and is not tone-mapped: its colours will look pale", reference, video.transfer)
+        return Resolved(
+            key=input_key(self._fingerprint, {VIDEO: digest}, transform),
+            item=_Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames))),
+            inputs={VIDEO: digest},
+            meta={"input_digest": digest, "encoder": self.recipe.encoder, **told},
+            facts=clip.facts(),
+        )
+
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Decode and fit a picture: uint8 [height, width, 3]. Pictures of one bucket share a batch."""
+        """Decode and fit a picture: uint8 [height, width, 3]; or the frames of a clip: uint8 [frames, height, width, 3].
+
+        What is of one bucket shares a batch.
+        """
+        if isinstance(resolved.item, _Footage):
+            return _prepare_clip(resolved.item)
         data, view = resolved.item
         picture = images.decode(data)
         pixels, _ = images.fit(picture if view.within is None else picture.crop(view.within), view.bucket, view.place)
@@ -117,9 +170,9 @@ class LatentsEncoder:
             from cachestore.encode import modules, vae
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
-        height, width = batch[0][1].shape[:2]
+        pixels = batch[0][1].size // _CHANNELS
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
-            return self._vae.submit(batch, partial(self._took, len(batch) * height * width))
+            return self._vae.submit(batch, partial(self._took, len(batch) * pixels))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """As `submit`, waiting for the result."""
@@ -137,13 +190,24 @@ class LatentsEncoder:
 
             modules.free_memory()
 
-    def entry_bytes(self, bucket: Size) -> int:
+    def entry_bytes(self, bucket: Size, frames: int = 1) -> int:
         """Bytes of one entry's tensors at this bucket: for estimates before anything is encoded."""
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
-        return channels * width * height * (4 if self.setup.dtype == "float32" else 2)
+        latent_frames = (frames - 1) // self.setup.temporal_factor + 1
+        return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
+
+
+def _prepare_clip(footage: _Footage) -> Prepared:
+    from cachestore.encode import videos
+
+    view = footage.clip.view
+    with footage.read.open(footage.reference) as file:
+        frames = videos.take(file, footage.times, view.bucket, view.place)
+    frames = np.ascontiguousarray(frames[:, :, ::-1]) if view.is_flipped else frames
+    return Prepared(frames, footage.clip.shape, cost=_pixels(footage.clip.shape))
 
 
 def _pixels(group: Hashable) -> int:
-    width, height = group if isinstance(group, Size) else Size(STEP, STEP)
-    return width * height
+    """Of one picture or clip of a bucket."""
+    return prod(group) if isinstance(group, Size | Shape) else STEP * STEP

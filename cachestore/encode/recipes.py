@@ -388,6 +388,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         factor=read["spatial_factor"],
         patch=(family.vae_patch if family else 1) * read["patchify"],
         has_frames=row.has_frames,
+        temporal_factor=read["temporal_factor"],
     )
     recipe = Recipe("latents", make, read)
     return LatentsEncoder(recipe, setup, device=device, batch_size=request.batch_size, compiles=request.compile)

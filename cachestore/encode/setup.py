@@ -61,6 +61,8 @@ class LatentsSetup:
     patch: int
     has_frames: bool = False
     """Whether the VAE takes videos: a picture is one of a single frame."""
+    temporal_factor: int = 1
+    """So many frames make one of latents after the first."""
 
     @property
     def multiple(self) -> int:

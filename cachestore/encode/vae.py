@@ -24,7 +24,7 @@ from cachestore.encode.unit import Result
 from cachestore.keys import Key
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-"""[B, H, W, 3], or [H, W, 3] of a single picture."""
+"""[B, H, W, 3], or [H, W, 3] of a single picture; of videos with the frames before the height."""
 Pictures = Sequence[tuple[Key, Pixels]]
 
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
@@ -35,6 +35,9 @@ GPU_SHARE = 0.6
 """How much of a GPU's free memory the largest batch may take by that estimate."""
 FIRST_SHARE = 8
 """A GPU begins with so small a part of its largest batch, and doubles it while that pays."""
+
+_OF_VIDEO = 4
+"""Dimensions of one clip's pixels, and of a batch of pictures."""
 
 PROBE_SIDE = 64
 """Side of the pictures with which a VAE is probed, at least; they are of four latent patches a side."""
@@ -80,13 +83,22 @@ class Vae:
         self._compiled: Compiled | None = None
         self.is_single = False
         """Whether pictures are encoded one by one."""
-        if reason := self._why_single(setup, max(PROBE_SIDE, 4 * setup.multiple)):
-            self.is_single = True
-            _log.warning("%s: %s; pictures are encoded one by one", setup.components["vae"].class_name, reason)
+        self._setup = setup
+        self._has_probed_videos = False
+        self._probe(1)
         if compiles and not self.is_single and isinstance(getattr(self._vae, "encoder", None), torch.nn.Module):
             self._compiled = Compiled(self._vae)
         elif compiles:
             _log.warning("%s cannot be compiled for batches; it runs as it is", setup.components["vae"].class_name)
+
+    def _probe(self, frames: int) -> None:
+        if self.is_single:
+            return
+        setup = self._setup
+        if reason := self._why_single(setup, max(PROBE_SIDE, 4 * setup.multiple), frames):
+            self.is_single = True
+            what = "pictures" if frames == 1 else "videos"
+            _log.warning("%s: %s; %s are encoded one by one", setup.components["vae"].class_name, reason, what)
 
     def submit(self, batch: Pictures, took: Took = ignore) -> Result:
         """Begin to encode (key, pixels) pairs of one bucket. `took` is told how long a GPU was at it.
@@ -97,6 +109,9 @@ class Vae:
         return lambda: make_sound("the VAE", batch, begun(), lambda some: self._begin(some)(), [self._vae])
 
     def _begin(self, batch: Pictures, took: Took = ignore) -> "Callable[[], Entries]":
+        if len(batch) > 1 and batch[0][1].ndim == _OF_VIDEO and not self._has_probed_videos:
+            self._has_probed_videos = True
+            self._probe(1 + self._setup.temporal_factor)
         together = [[pair] for pair in batch] if self.is_single else [batch]
         watch, began = self._transfer.stopwatch(), time.perf_counter()
         begun = [self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs])) for pairs in together]
@@ -119,14 +134,19 @@ class Vae:
         """What is stored of these pictures, on the CPU once it is there."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
-            inputs = inputs.unsqueeze(2) if self._has_frames else inputs
+            inputs = inputs.unsqueeze(2) if self._has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
             begun = self._transfer.to_host({"latents": self._kept(encoded, keys).to(self._dtype)})
         return lambda: begun()["latents"]
 
-    def _why_single(self, setup: LatentsSetup, side: int) -> str | None:
-        """Why pictures cannot share a batch; None where they can. AutoencoderKLHunyuanVideo15 raises at two."""
-        pixels = np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8)
+    def _why_single(self, setup: LatentsSetup, side: int, frames: int) -> str | None:
+        """Why pictures, or clips of several frames, cannot share a batch; None where they can.
+
+        AutoencoderKLHunyuanVideo15 raises at two pictures.
+        """
+        pixels = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
+        pixels = pixels[:, 0] if frames == 1 else pixels
+        kind = "picture" if frames == 1 else "clip"
         keys = [Key(bytes([place] * 16)) for place in range(2)]
         alone = [self._encoded([key], pixels[place : place + 1])()[0] for place, key in enumerate(keys)]
         try:
@@ -134,11 +154,11 @@ class Vae:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a batch raises, one by one they were fine
-            return f"a batch of 2 pictures ends in {type(error).__name__} ({error})"
+            return f"a batch of 2 {kind}s ends in {type(error).__name__} ({error})"
         bound = tolerance(setup.dtype, self._device)
         one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
         found = difference(one, other, bound)
-        return f"a picture gives other latents in a batch than alone: {found}" if found else None
+        return f"a {kind} gives other latents in a batch than alone: {found}" if found else None
 
     def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
         """The form of the posterior that is stored; a VAE without one gives its latent."""
@@ -198,8 +218,11 @@ class Compiled:
 
 
 def to_range(pixels: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in -1..1, by the very operations of diffusers' training scripts."""
-    return pixels.permute(0, 3, 1, 2).contiguous().float().div(255).sub(0.5).div(0.5)
+    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in -1..1, by the very operations of diffusers' training scripts.
+
+    Of videos the frames stay before the height.
+    """
+    return pixels.movedim(-1, 1).contiguous().float().div(255).sub(0.5).div(0.5)
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:

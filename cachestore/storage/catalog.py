@@ -33,9 +33,20 @@ VERSION: Final = 1
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
 
-FACTS: Final[Mapping[str, int]] = {"size": 2, "bucket": 3, "resized": 2, "crop": 4, "tokens": 1, "variant": 1, "flip": 1}
+FACTS: Final[Mapping[str, int]] = {
+    "size": 2,
+    "bucket": 3,
+    "resized": 2,
+    "crop": 4,
+    "tokens": 1,
+    "variant": 1,
+    "flip": 1,
+    "fps": 2,
+    "start": 1,
+}
 """Facts of a cell and how many numbers each has: size, bucket (width, height, frames) and resized in pixels, crop (left, top,
-right, bottom) in pixels of the resized picture, tokens before truncation, number of the variant, 1 where flipped."""
+right, bottom) in pixels of the resized picture, tokens before truncation, number of the variant, 1 where flipped; of a clip frames a
+second (numerator, denominator), and which frame of its video is its first, counted at that rate."""
 
 
 @dataclass(frozen=True, slots=True)
