@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from cachestore.keys import Json, Key, Recipe
 from cachestore.page.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
-from cachestore.samples import CAPTION, IMAGE
+from cachestore.samples import CAPTION, IMAGE, VIDEO
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
 from cachestore.storage.entry import size_of
 from cachestore.storage.snapshot import Snapshot
@@ -31,16 +31,19 @@ def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
 
 
 def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
-    """Buckets of the samples in these rows, by the first view of their pictures, for each resolution; none where there are no pictures."""
+    """Buckets of the samples in these rows, by the first view of what is trained on, for each resolution; none where there are none."""
     columns = [column for column in catalog.columns if "bucket" in column.facts]
-    role = next((column.role for column in columns if column.role == IMAGE), columns[0].role if columns else IMAGE)
-    return tuple(_count(column, rows, batch_size) for column in columns if column.role == role)
+    trained = [column for column in columns if column.role in (IMAGE, VIDEO)] or [one for one in columns if one.role == columns[0].role]
+    resolutions = list(dict.fromkeys(column.options.get("resolution") for column in trained))
+    together = [[column for column in trained if column.options.get("resolution") == resolution] for resolution in resolutions]
+    return tuple(_count(some, rows, batch_size) for some in together)
 
 
-def _count(column: KeyColumn, rows: Sequence[int], batch_size: int) -> Buckets:
-    counted = Counter(_bucket_of(column, row) for row in rows if column.count(row))
+def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -> Buckets:
+    """Of columns of one resolution, each row of which has its cells in one of them."""
+    counted = Counter(_bucket_of(column, row) for column in columns for row in rows if column.count(row))
     fullest = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
-    resolution, losses = column.options.get("resolution"), [_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})]
+    resolution, losses = columns[0].options.get("resolution"), [_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})]
     return Buckets(
         resolution=resolution if isinstance(resolution, int) else None,
         samples=counted.total(),

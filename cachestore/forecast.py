@@ -18,7 +18,7 @@ from cachestore.inputs import LIKE, references_of
 from cachestore.keys import Json
 from cachestore.reconcile import Reconciler
 from cachestore.request import Wanted
-from cachestore.samples import CAPTION, IMAGE, MASK
+from cachestore.samples import CAPTION, IMAGE, MASK, VIDEO
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED
 from cachestore.work.plan import Plan
@@ -26,6 +26,7 @@ from cachestore.work.workers import read_beats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
+    from cachestore.encode.videos import Video
 
 HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
@@ -52,7 +53,8 @@ class Forecast:
     """From the rate of earlier workers in this store; None where there were none."""
     free_bytes: int
     buckets: Mapping[str, int]
-    """Samples by bucket, `<width>x<height>`; of several resolutions each sample is in a bucket of each."""
+    """Samples by bucket, `<width>x<height>`, of videos `<width>x<height>x<frames>`; of several resolutions each sample is in a bucket of
+    each."""
     truncated_captions: int
     distinct_captions: int
     is_estimate: bool
@@ -77,9 +79,9 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     missing, captions = _without_held(layout, reconciler, missing, captions)
     images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
     masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
-    sizes: dict[str, Size] = {}
+    sizes: dict[str, Size | Video] = {}
     facts = _facts_of(wanted, images, limit, sizes)
-    is_trained_on = _first_units_of(plan, IMAGE)
+    is_trained_on = _first_units_of(plan, IMAGE) | _first_units_of(plan, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
@@ -94,7 +96,7 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         estimated_bytes=size,
         estimated_seconds=_seconds(layout, len(missing)),
         free_bytes=free_bytes(layout.root),
-        buckets={f"{width}x{height}": count for (width, height), count in sorted(buckets.items())},
+        buckets={"x".join(map(str, bucket)): count for bucket, count in sorted(buckets.items())},
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
@@ -125,7 +127,7 @@ def _distinct_captions(plan: Plan) -> int:
 
 
 def _first_units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
-    """Which units samples refer to first in columns of this role: variants share a bucket. A picture in two roles is two units."""
+    """Which units samples refer to first in columns of this role: views share a bucket. A picture in two roles is two units."""
     cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
     return _marked(plan, *cells)
 
@@ -142,23 +144,25 @@ def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[str, Size]") -> dict[int, tuple[int, int]]:
-    """The buckets of pictures that are to be encoded, from their headers, by unit; a mask has its picture's.
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[str, Size | Video]") -> dict[int, tuple[int, ...]]:
+    """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
 
-    `sizes` remembers what was measured, as a picture may be many units.
+    `sizes` remembers what was measured, as one file may be many units.
     """
     from cachestore.encode.views import bucket_of
 
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, tuple[int, ...]] = {}
     for place in images:
         request = wanted.plan.unit(place).request
         if len(found) >= limit:
             break
         try:
-            bucket = bucket_of(request, _measure(wanted, _placed_by(request), sizes))
+            if VIDEO in request:
+                found[place] = _shape_of(wanted, request, sizes)
+            else:
+                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), sizes))
         except (EncodeFailed, OSError):
             continue
-        found[place] = (bucket.width, bucket.height)
     return found
 
 
@@ -167,8 +171,25 @@ def _placed_by(request: Mapping[str, Json]) -> str:
     return str(request[LIKE] if request.get("role") == MASK else request["image"])
 
 
-def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size]") -> "Size":
+def _shape_of(wanted: Wanted, request: Mapping[str, Json], sizes: "dict[str, Size | Video]") -> tuple[int, ...]:
+    """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
+    from cachestore.encode import videos
+    from cachestore.encode.clips import clip_of
+    from cachestore.encode.views import bucket_of
+
+    reference = str(request[VIDEO])
+    if reference not in sizes:
+        with wanted.listing.open(reference) as (file, _stat):
+            sizes[reference] = videos.glance(file)
+    video = sizes[reference]
+    assert isinstance(video, videos.Video)
+    frames, _start, _rate = clip_of(request, video.timeline)
+    return (*bucket_of(request, video.size), frames)
+
+
+def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size | Video]") -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
+    from cachestore.encode.buckets import Size
     from cachestore.encode.images import measure
 
     if reference not in sizes:
@@ -176,18 +197,20 @@ def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size]") -> "Size"
             sizes[reference] = measure(wanted.listing.head(reference, HEADER_BYTES))
         except EncodeFailed:
             sizes[reference] = measure(wanted.listing.read(reference)[0])
-    return sizes[reference]
+    size = sizes[reference]
+    assert isinstance(size, Size)
+    return size
 
 
-def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, int]]:
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
     known = reconciler.outcomes()
     if "bucket" not in known.facts:
         return Counter()
     counted = (known.states != FAILED) & is_trained_on
     counted[missing] = False
-    buckets, counts = np.unique(known.facts["bucket"][counted][:, :2], axis=0, return_counts=True)
+    buckets, counts = np.unique(known.facts["bucket"][counted], axis=0, return_counts=True)
     found = zip(buckets.tolist(), counts.tolist(), strict=True)
-    return Counter({(width, height): count for (width, height), count in found if width > 0})
+    return Counter({tuple(side for side in bucket if side > 0): count for bucket, count in found if bucket[0] > 0})
 
 
 def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> list[int]:
@@ -200,7 +223,7 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
     return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
 
 
-def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], images: int, tokens: Sequence[int], captions: int) -> int:
+def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, ...]], images: int, tokens: Sequence[int], captions: int) -> int:
     """Bytes of the entries to be made: those looked at, scaled up to all."""
     total = _bytes_of_pictures(encoders.get("latents"), buckets, images)
     if tokens:
@@ -208,10 +231,10 @@ def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, int]], i
     return total
 
 
-def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, int]], images: int) -> int:
+def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images: int) -> int:
     from cachestore.encode.buckets import Size
 
-    return sum(encoder.entry_bytes(Size(*bucket)) for bucket in buckets) * images // len(buckets) if buckets else 0
+    return sum(encoder.entry_bytes(Size(*bucket[:2]), *bucket[2:]) for bucket in buckets) * images // len(buckets) if buckets else 0
 
 
 def _seconds(layout: Layout, units: int) -> float | None:

@@ -9,6 +9,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Final, cast
 
@@ -21,7 +22,7 @@ from cachestore.keys import Json, Key, digest_bytes
 from cachestore.listing import Moved, at_new_places, files_of, files_of_sources
 from cachestore.loading.read_block import parse_latents
 from cachestore.reader import Reader
-from cachestore.samples import IMAGE, Source
+from cachestore.samples import IMAGE, VIDEO, Source
 from cachestore.sources import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
 
@@ -48,6 +49,8 @@ class Shown:
     cell: Cell
     key: Key
     latents: Latents
+    rate: float | None = None
+    """Frames a second that were asked for, of a clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,15 @@ class Colours:
         return painted.reshape(height, width, 3) if painted.shape[1] == 3 else painted.reshape(height, width)
 
 
-def picture_column(catalog: Catalog) -> KeyColumn | None:
-    """The first column of latents of pictures that are trained on, whose recipe is known here; None without one."""
-    return next((column for column in catalog.columns if column.role == IMAGE and stored_name(catalog, column) is not None), None)
+def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | None:
+    """The first column of latents of pictures that are trained on, whose recipe is known here; None without one.
+
+    Where there are videos and no pictures, or where the `sample` is one, it is that of the videos, whose first frames are shown.
+    """
+    known = [column for column in catalog.columns if column.role in (IMAGE, VIDEO) and stored_name(catalog, column) is not None]
+    row = list(catalog.ids).index(sample) if sample in catalog.ids else None
+    is_empty = {id(column): not (len(column.keys) if row is None else column.count(row)) for column in known}
+    return min(known, key=lambda column: (is_empty[id(column)], column.role != IMAGE), default=None)
 
 
 def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
@@ -114,7 +123,7 @@ def read_shown(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequen
         if cell is None or cell.key is None or latents is None:
             continue
         if not found or len(found[0].latents) == len(latents):
-            found.append(Shown(catalog.ids[row], row, cell, cell.key, latents))
+            found.append(Shown(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
     return found
 
 
@@ -189,7 +198,8 @@ def _pairs(
         return
     for one in shown:
         data = _picture_of(files, catalog, column, one)
-        pixels = None if data is None else _scaled_down(data, one)
+        scaled_down = _first_frame if column.role == VIDEO else _scaled_down
+        pixels = None if data is None else scaled_down(data, one)
         if pixels is not None:
             yield one, pixels
 
@@ -262,6 +272,29 @@ def _scaled_down(data: bytes, one: Shown) -> NDArray[np.float64] | None:
     return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
 
 
+def _first_frame(data: bytes, one: Shown) -> NDArray[np.float64] | None:
+    """As `_scaled_down`, of the first frame of the clip that was encoded."""
+    try:
+        from cachestore.encode import videos
+        from cachestore.encode.buckets import Placement, Size
+        from cachestore.encode.clips import as_rate
+    except ImportError:
+        return None
+    facts, (_channels, height, width) = one.cell.facts, one.latents.shape
+    resized, crop, start = (facts.get(name, ()) for name in ("resized", "crop", "start"))
+    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES or not start:
+        return None
+    try:
+        video = videos.look(BytesIO(data))
+        rate = None if one.rate is None else as_rate(one.rate)
+        first = video.timeline.take(rate, start[0], 1)
+        place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
+        pixels = videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
+    except (EncodeFailed, OSError, ValueError):  # ValueError: a crop that is not within its picture
+        return None
+    return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
+
+
 def reduce(pixels: Pixels, longest: int) -> Pixels:
     """The same picture with sides of at most `longest`, each pixel the mean of a square of k x k; as it is where it fits already."""
     step = -(-max(pixels.shape[:2]) // longest)
@@ -288,7 +321,7 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
     """A picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput where none has."""
     for name in names:
         catalog = newest_catalog(reader.layout, name)
-        column = None if catalog is None else picture_column(catalog)
+        column = None if catalog is None else picture_column(catalog, sample)
         if catalog is None or column is None or sample not in catalog.ids:
             continue
         shown = read_shown(reader, catalog, column, [list(catalog.ids).index(sample)])

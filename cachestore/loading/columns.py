@@ -5,7 +5,7 @@ file (`open_catalog`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from cachestore.files.table import Digests, Strings
 from cachestore.inputs import cells_each
-from cachestore.keys import KEY_BYTES, Key
+from cachestore.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
 """(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
+
+NUM_FRAMES: Final = "num_frames"
+FPS: Final = "fps"
+"""Names in the batch, of data sets with videos."""
 
 SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
 """Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
@@ -74,10 +78,68 @@ def unpacked(packed: int) -> Bucket:
     return tuple(number for number in numbers if number >= 0)
 
 
+def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
+    """The columns of pictures and of videos as one, whose rows have the cells of either: what is trained on, whichever it is.
+
+    A picture counts as a video of one frame, which has no rate (0). Where one of them has no cell at all it is the other one, as it is.
+    Else its cells are in memory, about 150 bytes each.
+    """
+    if not len(videos.keys):
+        return pictures
+    at_pictures, at_videos = (np.asarray(column.at, np.int64) for column in (pictures, videos))
+    place = np.empty(len(pictures.keys) + len(videos.keys), np.int64)
+    place[: len(pictures.keys)] = np.arange(len(pictures.keys)) + np.repeat(at_videos[:-1], np.diff(at_pictures))
+    place[len(pictures.keys) :] = np.arange(len(videos.keys)) + np.repeat(at_pictures[1:], np.diff(at_videos))
+
+    def put(values: NDArray[Any]) -> NDArray[Any]:
+        made = np.empty_like(values)
+        made[place] = values
+        return made
+
+    def rows(name: str, column: KeyColumn) -> NDArray[np.int64]:
+        known = column.facts.get(name)
+        if known is None:
+            return np.full((len(column.keys), FACTS[name]), -1, np.int64)
+        return np.asarray(known, np.int64).reshape(-1, FACTS[name]).copy()
+
+    facts = {name: (rows(name, pictures), rows(name, videos)) for name in FACTS if name in pictures.facts or name in videos.facts}
+    if "bucket" in facts:
+        has_bucket = facts["bucket"][0][:, 0] >= 0
+        facts["bucket"][0][has_bucket, 2] = 1
+    if "fps" in facts:
+        facts["fps"][0][:] = (0, 1)
+    digests = [
+        np.concatenate([_raw(one, width), _raw(two, width)])
+        for one, two, width in ((pictures.keys, videos.keys, KEY_BYTES), (pictures.inputs, videos.inputs, INPUT_BYTES))
+    ]
+    stats = np.concatenate([np.asarray(column.stats, np.int64).reshape(-1, 2) for column in (pictures, videos)])
+    return KeyColumn(
+        videos.encoder,
+        videos.role,
+        videos.fingerprint,
+        videos.options,
+        memoryview((at_pictures + at_videos).tobytes()).cast("q"),
+        Digests(memoryview(put(digests[0]).tobytes()), KEY_BYTES),
+        Digests(memoryview(put(digests[1]).tobytes()), INPUT_BYTES),
+        memoryview(put(stats).tobytes()).cast("q"),
+        {name: memoryview(put(np.concatenate(both)).tobytes()).cast("q") for name, both in facts.items()},
+    )
+
+
+def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
+    raw = values.raw if isinstance(values, Digests) else b"".join(values)
+    return np.frombuffer(raw, np.uint8).reshape(-1, width)
+
+
 def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
-    """(height, width) and (top, left) of a cell, as far as the catalog knows them."""
+    """(height, width) and (top, left) of a cell, and of a clip its frames and their rate, as far as the catalog knows them."""
     facts = column.cell(place).facts
-    return {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
+    sizes = {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
+    if len(facts.get("bucket", ())) > 2:
+        sizes[NUM_FRAMES] = torch.tensor(facts["bucket"][2], dtype=torch.int64)
+    if "fps" in facts:
+        sizes[FPS] = torch.tensor(facts["fps"][0] / facts["fps"][1], dtype=torch.float32)
+    return sizes
 
 
 def has_extras(extras: Sequence[str]) -> bool:
@@ -112,3 +174,18 @@ def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
         if not unknown:
             sizes[name] = numbers
     return sizes
+
+
+def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """The frames and rates of the chosen cell of each row; none of a column without clips, None where only some are known."""
+    if "fps" not in column.facts or "bucket" not in column.facts:
+        return {}
+    cells, buckets, rates = cells_at(column, rows, views), column.facts["bucket"], column.facts["fps"]
+    frames = [buckets[cell * FACTS["bucket"] + 2] for cell in cells]
+    known = [(rates[cell * 2], rates[cell * 2 + 1]) for cell in cells]
+    if min(frames, default=0) < 0 or min(known, default=(0, 1)) < (0, 1):
+        return None
+    return {
+        NUM_FRAMES: torch.tensor(frames, dtype=torch.int64),
+        FPS: torch.tensor([above / below for above, below in known], dtype=torch.float32),
+    }

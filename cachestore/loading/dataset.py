@@ -33,11 +33,13 @@ from cachestore.loading.columns import (
     NO_EXTRAS,
     SIZES,
     Bucket,
+    batch_clips,
     batch_sizes,
     cells_at,
     complete_rows,
     has_extras,
     is_one_a_bucket,
+    joined,
     keys_at,
     packed_buckets,
     sizes_of,
@@ -50,7 +52,7 @@ from cachestore.loading.order import turn_of
 from cachestore.loading.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
-from cachestore.samples import CONTROL, IMAGE, MASK
+from cachestore.samples import CONTROL, IMAGE, MASK, VIDEO
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
@@ -112,7 +114,8 @@ class CachedDataset(Dataset[SampleDict]):
     `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
     source. Where that has control images there is `control_latents`: [C, h, w] where each sample of the data set has exactly one and
     `buckets` keep them of one size, else a list of such. Where it has masks there is `mask`, float32 [1, h, w] in 0..1, of the latents'
-    height and width; of a sample without one it is 1 everywhere. Its tensors are writable and its own, without a batch axis, text at its
+    height and width; of a sample without one it is 1 everywhere. Where it has videos there are `num_frames` (int64, as encoded, 1 of a
+    picture beside them) and `fps` (float32, 0 of such a picture). Its tensors are writable and its own, without a batch axis, text at its
     own length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws
     the same latents; BucketBatchSampler does it for you.
 
@@ -188,7 +191,7 @@ class CachedDataset(Dataset[SampleDict]):
         self._rows = complete if options.selection is None else complete[options.selection]
         self._row_numbers: memoryview[int] = self._rows.data
         """The same, for a few of them at a time: an array takes longer than its numbers."""
-        self._pictures = _latents_column(catalog, IMAGE, options)
+        self._pictures = _trained_column(catalog, options)
         """What buckets come from, wanted or not."""
         texts, pictures, controls = _text_columns(catalog), self._pictures, _latents_column(catalog, CONTROL, options)
         masks = _mask_column(catalog, options, pictures)
@@ -198,8 +201,8 @@ class CachedDataset(Dataset[SampleDict]):
         self._latents = pictures if LATENTS in self._fields else None
         self._controls = controls if CONTROL_LATENTS in self._fields else None
         self._masks = masks if MASK in self._fields else None
-        self._views = cells_each(pictures.column.options) if pictures is not None and len(pictures.column.keys) else 1
-        """How many views of each picture there are."""
+        self._views = _views_of(catalog, pictures, options)
+        """How many views of each picture, or clip of each video, there are; by row where these differ."""
         check_form(None if self._latents is None else self._latents.block, options.latents)
         if has_one_control is None and self._controls is not None:
             has_one_control = is_one_a_bucket(self._controls.column, pictures.column if pictures is not None else None, self._rows)
@@ -336,10 +339,10 @@ class CachedDataset(Dataset[SampleDict]):
             return None
         batch: dict[str, Any] = {**tensors, CAPTION: self._captions(rows, chosen), "sample_id": ids}
         if self._latents is not None and LATENTS in tensors:
-            sizes = batch_sizes(self._latents.column, rows, views)
-            if sizes is None:
+            sizes, clips = batch_sizes(self._latents.column, rows, views), batch_clips(self._latents.column, rows, views)
+            if sizes is None or clips is None:
                 return None
-            batch |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()}
+            batch |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()} | memory.keep(clips)
         if self._has_extras and any(text != NO_EXTRAS for text in take(self._catalog.extras, rows)):
             taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
             extras = [self._extras(row, taken=taken) for row in rows]
@@ -569,10 +572,12 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _chosen_views(self, rows: Sequence[int]) -> list[int]:
         """Which view of its picture the sample of each row has in this epoch."""
-        if self._views == 1:
+        if isinstance(self._views, int) and self._views == 1:
             return [0] * len(rows)
+        each: list[int] = [self._views] * len(rows) if isinstance(self._views, int) else self._views[list(rows)].tolist()
         seed, epoch = str(self._options.seed), self._epoch.get()
-        return [turn_of(self._views, epoch, "views", seed, sample_id) for sample_id in take(self._catalog.ids, rows)]
+        ids = take(self._catalog.ids, rows)
+        return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
 
     def _row_keys(self, row: int, text: int | None = 0, view: int = 0) -> list[Key | None]:
         """The key of each column handed out, of a text and a view that were chosen; None where this row has no cell."""
@@ -582,7 +587,7 @@ class CachedDataset(Dataset[SampleDict]):
                 column = part.column
                 keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
         controls = self._controls.column if self._controls is not None else None
-        places = range(controls.at[row] + view, controls.at[row + 1], self._views) if controls else ()
+        places = range(controls.at[row] + view, controls.at[row + 1], cells_each(controls.options)) if controls else ()
         return keys + ([Key(controls.keys[place]) for place in places] if controls else [])
 
     def _text_keys(self, texts: _Texts, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
@@ -747,6 +752,29 @@ def _images_column(catalog: Catalog, role: str, options: _Options) -> KeyColumn 
 def _latents_column(catalog: Catalog, role: str, options: _Options) -> _Latents | None:
     column = _images_column(catalog, role, options)
     return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
+
+
+def _trained_column(catalog: Catalog, options: _Options) -> _Latents | None:
+    """The column of what is trained on: pictures, videos, or both as one."""
+    pictures, videos = _latents_column(catalog, IMAGE, options), _latents_column(catalog, VIDEO, options)
+    if pictures is None or videos is None:
+        return pictures or videos
+    if not len(pictures.column.keys) or not len(videos.column.keys):
+        return videos if len(videos.column.keys) else pictures
+    if pictures.column.fingerprint != videos.column.fingerprint:
+        message = f"pictures and videos of the data set {catalog.name!r} were encoded by two VAEs; run `cachestore precompute` again"
+        raise FormatError(message)
+    return _Latents(joined(pictures.column, videos.column), videos.block)
+
+
+def _views_of(catalog: Catalog, trained: _Latents | None, options: _Options) -> int | NDArray[np.int64]:
+    """How many views there are of what is trained on, by row where pictures and videos have different numbers."""
+    found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, options)) is not None and len(column.keys)]
+    each = [cells_each(column.options) for column in found]
+    if trained is None or not found or len(set(each)) == 1:
+        return each[0] if each else 1
+    has_cells = np.diff(np.asarray(found[1].at, np.int64)) > 0
+    return np.where(has_cells, each[1], each[0])
 
 
 def _mask_column(catalog: Catalog, options: _Options, pictures: _Latents | None) -> _Masks | None:
