@@ -28,7 +28,7 @@ from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, caption_key, 
 from cachestore.keys import Json, Key, Recipe
 from cachestore.listing import is_alone, labels_of
 from cachestore.reader import Reader
-from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, Source
+from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Source
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, read_catalog
 
 NOTE: Final = ".cachestore-export.json"
@@ -324,6 +324,8 @@ class _Export:
         controls = sum(len(column.keys) for column in self.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.writing.takes:
             words.append(f"{controls} latents of control images")
+        videos = sum(len(column.keys) for column in self.catalog.columns if column.role == VIDEO)
+        words += [f"{videos} latents of videos"] if videos else []
         column = self._captions
         if column is not None and not self.writing.is_text_shared:
             further = len(column.keys) - sum(1 for row in range(len(self.catalog)) if column.count(row))

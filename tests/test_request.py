@@ -65,6 +65,9 @@ requests = st.builds(
     flip=st.booleans(),
     bucket_step=st.sampled_from([8, 64]),
     no_upscale=st.booleans(),
+    frames=st.lists(st.integers(1, 200), min_size=1, max_size=3).map(tuple),
+    fps=st.none() | st.sampled_from([16, 23.976, 60.0]),
+    clips=st.integers(1, 5),
     name=words,
     captions=st.sampled_from(["first", "all", "random"]) | policies,
     caption_lines=st.sampled_from(["whole", "each", "first"]),
@@ -131,6 +134,12 @@ def test_hints_ask_for_the_same_keys_again(request):
         ({"variants": 0}, "from 1 on"),
         ({"bucket_step": 0}, "from 1 on"),
         ({"variants": 2}, "add --crop random"),
+        ({"frames": (17, 0)}, "--frames is a number of frames"),
+        ({"frames": (17,), "fps": 0}, "--fps is a number of frames a second"),
+        ({"frames": (17,), "fps": float("nan")}, "--fps is a number of frames a second"),
+        ({"frames": (17,), "clips": 0}, "--clips is a number from 1 on"),
+        ({"fps": 16}, "for videos, of which none is encoded without --frames"),
+        ({"clips": 2}, "for videos, of which none is encoded without --frames"),
     ],
 )
 def test_options_of_pictures_that_make_no_sense_are_refused(tmp_path, options, words):
