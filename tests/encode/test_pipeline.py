@@ -38,6 +38,41 @@ def test_so_many_items_are_taken_ahead_and_no_more_and_in_the_callers_thread():
     assert threads() == set()
 
 
+@pytest.mark.parametrize(("weight", "most"), [(0, 5), (1, 5), (2, 4), (3, 2), (5, 2), (100, 2)])
+def test_no_more_is_begun_while_what_waits_is_heavy(weight, most):
+    begun = []
+
+    def items():
+        for number in range(12):
+            begun.append(number)
+            yield number
+
+    taken = []
+    for number in ahead(lambda number: number, items(), threads=2, depth=5, weigh=lambda _number: weight, most=5):
+        taken.append(number)
+        assert len(begun) - len(taken) <= most
+    assert taken == begun == list(range(12))
+    assert threads() == set()
+
+
+def test_a_result_that_is_too_heavy_alone_comes_all_the_same():
+    assert list(ahead(str, iter(range(4)), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == ["0", "1", "2", "3"]
+    assert list(ahead(str, iter(()), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == []
+
+
+def test_an_error_among_heavy_results_is_raised_when_its_turn_comes():
+    def half(number):
+        if number == 1:
+            raise ValueError(number)
+        return number
+
+    looks = ahead(half, iter(range(9)), threads=2, depth=9, weigh=lambda _number: 3, most=4)
+    assert next(looks) == 0
+    with pytest.raises(ValueError, match="1"):
+        next(looks)
+    assert threads() == set()
+
+
 def test_without_threads_nothing_is_made_before_it_is_asked_for():
     made = []
     looks = ahead(made.append, iter(range(5)), threads=0, depth=5)

@@ -3,16 +3,20 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import shutil
 import tarfile
-from contextlib import closing
+from contextlib import closing, contextmanager
+from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import cachestore as cs
-from cachestore.cli import DAMAGE, FAILURES, OK, main
+from cachestore.cli import DAMAGE, FAILURES, OK, main, make_parser
+from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput, RecipeMismatch
 from cachestore.exporting import export_cache
 from cachestore.request import PrecomputeRequest
@@ -20,9 +24,11 @@ from cachestore.run import look_ahead
 from cachestore.samples import Sample
 from cachestore.sources import Remarks, list_source
 from cachestore.tars import list_tars
+from cachestore.worker import _Reading
 from tests.encode import tiny
 from tests.encode.footage import moving, write
 from tests.encode.test_video_latents import look_alike_wan
+from tests.fakes import ROOT
 
 PICTURES = {"resolution": 64, "bucket_step": 16}
 WANTED = {**PICTURES, "frames": (5, 17), "fps": 8}
@@ -355,3 +361,54 @@ def test_a_damaged_video_fails_alone_with_its_reason(built, folder, tmp_path):
     assert "damaged, incomplete" in reasons["tall.mp4"]
     assert "empty" in reasons["short.avi"]
     assert np.isfinite(cs.CachedDataset(tmp_path / "store")[0]["latents"].numpy()).all()
+
+
+# What a worker reads
+
+
+class Once:
+    """A source whose file is another one after it was looked at so often."""
+
+    def __init__(self, same):
+        self.same, self.looks = same, 0
+
+    def stat(self, _reference):
+        self.looks += 1
+        return (3, 1) if self.looks <= self.same else (3, 2)
+
+    @contextmanager
+    def open(self, _reference):
+        yield BytesIO(b"abc"), (3, 1)
+
+
+def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error_of_reading():
+    reading = _Reading(Once(same=2))
+    for _time in range(2):
+        with reading.open("a.mkv") as file:
+            assert file.read() == b"abc"
+    assert reading.stats == [(3, 1)]
+    with pytest.raises(OSError, match=r"a.mkv changed while it was read"), reading.open("a.mkv"):
+        pass
+
+
+# The page
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")
+def test_the_lines_of_the_page_encode_and_load(built, folder, tmp_path, monkeypatch):
+    page = (ROOT / "docs/video.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [command] = re.findall(r"^\$ cachestore (precompute .*)$", page, re.MULTILINE)
+    request = request_from(make_parser().parse_args(shlex.split(command)))
+    assert (request.frames, request.fps, request.resolution) == ((17, 49, 81), 16, 480)
+    (folder / "picture.png").unlink()
+    monkeypatch.chdir(tmp_path)
+    folder.rename(tmp_path / "clips")
+    names = {"cs": cs}
+    small = lines.replace('"path-or-id"', repr(str(built("wan").folder))).replace(
+        "resolution=480", "resolution=64, bucket_step=16, inline=True"
+    )
+    exec(small.replace("fps=16", "fps=8").replace("17, 49, 81", "5"), names)
+    assert len(names["data"]) == 3
+    assert names["batch"]["num_frames"].tolist() == [5, 5]

@@ -264,20 +264,22 @@ def decoded_by(name, pipeline, latents, bucket):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["wan", "ltx", "hunyuanvideo", "cogvideox"])
-def test_moments_of_a_clip_equal_the_vaes_own_and_their_size_is_known_before(built, digest, name):
+@pytest.mark.parametrize(
+    ("name", "count"), [("wan", 17), ("ltx", 17), ("hunyuanvideo", 17), ("cogvideox", 17), ("hunyuanvideo15", 9), ("mochi", 13)]
+)
+def test_moments_of_a_clip_equal_the_vaes_own_and_their_size_is_known_before(built, digest, name, count):
     import torch
 
     model = built(name)
     encoder = encoder_of(model, digest)
-    [(one, entry)] = encode(encoder, [write(moving(20))], frames=[9, 17])
+    [(one, entry)] = encode(encoder, [write(moving(20))], frames=[1, count])
     pixels = torch.from_numpy(encoder.prepare(one).payload)
     frames = (pixels.permute(3, 0, 1, 2).float() / 255 - 0.5) / 0.5
     with torch.inference_mode():
         expected = model.pipeline.vae.float().encode(frames[None]).latent_dist.parameters[0]
     torch.testing.assert_close(entry["moments"], expected, rtol=1e-4, atol=1e-4)
-    width, height, count = one.facts["bucket"]
-    assert count == 17
+    width, height, frames = one.facts["bucket"]
+    assert frames == count
     assert encoder.entry_bytes(Size(width, height), count) == entry["moments"].numel() * entry["moments"].element_size()
 
 
