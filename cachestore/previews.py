@@ -90,7 +90,7 @@ def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | N
     Where there are videos and no pictures, or where the `sample` is one, it is that of the videos, whose first frames are shown.
     """
     known = [column for column in catalog.columns if column.role in (IMAGE, VIDEO) and stored_name(catalog, column) is not None]
-    row = list(catalog.ids).index(sample) if sample in catalog.ids else None
+    row = list(catalog.ids).index(sample) if sample is not None and sample in catalog.ids else None
     is_empty = {id(column): not (len(column.keys) if row is None else column.count(row)) for column in known}
     return min(known, key=lambda column: (is_empty[id(column)], column.role != IMAGE), default=None)
 

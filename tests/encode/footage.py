@@ -2,11 +2,13 @@
 
 from fractions import Fraction
 from io import BytesIO
+from typing import Any
 
 import av
 import numpy as np
+from av.stream import Disposition
 
-LOSSLESS = {"kind": "matroska", "codec": "ffv1", "pix_fmt": "bgr0"}
+LOSSLESS: dict[str, Any] = {"kind": "matroska", "codec": "ffv1", "pix_fmt": "bgr0"}
 """Gives back the very pixels."""
 
 
@@ -51,7 +53,7 @@ def write(
     """
     buffer = BytesIO()
     with av.open(buffer if path is None else str(path), "w", format=kind, container_options=container_options or {}) as container:
-        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream: Any = container.add_stream(codec, rate=rate, options=options or {})
         stream.height, stream.width = frames[0].shape[:2] if frames else (16, 32)
         stream.pix_fmt = pix_fmt
         for name, value in tags.items():
@@ -76,11 +78,11 @@ def write_sound(*, cover=None):
     buffer = BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         sound = container.add_stream("aac", rate=8000)
-        picture = None
+        picture: Any = None
         if cover is not None:
             picture = container.add_stream("mjpeg", rate=1)
             picture.width, picture.height, picture.pix_fmt = 8, 8, "yuvj420p"
-            picture.disposition = av.stream.Disposition.attached_pic
+            picture.disposition = Disposition.attached_pic
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
         frame.sample_rate, frame.pts = 8000, 0
         container.mux(sound.encode(frame))

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from contextlib import closing, contextmanager
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,10 +32,10 @@ from tests.encode.test_video_latents import look_alike_wan
 from tests.fakes import ROOT
 
 PICTURES = {"resolution": 64, "bucket_step": 16}
-WANTED = {**PICTURES, "frames": (5, 17), "fps": 8}
+WANTED: dict[str, Any] = {**PICTURES, "frames": (5, 17), "fps": 8}
 CLIPS = {"long.mkv": (60, (96, 64)), "tall.mp4": (36, (64, 96)), "short.avi": (14, (96, 64)), "blink.webm": (4, (96, 64))}
 """Frames, at 16 a second, and size: of 17, 17 and 5 frames at 8 a second, and too short."""
-HOW = {
+HOW: dict[str, Any] = {
     "mkv": {},
     "mp4": {"kind": "mp4", "codec": "libx264", "pix_fmt": "yuv420p"},
     "avi": {"kind": "avi", "codec": "mpeg4", "pix_fmt": "yuv420p"},
@@ -128,7 +129,7 @@ def test_a_file_that_changes_while_it_is_open_is_an_error_of_reading(tmp_path):
 
 def asked(data, tmp_path, model=None, **options):
     model = look_alike_wan(tmp_path / "vae") if model is None else model
-    request = {"encode": ("latents",), **WANTED, **options}
+    request: dict[str, Any] = {"encode": ("latents",), **WANTED, **options}
     return PrecomputeRequest(str(data), str(model), str(tmp_path / "store"), **request)
 
 
@@ -382,7 +383,8 @@ class Once:
 
 
 def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error_of_reading():
-    reading = _Reading(Once(same=2))
+    source: Any = Once(same=2)
+    reading = _Reading(source)
     for _time in range(2):
         with reading.open("a.mkv") as file:
             assert file.read() == b"abc"
@@ -405,7 +407,7 @@ def test_the_lines_of_the_page_encode_and_load(built, folder, tmp_path, monkeypa
     (folder / "picture.png").unlink()
     monkeypatch.chdir(tmp_path)
     folder.rename(tmp_path / "clips")
-    names = {"cs": cs}
+    names: dict[str, Any] = {"cs": cs}
     small = lines.replace('"path-or-id"', repr(str(built("wan").folder))).replace(
         "resolution=480", "resolution=64, bucket_step=16, inline=True"
     )

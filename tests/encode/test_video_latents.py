@@ -17,13 +17,13 @@ from tests.encode import tiny
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.encode.test_latents import latents_encoder, picture
 
-WANTED = {"resolution": 32, "step": 16, "frames": [5, 17]}
+WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
 
 
 class Files(dict):
     """Bytes by reference, as a worker reads them."""
 
-    def __call__(self, reference):
+    def __call__(self, reference, /):
         return self[reference]
 
     @contextmanager
@@ -186,7 +186,7 @@ def test_how_much_a_vae_shrinks_frames_follows_from_its_config(config, factor):
 
 # With torch
 
-THREE = [
+THREE: list[dict[str, Any]] = [
     {"count": 40, "rate": 16, "size": (96, 32)},
     {"count": 120, "rate": 24, "size": (32, 96)},
     {"count": 320, "rate": 16, "size": (96, 32)},
@@ -203,7 +203,7 @@ def encode(encoder, datas, **request):
     return [(one, made[one.key]) for one in resolved]
 
 
-def encoder_of(built, digest, **options):
+def encoder_of(built, digest, **options) -> Any:
     return encoders_for(ModelRequest(model=str(built.folder), encode=["latents"], vae_dtype="float32", **options), digest)[0]
 
 

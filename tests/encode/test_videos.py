@@ -6,10 +6,12 @@ import sys
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
+from av.filter import Graph
 
 from cachestore.encode import videos
 from cachestore.encode.buckets import Size, placement
@@ -17,7 +19,7 @@ from cachestore.errors import EncodeFailed
 from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
 from tests.encode.test_latents import picture
 
-CONTAINERS = {
+CONTAINERS: dict[str, Any] = {
     "mkv": LOSSLESS,
     "mp4": {"kind": "mp4", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "12", "bf": "3"}},
     "mov": {"kind": "mov", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "250"}},
@@ -94,9 +96,9 @@ def test_at_a_rate_of_its_own_a_clip_has_the_frames_of_ffmpegs_filter(times, rat
 
 def filtered(data, rate):
     """Which frames FFmpeg's filter `fps` shows at a rate."""
-    with av.open(BytesIO(data)) as container:
+    with av.open(BytesIO(data), "r") as container:
         stream = container.streams.video[0]
-        graph = av.filter.Graph()
+        graph = Graph()
         source, fps, sink = graph.add_buffer(template=stream), graph.add("fps", f"fps={rate}"), graph.add("buffersink")
         source.link_to(fps)
         fps.link_to(sink)
@@ -106,7 +108,8 @@ def filtered(data, rate):
             graph.push(frame)
             while True:
                 try:
-                    shown.append(graph.pull().to_ndarray(format="rgb24"))
+                    pulled: Any = graph.pull()
+                    shown.append(pulled.to_ndarray(format="rgb24"))
                 except (av.BlockingIOError, av.EOFError):
                     break
     return numbers_of(shown)
