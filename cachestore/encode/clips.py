@@ -91,10 +91,9 @@ class Clip:
         return {**self.view.transform(), "bucket": list(self.shape), "start": self.start, "fps": rate}
 
     def facts(self) -> dict[str, Json]:
-        """What a catalog keeps of it; a rate that is unknown is left out."""
-        rate = self.rate or self.own_rate
-        told: dict[str, Json] = {"fps": [rate.numerator, rate.denominator]} if rate else {}
-        return {**self.view.facts(), "bucket": list(self.shape), "start": [self.start], **told}
+        """What a catalog keeps of it; a rate that nothing tells is 0."""
+        rate = self.own_rate if self.rate is None else self.rate
+        return {**self.view.facts(), "bucket": list(self.shape), "start": [self.start], "fps": [rate.numerator, rate.denominator]}
 
 
 def check_frames(frames: Sequence[int], factor: int) -> None:
