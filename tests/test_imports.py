@@ -13,9 +13,9 @@ import pytest
 
 import cachestore
 
-MODELS = ("torch", "transformers", "diffusers", "accelerate")
+MODELS = ("torch", "transformers", "diffusers", "accelerate", "av")
 LIGHT = (*MODELS, "numpy", "filelock", "lmdb")
-TRAINER = ("transformers", "diffusers", "accelerate", "filelock", "cachestore.store", "cachestore.work", "cachestore.encode")
+TRAINER = ("transformers", "diffusers", "accelerate", "av", "filelock", "cachestore.store", "cachestore.work", "cachestore.encode")
 MODULE_RULES = {"cachestore": LIGHT, "cachestore.cli": LIGHT}
 """What single modules must not bring along."""
 _DRIVERS = (

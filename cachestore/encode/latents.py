@@ -69,6 +69,8 @@ class LatentsEncoder:
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
+        self._has_warned = False
+        """Of a video of high dynamic range: once for all."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture.
@@ -118,8 +120,10 @@ class LatentsEncoder:
         transform = clip.transform() | {"pixels": videos.TRANSFORM}
         told = {name: value for name, value in transform.items() if value not in ("center", None)}
         told |= {"transfer": video.transfer} if video.transfer else {}
-        if video.transfer:
-            _log.warning("%s is of high dynamic range (%s) and is not tone-mapped: its colours will look pale", reference, video.transfer)
+        if video.transfer and not self._has_warned:
+            self._has_warned = True
+            text = "%s is of high dynamic range (%s) and is not tone-mapped, so it looks pale; each such entry says so in its `transfer`"
+            _log.warning(text, reference, video.transfer)
         return Resolved(
             key=input_key(self._fingerprint, {VIDEO: digest}, transform),
             item=_Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames))),

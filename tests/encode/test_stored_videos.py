@@ -270,6 +270,13 @@ def test_a_mixed_folder_becomes_batches_of_one_shape_each_and_nothing_is_made_tw
     assert again["encoded"] == 0  # the key of what stands there now is that of the other's file
     assert cs.CachedDataset(store).buckets[48, 80, 17] == [0, 3]
 
+    (folder / "tall.txt").write_text("another caption")
+    os.utime(folder / "tall.mp4", ns=(2, 2))
+    text = precompute(folder, store, model, encode=("text",))
+    assert (text.encoded, text.failed) == (1, 0)
+    kept = cs.CachedDataset(store, latents="mean")
+    assert kept[kept.index("tall.mp4")]["latents"].shape == (16, 5, 10, 6)  # of a file whose bytes are still those
+
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")
