@@ -26,7 +26,7 @@ import numpy as np
 from av.container import InputContainer
 from av.stream import Disposition
 from av.video.frame import VideoFrame
-from av.video.reformatter import VideoReformatter
+from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
@@ -49,9 +49,9 @@ FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
 
 _BUFFER_BYTES: Final = 1 << 17
 _OPTIONS: Final = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
-_SCALING: Final = 0x2 | 0x2000 | 0x40000
-"""BILINEAR with FULL_CHR_H_INT and ACCURATE_RND, for colour alone, whose planes are half as wide and high: without them swscale takes the
-nearest colour, up to 115 levels away beside edges. 6 ms at 1280 x 720 in place of 1; bicubic takes 13. PyAV has these names from 18 on."""
+_SCALING: Final = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+"""For colour alone, whose planes are half as wide and high: without the last two swscale takes the nearest colour, up to 115 levels away
+beside edges. 6 ms at 1280 x 720 in place of 1; bicubic takes 13."""
 _TURNS: Final = {
     (1, 0, 0, 1): None,
     (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
