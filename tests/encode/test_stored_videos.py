@@ -20,6 +20,7 @@ from cachestore.cli import DAMAGE, FAILURES, OK, main, make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.errors import BadInput, RecipeMismatch
 from cachestore.exporting import export_cache
+from cachestore.gathered import gather
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead
 from cachestore.samples import Sample
@@ -107,6 +108,21 @@ def test_a_member_of_a_tar_is_read_in_places(tmp_path, footage):
                 assert file.read(64) == content[place : place + 64]
             assert file.seek(-3, os.SEEK_END) == len(content) - 3
             assert file.read() == content[-3:]
+
+
+@pytest.mark.parametrize("column", ["video", "clip"])
+def test_a_column_of_videos_is_read_in_places_and_one_that_decodes_is_refused_with_what_helps(column, footage):
+    datasets: Any = pytest.importorskip("datasets")
+    rows = {column: [{"bytes": footage[name], "path": None} for name in ("tall.mp4", "short.avi")], "caption": ["a", "b"]}
+    kinds = datasets.Features({column: datasets.Video(decode=False), "caption": datasets.Value("string")})
+    data = datasets.Dataset.from_dict(rows, features=kinds)
+    listing = gather(data)
+    samples = samples_of(listing)
+    assert [sample.captions for sample in samples.values()] == [("a",), ("b",)]
+    with listing.open(samples["1"].images["video"][0]) as (file, _stat):
+        assert file.read() == footage["short.avi"]
+    with pytest.raises(BadInput, match=rf"cast_column\('{column}', datasets.Video\(decode=False\)\)"):
+        gather(data.cast_column(column, datasets.Video()))
 
 
 def test_a_file_that_changes_while_it_is_open_is_an_error_of_reading(tmp_path):
