@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -81,6 +81,17 @@ class _Options:
     """None where there is but one."""
     selection: NDArray[np.int64] | None = None
     """Which of the complete samples; None for all."""
+
+
+class _Asked(NamedTuple):
+    """The samples of a batch, column by column."""
+
+    rows: Sequence[int]
+    ids: Sequence[str]
+    texts: Sequence[int | None]
+    """Which of its captions each has now."""
+    views: Sequence[int]
+    """Which view of its picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,29 +338,36 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _read_straight(self, rows: Sequence[int], memory: BatchBuffers) -> dict[str, Any] | None:
         """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
-        ids = take(self._catalog.ids, rows)
-        chosen = self._chosen_texts(rows)
-        views = self._chosen_views(rows)
-        parts = self._parts(rows, ids, chosen, views)
+        asked = _Asked(rows, take(self._catalog.ids, rows), self._chosen_texts(rows), self._chosen_views(rows))
+        parts = self._parts(asked)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
         # Where no sample of a batch has a mask, each gets one that no entry holds.
         is_alike = is_alike and (self._masks is None or any(isinstance(part, MaskPart) for part in parts))
-        tensors = assemble(self._reader, parts, memory) if is_alike else None
-        if tensors is None:
+        beside = self._beside(asked, parts, memory) if is_alike else None
+        tensors = assemble(self._reader, parts, memory) if beside is not None else None
+        if beside is None or tensors is None:
             return None
-        batch: dict[str, Any] = {**tensors, CAPTION: self._captions(rows, chosen), "sample_id": ids}
-        if self._latents is not None and LATENTS in tensors:
-            sizes, clips = batch_sizes(self._latents.column, rows, views), batch_clips(self._latents.column, rows, views)
-            if sizes is None or clips is None:
-                return None
-            batch |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()} | memory.keep(clips)
-        if self._has_extras and any(text != NO_EXTRAS for text in take(self._catalog.extras, rows)):
-            taken = {*batch, *SIZES, *(name for text in self._texts for name in text.block.names())}
-            extras = [self._extras(row, taken=taken) for row in rows]
-            batch |= {name: [values.get(name) for values in extras] for name in dict.fromkeys(name for values in extras for name in values)}
+        batch = tensors | beside
         if self._texts:
             batch |= memory.keep(constants_of(batch, [text.block for text in self._texts]))
         return batch
+
+    def _beside(self, asked: _Asked, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
+        """What a batch holds beside the stored tensors that `parts` make; None where only some samples have it."""
+        rows, ids, texts, views = asked
+        beside: dict[str, Any] = {CAPTION: self._captions(rows, texts), "sample_id": ids}
+        made = {part.name for part in parts if not isinstance(part, TextPart)}
+        if self._latents is not None and LATENTS in made:
+            sizes, clips = batch_sizes(self._latents.column, rows, views), batch_clips(self._latents.column, rows, views)
+            if sizes is None or clips is None:
+                return None
+            beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()} | memory.keep(clips)
+        if self._has_extras and any(text != NO_EXTRAS for text in take(self._catalog.extras, rows)):
+            taken = {*beside, *made, *SIZES, *(name for text in self._texts for name in text.block.names())}
+            extras = [self._extras(row, taken=taken) for row in rows]
+            names = dict.fromkeys(name for values in extras for name in values)
+            beside |= {name: [values.get(name) for values in extras] for name in names}
+        return beside
 
     def _captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
         at, captions = self._catalog.captions_at, self._catalog.captions
@@ -359,8 +377,9 @@ class CachedDataset(Dataset[SampleDict]):
                 return take(captions, firsts)
         return [self._caption(row, text) for row, text in zip(rows, chosen, strict=True)]
 
-    def _parts(self, rows: Sequence[int], ids: Sequence[str], chosen: Sequence[int | None], views: Sequence[int]) -> list[Part]:
-        """What each column gives to a batch of these rows, chosen texts and views; columns that none of them has a cell in give nothing."""
+    def _parts(self, asked: _Asked) -> list[Part]:
+        """What each column gives to a batch of these samples; columns that none of them has a cell in give nothing."""
+        rows, ids, texts, views = asked
         parts: list[Part] = []
         if self._latents is not None:
             seed, epoch = self._options.seed, self._epoch.get()
@@ -372,7 +391,7 @@ class CachedDataset(Dataset[SampleDict]):
         if self._controls is not None:
             keys, form = _view_keys(self._controls.column, rows, views), self._control_form(self._controls)
             parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, keys, []))
-        parts += [TextPart(text.block, self._text_keys(text, rows, chosen)) for text in self._texts]
+        parts += [TextPart(text.block, self._text_keys(text, rows, texts)) for text in self._texts]
         return [part for part in parts if part.keys]
 
     def set_epoch(self, epoch: int) -> None:

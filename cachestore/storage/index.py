@@ -94,6 +94,14 @@ def _longest(descriptor: int) -> float:
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)
 """What reading a damaged index raises."""
 
+_STRANGE: Final = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.NotFoundError, ValueError, TypeError, KeyError, struct.error)
+"""What only its bytes can be the reason of: no other look will find an index in them. A file that cannot be opened is none of these."""
+
+
+def is_no_index(error: FormatError) -> bool:
+    """Whether a file that bears its digest is no index all the same, as somebody else's is; else it cannot be opened just now."""
+    return isinstance(error.__cause__, _STRANGE)
+
 
 class Index:
     """One index, open for reading; close it. A forked child opens its own when it first reads.

@@ -29,7 +29,7 @@ from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, publish_marker
 from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
-from cachestore.storage.index import Index, check
+from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.verify import (
@@ -144,6 +144,8 @@ def _load(layout: Layout) -> Snapshot:
             with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
                 return load_snapshot(layout, verdict=verdict)
         except FormatError as error:
+            if is_no_index(error):
+                continue
             message = f"the index {layout.index(name)} is whole, but cannot be opened ({error.__cause__}); nothing was moved: run it again"
             raise ReadFailed(message) from error
     return load_snapshot(layout)

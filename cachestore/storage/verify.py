@@ -46,7 +46,7 @@ from cachestore.storage.catalog import Catalog, list_generations, list_names, ne
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
 from cachestore.storage.condemned import condemned_segments, read_condemned
 from cachestore.storage.entry import begin_checksum, checksum_of
-from cachestore.storage.index import Index, check, digest_table
+from cachestore.storage.index import Index, check, digest_table, is_no_index
 from cachestore.storage.places import SegmentRef
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
@@ -343,6 +343,9 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[_Looke
                 is_in_use = snapshot.index is not None and snapshot.index.verdict.name == name
                 yield from _disagreements(layout, index, told) if is_in_use else ()
         except (FormatError, OSError) as error:
+            if isinstance(error, FormatError) and is_no_index(error):
+                yield Finding("bad-index", where, str(error))
+                continue
             message = f"{where} is whole, but cannot be opened ({error}); it is derived: move it away if that happens again"
             yield Finding("unreadable", where, message)
 

@@ -9,7 +9,9 @@ import lmdb
 import pytest
 
 from cachestore.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
+from cachestore.files.checksum import digest_file
 from cachestore.files.opening import names_in
+from cachestore.files.paths import IndexName
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record, read_record
 from cachestore.keys import Recipe
@@ -522,4 +524,22 @@ def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_he
             repair_store(layout.root)
     assert list_segments(layout) == {digest}
     assert repair_store(layout.root).salvaged == 2
+    assert [read(layout, n) for n in (1, 2)] == [tensors_of(1), tensors_of(2)]
+
+
+@pytest.mark.parametrize("content", ["no LMDB file", "an LMDB file of somebody else"])
+def test_a_file_with_the_name_of_an_index_and_another_content_is_put_aside(layout, tmp_path, content):
+    put(layout, 1, 2)
+    commit(layout).close()
+    strange = tmp_path / "strange"
+    if content == "no LMDB file":
+        strange.write_bytes(b"mine" * 1000)
+    else:
+        with lmdb.open(str(strange), subdir=False, lock=False) as environment, environment.begin(write=True) as transaction:
+            transaction.put(b"some", b"thing")
+    name = IndexName(2, digest_file(strange))
+    strange.rename(layout.index(name))
+    assert {finding.kind for finding in verify(layout.root, "quick").findings} == {"bad-index"}
+    assert repair_store(layout.root).quarantined == (f"index/{layout.index(name).name}",)
+    assert verify(layout.root).ok
     assert [read(layout, n) for n in (1, 2)] == [tensors_of(1), tensors_of(2)]

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from cachestore.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
@@ -329,11 +330,20 @@ class TestIndexes:
         name = forge_index(full, entries=lambda said: said | {key_of(9): said[key_of(1)]})
         assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
 
-    def test_one_that_is_whole_and_no_database_is_unreadable(self, full):
+    def test_one_that_bears_its_digest_and_is_no_database_is_bad(self, full):
         raw = b"no database" * 1000
         path = full.index(IndexName(9, digest_of([raw])))
         path.write_bytes(raw)
-        assert found(full) == {("unreadable", where(full, path), None, None)}
+        assert found(full) == {("bad-index", where(full, path), None, None)}
+
+    def test_one_that_cannot_be_opened_just_now_is_unreadable(self, full, monkeypatch):
+        [path] = full.indexes.glob("*.lmdb")
+
+        def refuse(*_arguments, **_named):
+            raise lmdb.Error("Too many open files")
+
+        monkeypatch.setattr(lmdb, "open", refuse)
+        assert ("unreadable", where(full, path), None, None) in found(full)
 
     def test_one_that_a_segments_damaged_header_contradicts_is_fine_and_the_segment_is_damaged(self, full):
         path, entry = segment_of(full, 3)
