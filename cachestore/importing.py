@@ -230,7 +230,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
         tuple(_stale(request, matches, listing, samples, counted))[:_NAMED],
-        (*seen.in_words(), *matches.remarks, *unreadable),
+        (*seen.in_words(of_videos="caches of videos are not imported"), *matches.remarks, *unreadable),
     )
 
 

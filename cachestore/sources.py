@@ -180,8 +180,8 @@ class Remarks:
         self.collapsed += other.collapsed
         self.videos += other.videos
 
-    def in_words(self) -> tuple[str, ...]:
-        """What a user should know before encoding."""
+    def in_words(self, *, of_videos: str = "--frames says how many frames to take of each") -> tuple[str, ...]:
+        """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
         words: list[str] = []
         if self.missing:
             words.append(f"{len(self.missing)} without a caption ({_some(self.missing)}): they get the empty one")
@@ -194,7 +194,7 @@ class Remarks:
         if self.empty:
             words.append(f"nothing is listed by {len(self.empty)} of the sources ({_some(self.empty)})")
         if self.videos:
-            words.append(f"{self.videos} videos passed over (--frames says how many frames to take of each)")
+            words.append(f"{self.videos} videos passed over ({of_videos})")
         return tuple(words)
 
 

@@ -232,6 +232,13 @@ def test_importing_nothing_into_a_store_makes_an_empty_data_set(tmp_path, store)
     assert len(cs.CachedDataset(store)) == 0
 
 
+def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):
+    trainers.write_sd_scripts(data, "sdxl")
+    (data / "clip.mp4").write_bytes(b"never opened")
+    report = bring("sd-scripts", data, store, data)
+    assert "1 videos passed over (caches of videos are not imported)" in report.remarks
+
+
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", PICTURES[2:])
     (tmp_path / "data" / "a" / "three.v2.png").unlink()
