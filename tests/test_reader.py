@@ -91,13 +91,12 @@ def test_entries_are_read_in_the_order_of_their_places(layout, reader, monkeypat
     put(layout, 1, 2, 3)
     put(layout, 4, 5)
     reading, seen = reader(), []
-    real = reading._fetcher._read_present
-    monkeypatch.setattr(
-        reading._fetcher, "_read_present", lambda segment, ref, *rest: seen.append((ref.digest, rest[1])) or real(segment, ref, *rest)
-    )
+    real = fetching.checksum_of
+    monkeypatch.setattr(fetching, "checksum_of", lambda key, *rest: seen.append(key) or real(key, *rest))
     values(reading, 5, 1, 4, 3, 2)
-    assert len(seen) == 2
-    assert seen == sorted(seen)
+    places = [reading.locate([key]).place(0) for key in seen]
+    assert len(places) == 5
+    assert places == sorted(places, key=lambda place: (place.segment.digest, place.offset))
 
 
 def test_a_key_is_taken_as_a_key_as_bytes_and_as_hex_digits(layout, reader):

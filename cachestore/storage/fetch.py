@@ -3,12 +3,11 @@
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final, Literal, NoReturn
 
 from cachestore.errors import CorruptEntry, FormatError
-from cachestore.files.checksum import Checksum
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import (
     ask_for,
@@ -22,7 +21,7 @@ from cachestore.files.opening import (
 )
 from cachestore.files.paths import Layout
 from cachestore.keys import Key
-from cachestore.storage.entry import begin_checksum, size_of
+from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Located, Place, SegmentRef
 
 Verify = Literal["first", "always", "never"]
@@ -132,9 +131,7 @@ class Fetcher:
         """
         run = self._read(place)
         if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
-            checksum = begin_checksum(key, place.specs)
-            checksum.update(run)
-            self._check(key, Located.of([place]), 0, checksum)
+            self._check(key, Located.of([place]), 0, [run])
         return run
 
     def fetch_into(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
@@ -144,10 +141,10 @@ class Fetcher:
         Neighbours are read at once. Where bytes turn out not to be in memory, all that is still to come is asked for before waiting.
         Raises as `fetch`; the targets then hold anything.
         """
-        # Between two reads stand few steps, and none that can be done before or after all of them: a large entry's bytes push the
-        # rest out of the processor's cache, so that it takes several times as long there.
+        # Few steps for each entry, and none that can be done beforehand: what a large entry's bytes pushed out of the processor's cache
+        # takes several times as long.
         reads = _plan_reads(located)
-        checksums = {row: begin_checksum(keys[row], located.specs[row]) for row in self._doubted(located)}
+        doubted = self._doubted(located)
         is_waiting = False
         segment, last = None, None
         for number, (ref, start, size, rows) in enumerate(reads):
@@ -161,10 +158,8 @@ class Fetcher:
                     self._ask_for(reads[number:])
                     is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
-            if checksums:
-                _go_on(checksums, rows, targets)
-        for row, checksum in checksums.items():
-            self._check(keys[row], located, row, checksum)
+            if doubted:
+                self._check_some([row for row in rows if row in doubted], keys, located, targets)
 
     def _doubted(self, located: Located) -> set[int]:
         """Which of these entries are to be checked."""
@@ -175,6 +170,10 @@ class Fetcher:
                 return set(range(len(located.offsets)))
             case "never":
                 return set()
+
+    def _check_some(self, rows: Sequence[int], keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
+        for row in rows:
+            self._check(keys[row], located, row, targets[row])
 
     def ask_ahead(self, places: Sequence[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
@@ -207,10 +206,10 @@ class Fetcher:
         if count < size:
             raise self._cut_short(ref)
 
-    def _check(self, key: Key, located: Located, row: int, checksum: Checksum) -> None:
-        """Compare the checksum of what was read with the entry's, and remember that it is good. Raises CorruptEntry."""
+    def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
+        """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
         ref = located.segments[row]
-        if checksum.digest() != located.checksums[row]:
+        if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
             self._forget(ref.digest)
             raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
@@ -305,15 +304,6 @@ def _join_buffers(start: int, rows: Sequence[int], located: Located, targets: Se
         buffers += targets[row]
         end = offset + size_of(located.specs[row])
     return buffers
-
-
-def _go_on(checksums: Mapping[int, Checksum], rows: Sequence[int], targets: Sequence[Sequence[memoryview]]) -> None:
-    """Take what was read of these entries into their checksums, of those that have one."""
-    for row in rows:
-        if row in checksums:
-            update = checksums[row].update
-            for buffer in targets[row]:
-                update(buffer)
 
 
 def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) -> None:

@@ -387,8 +387,8 @@ class TestFetchingInto:
     def test_what_was_checked_once_is_not_checked_again(self, layout, fetcher, monkeypatch, io):
         put(layout, 1, 2)
         reading, wanted, checked = fetcher(io=io), self.wanted(layout, 1, 2), []
-        real = fetching.begin_checksum
-        monkeypatch.setattr(fetching, "begin_checksum", lambda key, *rest: checked.append(key) or real(key, *rest))
+        real = fetching.checksum_of
+        monkeypatch.setattr(fetching, "checksum_of", lambda key, *rest: checked.append(key) or real(key, *rest))
         for _time in range(2):
             reading.fetch_into(*wanted)
         assert sorted(checked) == sorted([key_of(1), key_of(2)])

@@ -41,7 +41,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "checksum": Mutant(
         "storage/fetch.py",
-        "if checksum.digest() != located.checksums[row]:",
+        "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",
         "if not located.checksums[row]:",
         *_EXCHANGE,
     ),
