@@ -5,10 +5,12 @@ Everything here is the same on every rank; nothing here encodes.
 
 import importlib.util
 import json
+import operator
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -358,7 +360,12 @@ def look_at_request(
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
     previous = newest_catalog(layout, request.name, io="mmap")
-    remarks = (*plan.remarks, *_nothing(plan, request), *_compare(plan, previous, replace_allowed=request.replace))
+    remarks = (
+        *plan.remarks,
+        *_nothing(plan, request),
+        *_without_pictures(plan),
+        *_compare(plan, previous, replace_allowed=request.replace),
+    )
     return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
 
 
@@ -577,6 +584,20 @@ def _nothing(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
     return (f"there is nothing to encode in {', '.join(places)}: no picture ({kinds}), no row, no prompt",)
 
 
+def _without_pictures(plan: Plan) -> tuple[str, ...]:
+    """What to say where pictures are encoded and only some samples, or none of them, have one: a manifest's column may be misspelt.
+
+    Captions alone are a data set of their own kind: nothing is said of these.
+    """
+    seen = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO}]
+    counts = zip(*(map(operator.sub, islice(starts, 1, None), starts) for starts in seen), strict=True)
+    lacking = [row for row, each in enumerate(counts) if not any(each)]
+    if not lacking or (len(lacking) == len(plan.ids) and plan.unit_count):
+        return ()
+    named = ", ".join(plan.ids[row] for row in lacking[:3]) + (", …" if len(lacking) > 3 else "")
+    return (f"{len(lacking)} samples have no picture ({named}): their batches hold no latents",)
+
+
 def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
     """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for."""
     if previous is None:
@@ -584,9 +605,9 @@ def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> 
     words: list[str] = []
     is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
-    if before and ids and not ids & before and not replace_allowed:
+    if before and not ids & before and not replace_allowed:
         message = (
-            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source: "
+            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists {len(ids)}: "
             "pass another --name, or --replace if this source is to take its place"
         )
         raise RecipeMismatch(message)

@@ -321,6 +321,7 @@ def test_other_samples_under_a_name_are_counted_aloud(tmp_path, makers):
     ("data", "change", "says"),
     [
         ({"d": "x"}, {}, "none of them is in this source"),
+        ({}, {}, "none of them is in this source, which lists 0"),
         ({"a": "x"}, {"model": "other"}, "made with another model or other settings (model)"),
     ],
 )
@@ -363,9 +364,23 @@ def test_a_refused_request_says_so_again_the_next_time(tmp_path, makers):
             done(tmp_path, manifest(tmp_path / "n.jsonl", d="x"))
 
 
-def test_an_emptied_source_empties_the_data_set(tmp_path, makers):
+def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, makers):
+    def remarks(*rows, **options):
+        (tmp_path / "m.jsonl").write_text("".join(json.dumps({"caption": "x"} | row) + "\n" for row in rows))
+        wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store", **options))
+        return [remark for remark in wanted.remarks if "no picture (" in remark and "samples have" in remark]
+
+    (tmp_path / "a.png").write_bytes(b"a picture")
+    whole, misspelt = {"id": "a", "image": "a.png"}, [{"id": name, "img": "a.png"} for name in "bcde"]
+    both = {"encode": ("text", "latents")}
+    assert remarks(whole, **both) == remarks(*misspelt, **both) == remarks(whole, *misspelt, encode=("text",)) == []
+    assert remarks(whole, *misspelt, **both) == ["4 samples have no picture (b, c, d, …): their batches hold no latents"]
+    assert remarks(*misspelt[:1], encode=("latents",)) == ["1 samples have no picture (b): their batches hold no latents"]
+
+
+def test_an_emptied_source_empties_the_data_set_when_it_is_said_to_take_its_place(tmp_path, makers):
     done(tmp_path, manifest(tmp_path / "m.jsonl", a="x"))
-    report = done(tmp_path, manifest(tmp_path / "m.jsonl"))
+    report = done(tmp_path, manifest(tmp_path / "m.jsonl"), replace=True)
     assert (report.complete, report.samples, report.wanted) == (True, 0, 0)
 
 
