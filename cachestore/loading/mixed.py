@@ -58,6 +58,10 @@ class MixedDataset(Dataset[SampleDict]):
             BadInput: weights that do not fit, or data sets whose samples do not fit into one batch.
         """
         self.datasets: tuple[CachedDataset, ...] = tuple(datasets)
+        for data in self.datasets:
+            if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+                message = f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}"
+                raise BadInput(message)
         self._weights = [1.0] * len(self.datasets) if weights is None else [float(weight) for weight in weights]
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
             message = f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}"
@@ -69,13 +73,22 @@ class MixedDataset(Dataset[SampleDict]):
         self._lay_out()
 
     @classmethod
-    def of_sources(cls, data: CachedDataset, *, seed: int = 0) -> "MixedDataset":
-        """A data set whose sources (`cs.Source`) come as often as each says: its `repeats` times its `weight`.
+    def of_sources(
+        cls, data: CachedDataset | Sequence[CachedDataset], weights: Sequence[float] | None = None, *, seed: int = 0
+    ) -> "MixedDataset":
+        """Data sets whose sources (`cs.Source`) come as often as each says: its `repeats` times its `weight`.
 
-        One without such sources is mixed of itself alone, each sample once. Raises BadInput as the class does.
+        Of several, such as one for each resolution, `weights` says how often each comes besides: 1 by default. One without such sources
+        is mixed of itself alone, each sample once. Raises BadInput as the class does.
         """
-        weights, places = data.source_weights()
-        return cls([data.select(some) for some in places], weights, seed=seed)
+        whole = cls([data] if isinstance(data, CachedDataset) else data, weights)
+        shares: list[float] = []
+        parts: list[CachedDataset] = []
+        for one, weight in zip(whole.datasets, whole._weights, strict=True):
+            of_one, places = one.source_weights()
+            shares += [weight * share for share in of_one]
+            parts += [one.select(some) for some in places]
+        return cls(parts, shares, seed=seed)
 
     def _lay_out(self) -> None:
         self._owners: Places = np.empty(0, dtype=np.int64)

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,3 +234,18 @@ def test_each_source_comes_as_often_as_it_says(tmp_path):
 @pytest.mark.parametrize("extras", ["{}", '{"source": "the web"}', '{"source": 7, "source_weight": "heavy"}'])
 def test_a_data_set_without_such_sources_is_mixed_of_itself(tmp_path, extras):
     assert len(of_sources(tmp_path / "store", ("a", 3, 1.0), extras=extras)) == 3
+
+
+def test_the_sources_of_several_data_sets_come_by_both_weights(tmp_path):
+    mixed = of_sources(tmp_path / "store", ("a", 3, 1.0), ("b", 2, 10.0))
+    data = cs.CachedDataset(tmp_path / "store", name=mixed.datasets[0].name)
+    both = cs.MixedDataset.of_sources([data, data], weights=[2, 1])
+    once = Counter(mixed[place]["sample_id"] for place in range(len(mixed)))
+    assert Counter(both[place]["sample_id"] for place in range(len(both))) == {name: 3 * count for name, count in once.items()}
+
+
+def test_sources_of_no_data_sets_are_none_and_a_mix_of_mixes_is_refused():
+    assert len(cs.MixedDataset.of_sources([])) == 0
+    mixes: list[Any] = [cs.MixedDataset([])]
+    with pytest.raises(cs.BadInput, match="not of a MixedDataset"):
+        cs.MixedDataset(mixes)
