@@ -26,7 +26,7 @@ from cachestore.formats.matching import Matches, Place, Told, pictures_of
 from cachestore.formats.table import Format, format_named
 from cachestore.formats.text import T5
 from cachestore.formats.value import Latents, Raw
-from cachestore.inputs import caption_key, request_for
+from cachestore.inputs import WITHIN, caption_key, framing_of, request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.listing import list_path
 from cachestore.loop import Job, OnProgress, Report, run_pass
@@ -42,8 +42,8 @@ from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build
 from cachestore.work.workers import host_name
 from cachestore.worker import Cancel
 
-VERSION: Final = 1
-"""Raised when the code makes other tensors of the same files."""
+VERSION: Final = 2
+"""Raised when the code makes other tensors of the same files, or takes them for other samples'."""
 
 _LIMITS: Final = {"wan": 512}
 """Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
@@ -230,7 +230,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
         tuple(_stale(request, matches, listing, samples, counted))[:_NAMED],
-        (*seen.in_words(of_videos="caches of videos are not imported"), *matches.remarks, *unreadable),
+        (*seen.in_words(of_videos="caches of videos are not imported"), *matches.remarks, *_doubts(matches, counted), *unreadable),
     )
 
 
@@ -350,6 +350,12 @@ def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: 
             yield place.path
 
 
+def _doubts(matches: Matches, counted: set[str]) -> list[str]:
+    """One remark on files of text that may be of several captions, which shows one of them; none where there is no such file."""
+    reason = next(iter(matches.doubtful.values()), None) if "text" in counted else None
+    return [] if reason is None else [f"text of pictures that samples with other captions share is not taken: {reason}"]
+
+
 # What it is claimed to be
 
 
@@ -379,7 +385,7 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]
 
     Raises BadInput where they contradict each other, or none tells.
     """
-    if not matches.text and not matches.latents:
+    if not matches.text and not matches.latents and not matches.doubtful:
         return matches.family
     pipeline = made["text"].make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
@@ -450,7 +456,9 @@ def _encoders(
     """Who reads the files: of what is asked for, or of what there is. Raises BadInput for text that is not understood."""
     if family is None:
         return ()
-    asked = request.encode or tuple(name for name, places in (("text", matches.text), ("latents", matches.latents)) if places)
+    asked = request.encode or tuple(
+        name for name, places in (("text", matches.text or matches.doubtful), ("latents", matches.latents)) if places
+    )
     found: list[_FileEncoder] = []
     if "text" in asked:
         if cache.format.name not in family.text:
@@ -458,7 +466,7 @@ def _encoders(
             message = f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
             raise BadInput(message)
         recipe = text_recipe(family, cache.format, _claims(request, made.get("text")))
-        found.append(_FileEncoder(recipe, _Captions(recipe, cache, matches.text, family), cache))
+        found.append(_FileEncoder(recipe, _Captions(recipe, cache, matches.text, matches.doubtful, family), cache))
     if "latents" in asked:
         vae = made.get("latents")
         recipe = latents_recipe(family, cache.format, _claims(request, vae), vae)
@@ -508,6 +516,8 @@ class _Captions:
     recipe: Recipe
     cache: CacheFiles
     places: Mapping[str, Place]
+    doubtful: Mapping[str, str]
+    """By caption, why a file that may be of it is not taken."""
     family: Family
     role: str = CAPTION
 
@@ -517,7 +527,7 @@ class _Captions:
         caption = str(request["caption"])
         place = self.places.get(caption)
         if place is None:
-            message = f"no file of {self.cache.root} is of the caption {caption[:80]!r}"
+            message = self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}")
             raise EncodeFailed(message)
         digest = digest_text(caption)
         key = caption_key(self.recipe.fingerprint, caption)
@@ -543,7 +553,7 @@ class _Pictures:
     role: str = IMAGE
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it, OSError."""
+        """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
         reference = str(request["image"])
         place = self.places.get(reference)
         if place is None:
@@ -555,6 +565,7 @@ class _Pictures:
         self._check_channels(place, latents)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         told = self._told(reference, (width * factor, height * factor))
+        _check_crop(request, (width * factor, height * factor), told, picture, place)
         facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, picture)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
@@ -613,6 +624,29 @@ def _placed(told: Mapping[str, Json], picture: bytes) -> dict[str, Json]:
     return facts
 
 
+def _check_crop(request: Mapping[str, Json], bucket: tuple[int, int], told: Told, picture: bytes, place: Place) -> None:
+    """Refuse latents of a whole picture for a sample with its own crop, unless further files tell that very crop. Raises EncodeFailed."""
+    if WITHIN not in request:
+        return
+    measured = _measured(picture)
+    if measured is not None:
+        from cachestore.encode.buckets import Size, placement
+        from cachestore.encode.views import View, within_of
+
+        size = Size(*measured)
+        within = within_of(request, size)
+        if within is None:
+            return
+        place_in_part = placement(Size(within[2] - within[0], within[3] - within[1]), Size(*bucket))
+        if told.facts == View(size, Size(*bucket), place_in_part, is_flipped=False, variant=None, within=within).facts():
+            return
+    message = (
+        f"it has its own crop {list(request[WITHIN])}: latents in {place.path} are of the whole picture, as nothing tells that they are of"
+        " this part; `cachestore precompute` encodes it"
+    )
+    raise EncodeFailed(message)
+
+
 def _measured(picture: bytes) -> tuple[int, int] | None:
     """(width, height) from a picture's header; None without Pillow, or for what is no picture."""
     try:
@@ -638,8 +672,11 @@ def _columns(encoders: Sequence[_FileEncoder], cached: str) -> list[ColumnReques
 
 
 def _requests(role: str, sample: Sample) -> list[Request]:
-    values = sample.captions if role == CAPTION else sample.images.get(role, ())[:1]
-    return [request_for(role, {}, value, {}) for value in values]
+    """Its captions, or its picture with its own crop where it has one; of a sample without a picture nothing."""
+    if role == CAPTION:
+        return [request_for(role, {}, value, {}) for value in sample.captions]
+    own = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
+    return [request_for(role, own, value, {}) for value in sample.images.get(role, ())[:1]]
 
 
 def _plan(request: ImportRequest, listing: Listing, samples: Sequence[Sample], encoders: Sequence[_FileEncoder], cached: str) -> Plan:

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -50,16 +50,16 @@ def text_info(caption: str, space: str) -> dict[str, Json]:
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
-    pictures: dict[tuple[str, str], list[tuple[str, Sample]]] = {}
-    for reference, sample in pictures_of(samples).items():
+    pictures: dict[tuple[str, str], list[tuple[str, list[Sample]]]] = {}
+    for reference, sharing in pictures_of(samples).items():
         path = PurePosixPath(reference)
-        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sample))
+        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sharing))
     latents: dict[str, list[Place]] = {}
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
         those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
         if found is not None and folder.name == _TEXT:
-            _match_text(path, found["hash"], those, matches)
+            _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
             latents.setdefault(those[0][0], []).append(Place(path))
         elif those:
@@ -69,8 +69,8 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             matches.take_latents(reference, place)
 
 
-def _match_text(path: str, digest: str, those: Sequence[tuple[str, Sample]], matches: Matches) -> None:
-    for caption in dict.fromkeys(caption for _reference, sample in those for caption in (*sample.captions, first_caption(sample))):
+def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
+    for caption in dict.fromkeys(caption for sample in samples for caption in (*sample.captions, first_caption(sample))):
         for name, spaces in _TEXT_SPACES.items():
             if any(hash_of(text_info(caption, space)) == digest for space in spaces) and matches.counts(_family(name)):
                 matches.take_text(caption, Place(path))

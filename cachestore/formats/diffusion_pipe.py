@@ -16,7 +16,7 @@ from typing import Final
 
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import DIFFUSION_PIPE, Family
-from cachestore.formats.matching import Matches, Place, first_caption, pictures_of, reference_of
+from cachestore.formats.matching import Matches, Place, pictures_of, reference_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Text, refuse, reshaped, without_batch
 from cachestore.keys import Json
@@ -104,8 +104,7 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
             matches.remarks.append(f"{len(those)} texts are of {reference!r}, so none is taken")
             continue
         first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
-        matches.used.update(place.path for place in rest)
-        matches.take_text(first_caption(pictures[reference]), replace(first, more=tuple(rest)))
+        matches.take_text_of(pictures[reference], replace(first, more=tuple(rest)))
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
 

@@ -6,11 +6,15 @@ A file that could be of two samples is of none: nothing is ever paired by luck.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Final
 
 from cachestore.formats.families import Family
 from cachestore.formats.value import Latents, Raw
 from cachestore.keys import Json
 from cachestore.samples import IMAGE, Sample
+
+_NAMED: Final = 5
+"""Samples that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Matches:
     remarks: list[str] = field(default_factory=list[str])
     told: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
     """What further files say, by the picture's reference."""
+    doubtful: dict[str, str] = field(default_factory=dict[str, str])
+    """By caption, why a file that may be of it is nobody's."""
 
     def counts(self, family: Family | None) -> bool:
         """Whether a file of this family counts, which is remembered; one whose name tells none does."""
@@ -66,8 +72,19 @@ class Matches:
 
     def take_text(self, caption: str, place: Place) -> None:
         """A file is of this caption."""
-        self.used.add(place.path)
+        self.used.update(one.path for one in (place, *place.more))
         self.text.setdefault(caption, place)
+
+    def take_text_of(self, samples: Sequence[Sample], place: Place) -> None:
+        """A file is of the picture that these samples share, so of their first caption. Where they have several it is nobody's."""
+        captions = list(dict.fromkeys(map(first_caption, samples)))
+        if len(captions) == 1:
+            self.take_text(captions[0], place)
+            return
+        names = ", ".join(sample.id for sample in samples[:_NAMED]) + (", …" if len(samples) > _NAMED else "")
+        reason = f"{place.path} is of a picture that {len(samples)} samples with other captions share ({names}), so it is nobody's"
+        for caption in captions:
+            self.doubtful.setdefault(caption, reason)
 
     def take_latents(self, reference: str, place: Place) -> None:
         """A file is of this picture."""
@@ -108,9 +125,13 @@ def stem_of(reference: str) -> str:
     return str(PurePosixPath(reference).with_suffix(""))
 
 
-def pictures_of(samples: Iterable[Sample]) -> dict[str, Sample]:
-    """Each picture that is trained on, by its reference; a sample without one has none."""
-    return {reference: sample for sample in samples for reference in sample.images.get(IMAGE, ())[:1]}
+def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """By its reference, the samples of each picture that is trained on; a sample without one is of none."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        for reference in sample.images.get(IMAGE, ())[:1]:
+            found.setdefault(reference, []).append(sample)
+    return found
 
 
 def reference_of(path: str, pictures: Collection[str]) -> str | None:
@@ -119,16 +140,16 @@ def reference_of(path: str, pictures: Collection[str]) -> str | None:
     return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures), None)
 
 
-def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, Sample]]:
-    """(reference, sample) of pictures by their name without an extension, and without folders where the cache `is_flat`.
+def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:
+    """(reference, samples) of pictures by their name without an extension, and without folders where the cache `is_flat`.
 
     Names that several pictures share are left out, and said.
     """
-    found: dict[str, list[tuple[str, Sample]]] = {}
-    for reference, sample in pictures_of(samples).items():
+    found: dict[str, list[tuple[str, list[Sample]]]] = {}
+    for reference, sharing in pictures_of(samples).items():
         stem = stem_of(reference)
-        found.setdefault(PurePosixPath(stem).name if is_flat else stem, []).append((reference, sample))
-    shared = {name: [reference for reference, _sample in those] for name, those in found.items() if len(those) > 1}
+        found.setdefault(PurePosixPath(stem).name if is_flat else stem, []).append((reference, sharing))
+    shared = {name: [reference for reference, _sharing in those] for name, those in found.items() if len(those) > 1}
     for name, references in sorted(shared.items()):
         matches.remarks.append(f"{' and '.join(references[:3])} share the name {name!r}, so files of that name are nobody's")
     return {name: those[0] for name, those in found.items() if len(those) == 1}

@@ -50,9 +50,9 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         family = None if named is None else family_of(MUSUBI, named["arch"])
         if named is None or family is None or named["stem"] not in pictures or not matches.counts(family):
             continue
-        reference, sample = pictures[named["stem"]]
+        reference, sharing = pictures[named["stem"]]
         if text is not None:
-            matches.take_text(first_caption(sample), Place(path, expected=first_caption(sample)))
+            matches.take_text_of(sharing, Place(path, expected=first_caption(sharing[0])))
         else:
             facts = {"size": [int(named["width"]), int(named["height"])]}
             latents.setdefault(reference, []).append(Place(path, facts=facts))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, by_name, first_caption, only, stem_of
+from cachestore.formats.matching import Matches, Named, Place, View, by_name, only, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.samples import Sample
@@ -45,7 +45,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         if stem not in pictures or not matches.counts(family):
             continue
         if facts is None:
-            matches.take_text(first_caption(pictures[stem][1]), Place(path))
+            matches.take_text_of(pictures[stem][1], Place(path))
         else:
             latents.setdefault(stem, []).append(Place(path, facts=facts))
     for stem, places in latents.items():
