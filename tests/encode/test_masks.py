@@ -25,8 +25,8 @@ def grey(width, height, seed=0):
 
 
 def resolve(mask, picture, encoder=None, **more):
-    files = {"mask.png": mask, "picture.png": picture}
-    return (encoder or MaskEncoder(2)).resolve({**REQUEST, **more}, files.__getitem__)
+    read: Any = {"mask.png": mask, "picture.png": picture}.__getitem__  # a mask is read whole
+    return (encoder or MaskEncoder(2)).resolve({**REQUEST, **more}, read)
 
 
 def made(mask, picture, factor=2, **more):
