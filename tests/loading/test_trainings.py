@@ -1,6 +1,8 @@
 """Trainings of two ranks and more: every sample once an epoch but for the said rest, equal steps, no mixed batch, exact resume."""
 
+import os
 import socket
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 
@@ -36,15 +38,23 @@ def lightning_crowd(tmp_path_factory):
     made.close()
 
 
+def _free_port():
+    """A port that nobody has, and that the system gives nobody who asks for any: other tests' ranks take those by the dozen."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    message = "no port below 32,000 is free"
+    raise OSError(message)
+
+
 @pytest.fixture(scope="module")
 def train(store, tmp_path_factory):
     """Call a part on so many ranks, as torchrun would start them; returns what each gives back."""
     folder, count = tmp_path_factory.mktemp("meetings"), iter(range(100))
 
     def run(crowd, part, world, **body):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(_free_port())
         common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(count)}"), **body}
         bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
         ended = crowd.run(f"tests.loading.trainings:{part}", *bodies)
