@@ -16,13 +16,15 @@ from weakref import WeakSet
 
 import torch
 
-from cachestore import ranks
+from cachestore import ranks, vector_math
 from cachestore.encode import loaded
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
 from cachestore.errors import BadInput
 from cachestore.keys import Json
+
+vector_math.settle()
 
 Foreign = Any
 """An object of transformers or diffusers, which are typed in part only."""

@@ -8,9 +8,12 @@ from typing import Literal
 
 import torch
 
+from cachestore import vector_math
 from cachestore.errors import BadInput, FormatError
 from cachestore.keys import digest_parts
 from cachestore.loading.read_block import LatentsBlock
+
+vector_math.settle()
 
 LatentsAs = Literal["sample", "mean", "moments", "raw"]
 """`sample`: drawn from the moments, normalised; where only a mean or one sample is stored, that one, normalised.

@@ -1,0 +1,36 @@
+"""The first vector math of a process: computed by one thread, whoever asks first."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FIRST_CALLS = """
+import json
+import sys
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Noted(TorchDispatchMode):
+    def __torch_dispatch__(self, called, types, arguments=(), options=None):
+        sizes = [one.numel() for one in arguments if isinstance(one, torch.Tensor)]
+        noted.append([called.overloadpacket.__name__, *sizes])
+        return called(*arguments, **(options or {}))
+
+
+noted = []
+with Noted():
+    __import__(sys.argv[1])
+print(json.dumps(noted))
+"""
+
+
+@pytest.mark.parametrize("module", ["cachestore.loading.dataset", "cachestore.encode.modules"])
+def test_a_module_that_computes_asks_for_one_number_first(module):
+    """What follows where several threads ask first: pytorch issue 188792."""
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS, module], capture_output=True, text=True, check=True)
+
+    assert ["exp", 1] in json.loads(done.stdout)
