@@ -204,7 +204,7 @@ class Raw:
             os.fsync(file.fileno())
         self.descriptor = os.open(self.path, os.O_RDONLY)
         self.map_anew()
-        self.buffer = memoryview(np.ones(64 * max(map(kind.size_bytes, range(min(kind.items, 512)))), np.uint8).data)
+        self.buffer = _whole_pages(64 * max(map(kind.size_bytes, range(min(kind.items, 512)))))
 
     def map_anew(self) -> None:
         """Map the file; what was mapped before is let go of, so that its pages can leave the page cache."""
@@ -226,6 +226,13 @@ class Raw:
             for number in batch:
                 start, end = self.starts[number], self.starts[number + 1]
                 position += os.preadv(self.descriptor, [self.buffer[position : position + end - start]], start)
+
+
+def _whole_pages(size: int) -> memoryview:
+    """Memory that starts with a page, as the file does: 16 bytes on, where malloc begins, some processors copy at a third of the speed."""
+    held = np.ones(size + mmap.PAGESIZE, np.uint8)
+    start = -held.ctypes.data % mmap.PAGESIZE
+    return memoryview(held[start : start + size].data)
 
 
 def make_store(folder: Path, kind: Kind) -> Path:

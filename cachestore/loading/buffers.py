@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cachestore.errors import BadInput
+from cachestore.files.container import ALIGNMENT
 
 Rows = Sequence[memoryview]
 
@@ -49,7 +50,7 @@ class BatchBuffers:
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> Taken:
         """Room for one tensor of the next batch under this name, holding anything. What was taken under the name before is overwritten."""
         made = self._made.get(name)
-        # The very same tensor, as making another takes a tenth of the time of a batch; but not one whose looks somebody changed.
+        # The very same tensor, as making another takes a sixteenth of the time of a batch; but not one whose looks somebody changed.
         if made is not None and made[0].dtype == dtype and made[0].shape == tuple(shape) and _is_plain(made[0]):
             return made
         size = prod(shape) * dtype.itemsize
@@ -96,5 +97,10 @@ def _pinned(size: int) -> torch.Tensor:
 
 
 def _unpinned(size: int) -> torch.Tensor:
-    """Memory by numpy, which asks for huge pages where it is much: reading 8 MiB into it takes an eighth less than into torch's."""
-    return torch.from_numpy(np.empty(max(size, 1), np.uint8))  # pyright: ignore[reportUnknownMemberType] - torch's stub knows no element type
+    """Memory by numpy, which asks for huge pages where it is much: reading 8 MiB into it takes an eighth less than into torch's.
+
+    It starts with a line of the processor's cache, as entries do: 16 bytes behind it, where malloc begins, reading takes a tenth longer.
+    """
+    held = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
+    start = -held.ctypes.data % ALIGNMENT
+    return torch.from_numpy(held[start : start + max(size, 1)])  # pyright: ignore[reportUnknownMemberType] - torch's stub knows no element type
