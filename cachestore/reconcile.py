@@ -17,7 +17,7 @@ import numpy as np
 from cachestore.errors import FormatError
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
-from cachestore.files.table import Digests
+from cachestore.files.table import Digests, run_of
 from cachestore.inputs import (
     CROP,
     FRAMED,
@@ -538,8 +538,7 @@ def _as_text(keys: Bytes) -> Any:
 
 def _rows(values: Sequence[bytes], width: int) -> Bytes:
     """Digests as rows of bytes, without a copy where they lie in one buffer."""
-    raw = values.raw if isinstance(values, Digests) else b"".join(values)
-    return np.frombuffer(raw, np.uint8).reshape(-1, width)
+    return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
 
 
 def _numbers(values: Sequence[int]) -> Numbers:

@@ -276,7 +276,12 @@ def number_column(values: "Iterable[int] | memoryview[int]", *, width: int = 1) 
 
 def digest_column(rows: Sequence[bytes], *, width: int) -> Column:
     """A column of byte strings, all `width` long."""
-    return ("U8", (len(rows), width), rows.raw if isinstance(rows, Digests) else b"".join(rows))
+    return ("U8", (len(rows), width), run_of(rows))
+
+
+def run_of(rows: Sequence[bytes]) -> bytes | memoryview:
+    """Byte strings one after the other; without a copy where they lie so."""
+    return rows.raw if isinstance(rows, Digests) else b"".join(rows)
 
 
 def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:

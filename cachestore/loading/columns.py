@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cachestore.files.table import Digests, Strings
+from cachestore.files.table import Digests, Strings, run_of
 from cachestore.inputs import cells_each
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
@@ -127,8 +127,7 @@ def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
 
 
 def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
-    raw = values.raw if isinstance(values, Digests) else b"".join(values)
-    return np.frombuffer(raw, np.uint8).reshape(-1, width)
+    return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
 
 
 def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:

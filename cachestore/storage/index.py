@@ -27,7 +27,7 @@ from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_firsts, unpack_places
+from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_first, unpack_firsts, unpack_places
 from cachestore.storage.segment import StoredEntry
 
 VERSION: Final = 1
@@ -174,13 +174,15 @@ class Index:
             raise self._complaint(error) from error
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
-        """The first copy of each key, in the order of `keys`: a third of the time of `find`. None where the index lacks one of them."""
+        """The first copy of each key, in the order of `keys`: half the time of `find`. None where the index lacks one of them."""
         try:
             environment = self._attached()
             with environment.begin(self._tables[b"entries"]) as transaction:
                 values: list[Any] = list(map(transaction.get, keys))
             if None in values:
                 return None
+            if len(values) == 1:  # a get; in the way of many it costs twice as much
+                return self._located(*unpack_first(values[0]))
             if not values:
                 return Located.of(())
             numbers, ordinals, offsets, layouts, checksums = zip(*unpack_firsts(values), strict=True)
@@ -190,6 +192,11 @@ class Index:
             return Located(tuple([refs[n] for n in numbers]), ordinals, offsets, tuple([known[n] for n in layouts]), checksums)
         except _UNREADABLE as error:
             raise self._complaint(error) from error
+
+    def _located(self, number: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> Located:
+        if layout not in self._layouts:
+            self._read_layouts([layout])
+        return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
         with self._reading() as (transaction, tables):

@@ -71,6 +71,11 @@ def unpack_firsts(values: Sequence[bytes]) -> list[tuple[int, int, int, int, byt
     return [_PACKED.unpack_from(value) for value in values]
 
 
+def unpack_first(value: bytes) -> tuple[int, int, int, int, bytes]:
+    """As `unpack_firsts`, of one value."""
+    return _PACKED.unpack_from(value)
+
+
 def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """All places in an index value: (segment number, ordinal, offset, layout number, checksum)."""
     return [_PACKED.unpack(value)] if len(value) == PLACE_BYTES else list(_PACKED.iter_unpack(value))

@@ -104,6 +104,14 @@ def test_found_places_stand_in_the_order_of_the_keys_asked_for(layout):
         assert found[0] == found[3] != found[2]
         assert index.locate([key_of(n) for n in (7, 0, 7)]) == Located.of([found[0][0], found[2][0], found[3][0]])
         assert (index.locate(asked), index.locate([])) == (None, Located.of([]))
+        assert (index.locate(asked[1:2]), index.locate(asked[2:3])) == (None, Located.of(found[2]))
+
+
+def test_one_place_that_is_looked_up_first_is_as_one_of_many(layout):
+    digest = put(layout, 1, 2)
+    with closing(Index(layout, built(layout, 1, digest))) as index:
+        one = index.locate([key_of(2)])
+        assert one == Located.of(index.find([key_of(2)])[0])
 
 
 def test_items_come_in_the_order_of_keys(layout):
