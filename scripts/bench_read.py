@@ -2,7 +2,8 @@
 
     batches   shuffled batches of 16 and 64, in the page cache, and single entries: latents of 512 KiB (bf16) and 32 KiB (fp16), ragged
               text (20 to 512 rows of 4096, bf16, and a pooled vector), tiny vectors. Ours into reused buffers, against the limit (copies
-              out of a mapped raw file into one reused buffer), and against one .pt, .npz or .safetensors an item and LMDB values
+              out of a mapped raw file into one reused buffer), and against one .pt, .npz or .safetensors an item and LMDB values;
+              batches of a MixedDataset against those of one data set
     cold      batches of 16 of the large latents after POSIX_FADV_DONTNEED, against the raw file read record by record
     loaders   torch's DataLoader with 0 and 2 workers, and read_batch in the trainer's process, with an idle consumer and with one that
               runs 2 ms of Python for each batch
@@ -390,6 +391,15 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
                 *bytes_of,
                 lambda b=batches: raw.read_records(b),
                 lambda b=batches: raw.copy_out(b),
+            )
+        )
+        halves = cs.MixedDataset([steady.select(range(first, len(steady), 2)) for first in range(2)])
+        rows.append(
+            compare(
+                f"{title} of two data sets / of one",
+                *bytes_of,
+                lambda b=batches, h=halves: read_all(h, b, buffers),
+                lambda b=batches: read_all(steady, b, buffers),
             )
         )
         for peer in peers:

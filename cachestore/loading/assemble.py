@@ -6,7 +6,7 @@ another type or too long, an entry that is damaged) is left to that slower way, 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import torch
 
@@ -16,7 +16,6 @@ from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, rea
 from cachestore.loading.masks import mask_shape, read_masks_into
 from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
-from cachestore.reader import Reader
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Located
 from cachestore.tensors import are_bools, torch_dtype
@@ -60,6 +59,18 @@ class MaskPart:
 Part = TextPart | LatentsPart | MaskPart
 
 _NOTHING: Final = torch.empty(0)
+
+
+class Source(Protocol):
+    """Who looks entries up and reads them: a Reader, or what stands for several."""
+
+    def locate(self, keys: Sequence[Key]) -> Located:
+        """As `Reader.locate`."""
+        ...
+
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+        """As `Reader.fill`."""
+        ...
 
 
 class _Irregular(Exception):
@@ -180,13 +191,13 @@ def _aside(spec: TensorSpec) -> memoryview:
     return memoryview(bytearray(spec.size_bytes))
 
 
-def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
+def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
     """The stored tensors of a batch, in `memory`; None where they have to be put together in the slower way. Raises MissingEntry.
 
     The parts name as many samples each, at least one. No parts make an empty batch.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft.of(keys, reader.locate(keys), memory)
+    draft = _Draft.of(keys, source.locate(keys), memory)
     try:
         for number, part in enumerate(parts):
             if isinstance(part, TextPart):
@@ -195,7 +206,7 @@ def assemble(reader: Reader, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_latents(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        if not reader.fill(keys, draft.located, draft.all_targets()) or not draft.copy_all():
+        if not source.fill(keys, draft.located, draft.all_targets()) or not draft.copy_all():
             return None
         for step in draft.finish:
             step()

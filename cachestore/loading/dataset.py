@@ -25,10 +25,10 @@ from cachestore.files.paths import Layout
 from cachestore.files.table import take
 from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
 from cachestore.keys import Key, Recipe, digest_parts
-from cachestore.loading.assemble import LatentsPart, MaskPart, Part, TextPart, assemble
+from cachestore.loading.assemble import LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
-from cachestore.loading.collate import SampleDict, collate, constants_of
+from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.columns import (
     NO_EXTRAS,
     SIZES,
@@ -50,6 +50,7 @@ from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_s
 from cachestore.loading.masks import mask_shape, read_mask
 from cachestore.loading.order import turn_of
 from cachestore.loading.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
+from cachestore.loading.share import Share, read_share
 from cachestore.loading.texts import read_outputs
 from cachestore.reader import Reader
 from cachestore.samples import CONTROL, IMAGE, MASK, VIDEO
@@ -61,6 +62,8 @@ CONTROL_LATENTS: Final = "control_latents"
 
 CAPTION: Final = "caption"
 """The role of the key columns that captions made."""
+
+SAMPLE_ID: Final = "sample_id"
 
 LATENTS: Final = "latents"
 """What pictures give to a batch."""
@@ -87,7 +90,7 @@ class _Asked(NamedTuple):
     """The samples of a batch, column by column."""
 
     rows: Sequence[int]
-    ids: Sequence[str]
+    ids: list[str]
     texts: Sequence[int | None]
     """Which of its captions each has now."""
     views: Sequence[int]
@@ -306,7 +309,8 @@ class CachedDataset(Dataset[SampleDict]):
         `collate` and `__getitems__` do; the buffers then hold anything.
         """
         rows = self._rows_at(places)
-        batch = self._read_straight(rows, into if into is not None else BatchBuffers()) if len(rows) else None
+        share = self._share(rows) if rows else None
+        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
         if batch is not None:
             return batch
         batch = self.collate(self.__getitems__(places))
@@ -336,38 +340,34 @@ class CachedDataset(Dataset[SampleDict]):
             message = f"the data set has {count} samples, and none at {outside}"
             raise IndexError(message) from None
 
-    def _read_straight(self, rows: Sequence[int], memory: BatchBuffers) -> dict[str, Any] | None:
-        """A batch of at least one sample; None where its samples are not alike, or it has to be put together in the slower way."""
+    def share(self, places: Sequence[SupportsIndex]) -> Share | None:
+        """What these samples, at least one, give to a batch, of other data sets too; None where they are not alike. Raises IndexError."""
+        return self._share(self._rows_at(places))
+
+    def _share(self, rows: Sequence[int]) -> Share | None:
         asked = _Asked(rows, take(self._catalog.ids, rows), self._chosen_texts(rows), self._chosen_views(rows))
         parts = self._parts(asked)
         is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
         # Where no sample of a batch has a mask, each gets one that no entry holds.
         is_alike = is_alike and (self._masks is None or any(isinstance(part, MaskPart) for part in parts))
-        beside = self._beside(asked, parts, memory) if is_alike else None
-        tensors = assemble(self._reader, parts, memory) if beside is not None else None
-        if beside is None or tensors is None:
-            return None
-        batch = tensors | beside
-        if self._texts:
-            batch |= memory.keep(constants_of(batch, [text.block for text in self._texts]))
-        return batch
-
-    def _beside(self, asked: _Asked, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
-        """What a batch holds beside the stored tensors that `parts` make; None where only some samples have it."""
-        rows, ids, texts, views = asked
-        beside: dict[str, Any] = {CAPTION: self._captions(rows, texts), "sample_id": ids}
         made = {part.name for part in parts if not isinstance(part, TextPart)}
+        pairs: Mapping[str, Sequence[int]] | None = {}
+        clips: Mapping[str, torch.Tensor] | None = {}
         if self._latents is not None and LATENTS in made:
-            sizes, clips = batch_sizes(self._latents.column, rows, views), batch_clips(self._latents.column, rows, views)
-            if sizes is None or clips is None:
-                return None
-            beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in sizes.items()} | memory.keep(clips)
-        if self._has_extras and any(text != NO_EXTRAS for text in take(self._catalog.extras, rows)):
-            taken = {*beside, *made, *SIZES, *(name for text in self._texts for name in text.block.names())}
-            extras = [self._extras(row, taken=taken) for row in rows]
-            names = dict.fromkeys(name for values in extras for name in values)
-            beside |= {name: [values.get(name) for values in extras] for name in names}
-        return beside
+            pairs = batch_sizes(self._latents.column, rows, asked.views)
+            clips = batch_clips(self._latents.column, rows, asked.views)
+        if not is_alike or pairs is None or clips is None:
+            return None
+        plain: dict[str, list[Any]] = {CAPTION: self._captions(rows, asked.texts), SAMPLE_ID: asked.ids}
+        extras = self._extras_beside(rows, {*made, *plain, *clips}) if self._has_extras else ()
+        return Share(self._reader, parts, plain, pairs, clips, extras, [text.block for text in self._texts])
+
+    def _extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any."""
+        if all(text == NO_EXTRAS for text in take(self._catalog.extras, rows)):
+            return ()
+        taken = {*made, *SIZES, *(name for text in self._texts for name in text.block.names())}
+        return [self._extras(row, taken=taken) for row in rows]
 
     def _captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
         at, captions = self._catalog.captions_at, self._catalog.captions
@@ -640,7 +640,7 @@ class CachedDataset(Dataset[SampleDict]):
             sample[CONTROL_LATENTS] = self._control_latents(self._controls, rest)
         for one, found in zip(self._texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
-        sample |= {CAPTION: self._caption(row, text), "sample_id": sample_id}
+        sample |= {CAPTION: self._caption(row, text), SAMPLE_ID: sample_id}
         if self._latents is not None and tensors is not None:
             sample |= sizes_of(self._latents.column, self._latents.column.at[row] + view)
         return sample | self._extras(row, taken={*sample, *SIZES, *(name for one in self._texts for name in one.block.names())})

@@ -20,6 +20,7 @@ from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.dataset import Bucket, CachedDataset
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.order import Places, permutation
+from cachestore.loading.share import join_shares, read_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,13 @@ class MixedDataset(Dataset[SampleDict]):
         return self.datasets[0].collate(samples) if self.datasets else collate(samples, [])
 
     def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
-        """As `CachedDataset.read_batch`: straight into the buffers where all samples are of one data set, else as `collate` puts them."""
-        owners = list(self._by_owner(places))
-        if len(owners) == 1:
-            number, _wanted, inner = owners[0]
-            return self.datasets[number].read_batch(inner, into=into)
+        """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
+        shares = [(self.datasets[number].share(inner), wanted) for number, wanted, inner in self._by_owner(places)]
+        there = [share for share, _wanted in shares if share is not None]
+        share = join_shares(there, [wanted for _share, wanted in shares]) if shares and len(there) == len(shares) else None
+        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
+        if batch is not None:
+            return batch
         batch = self.collate(self.__getitems__(places))
         return batch if into is None else into.keep(batch)
 

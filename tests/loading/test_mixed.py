@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.loading.mixed import _shared_out
-from tests.loading.stores import PLAIN, Row, make_store, recipes
+from tests.loading.stores import FLUX, PLAIN, SDXL, Row, make_store, recipes
 from tests.loading.test_dataset import batch_of, equal, loader
+from tests.loading.test_read_batch import assert_read_straight
 
 pytestmark = [
     pytest.mark.torch,
@@ -124,6 +125,56 @@ def test_a_batch_that_is_read_straight_is_the_same(photos, drawings):
             mixed.ask_ahead(places)
             assert equal(mixed.read_batch(places), batch_of(mixed, *places))
             assert equal(mixed.read_batch(places, into=buffers), batch_of(mixed, *places))
+
+
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+@pytest.mark.parametrize("family", [SDXL, FLUX, PLAIN], ids=lambda family: family.name)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_batch_of_several_data_sets_is_read_straight_in_any_order(two_stores, monkeypatch, family, latents, data):
+    """Of two stores that share a caption, and of a part of one of them."""
+    ours, theirs = (cs.CachedDataset(path, latents=latents) for path in two_stores[family.name])
+    mixed = cs.MixedDataset([ours, theirs, ours.select([3, 1])], [1, 2, 1])
+    mixed.set_epoch(2)
+    places = data.draw(st.lists(st.sampled_from(range(len(mixed))), min_size=1, max_size=9))
+    for into in (None, mixed.make_buffers()):
+        assert_read_straight(mixed, places, monkeypatch, into=into)
+
+
+@pytest.fixture(scope="module")
+def two_stores(tmp_path_factory):
+    """By the name of a family: two stores of it whose samples share a bucket and a caption, some with columns of their own."""
+    made = {}
+    for family in (SDXL, FLUX, PLAIN):
+        folder = tmp_path_factory.mktemp("mixed")
+        ours = [Row(f"o{n}", ("a photo" if n else "ours",), extras='{"artist": "A"}' if n == 2 else "{}") for n in range(4)]
+        theirs = [Row(f"t{n}", ("a photo", "and more") if n else ("theirs",)) for n in range(3)]
+        made[family.name] = [make_store(folder / name, rows, recipes(family)) for name, rows in (("ours", ours), ("theirs", theirs))]
+    return made
+
+
+def test_control_images_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
+    rows = [[Row(f"{name}{n}", controls=[(64, 48)]) for n in range(2)] for name in "ab"]
+    mixed = cs.MixedDataset([cs.CachedDataset(make_store(tmp_path / str(n), some, recipes())) for n, some in enumerate(rows)])
+    assert_read_straight(mixed, [3, 0, 2], monkeypatch)
+
+
+def test_samples_of_which_some_alone_have_sizes_are_refused_as_collate_does(tmp_path):
+    rows = [[Row("a")], [Row("b", is_measured=False)]]
+    mixed = cs.MixedDataset([cs.CachedDataset(make_store(tmp_path / str(n), some, recipes())) for n, some in enumerate(rows)])
+    with pytest.raises(cs.BadInput, match="has original_size and sample 'b' has none"):
+        mixed.read_batch([0, 1])
+
+
+def test_what_is_damaged_in_one_of_the_stores_is_an_error_that_names_the_segment(photos, drawings, tmp_path):
+    mixed = cs.MixedDataset([photos, drawings])
+    (segment,) = (tmp_path / "drawings").glob("segments/*/*")
+    whole = segment.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    segment.write_bytes(whole[:begin] + bytes(len(whole) - begin))
+    with pytest.raises(cs.CorruptEntry, match=segment.name):
+        mixed.read_batch(mixed.buckets[64, 48])
+    assert mixed.read_batch(mixed.buckets[48, 64])["sample_id"] == ["p0", "p3", "p6"]
 
 
 def test_where_a_sample_is_from_can_be_asked(photos, drawings):

@@ -1,0 +1,131 @@
+"""What a data set gives to a batch, and the batch that the shares of one or several data sets make. Knows no catalog."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import torch
+
+from cachestore.keys import Key
+from cachestore.loading.assemble import LatentsPart, Part, Source, assemble
+from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.collate import constants_of
+from cachestore.loading.read_block import TextBlock
+from cachestore.storage.places import Located, Place
+
+T = TypeVar("T")
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Some samples of one data set, at least one, column by column: what is to be read of them, and what stands beside it."""
+
+    source: Source
+    parts: Sequence[Part]
+    plain: Mapping[str, list[Any]]
+    """A value of each sample."""
+    pairs: Mapping[str, Sequence[int]]
+    """Two whole numbers of each sample, those of one after those of the other."""
+    tensors: Mapping[str, torch.Tensor]
+    """A number of each sample."""
+    extras: Sequence[Mapping[str, Any]]
+    """The columns of its own of each sample; empty where none has any."""
+    blocks: Sequence[TextBlock]
+
+
+def read_share(share: Share, memory: BatchBuffers) -> dict[str, Any] | None:
+    """The batch, in `memory`; None where it has to be put together in the slower way. Raises MissingEntry."""
+    # Before the reads, after which the processor's cache holds little of the interpreter.
+    beside: dict[str, Any] = {**share.plain}
+    beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in share.pairs.items()} | memory.keep(share.tensors)
+    names = dict.fromkeys(name for values in share.extras for name in values)
+    beside |= {name: [values.get(name) for values in share.extras] for name in names}
+    tensors = assemble(share.source, share.parts, memory)
+    if tensors is None:
+        return None
+    batch = tensors | beside
+    return batch | memory.keep(constants_of(batch, share.blocks)) if share.blocks else batch
+
+
+def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Share | None:
+    """The shares of several data sets as one; None where they are not alike. At least one.
+
+    `places` says of each where in the batch its samples stand; each place of the batch is said once. An entry that several stores have is
+    read from one of them, as equal keys hold interchangeable values.
+    """
+    first, size = shares[0], sum(map(len, places))
+    if len(shares) == 1 and list(places[0]) == list(range(size)):
+        return first
+    columns = [share.plain.keys() | share.pairs.keys() | share.tensors.keys() for share in shares]
+    if any(column != columns[0] or len(share.parts) != len(first.parts) for share, column in zip(shares, columns, strict=True)):
+        return None
+
+    def spread(values: Iterable[Sequence[T]]) -> list[T]:
+        found = {place: value for some, where in zip(values, places, strict=True) for place, value in zip(where, some, strict=True)}
+        return [found[place] for place in range(size)]
+
+    parts: list[Part] = []
+    for alike in zip(*(share.parts for share in shares), strict=True):
+        if any(_without_samples(part) != _without_samples(alike[0]) for part in alike):
+            return None
+        joined = replace(alike[0], keys=spread([part.keys for part in alike]))
+        noise = [part.noise for part in alike if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
+        parts.append(replace(joined, noise=spread(noise)) if isinstance(joined, LatentsPart) and noise else joined)
+    has_extras = any(share.extras for share in shares)
+    pairs = {name: spread([_two_by_two(share.pairs[name]) for share in shares]) for name in first.pairs}
+    return Share(
+        _source_of(shares),
+        parts,
+        {name: spread([share.plain[name] for share in shares]) for name in first.plain},
+        {name: [number for pair in each for number in pair] for name, each in pairs.items()},
+        {name: torch.stack(spread([share.tensors[name].unbind() for share in shares])) for name in first.tensors},
+        spread([share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]) if has_extras else (),
+        first.blocks,
+    )
+
+
+def _without_samples(part: Part) -> Part:
+    return replace(part, keys=(), noise=()) if isinstance(part, LatentsPart) else replace(part, keys=())
+
+
+def _two_by_two(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _source_of(shares: Sequence[Share]) -> Source:
+    """Who reads the entries of all of them."""
+    if all(share.source is shares[0].source for share in shares):
+        return shares[0].source
+    return _Sources({key: share.source for share in shares for part in share.parts for key in part.keys})
+
+
+class _Sources:
+    """Several stores as one `Source`: each entry is looked up and read where somebody who wants it has it."""
+
+    def __init__(self, owners: Mapping[Key, Source]) -> None:
+        self._owners = owners
+
+    def locate(self, keys: Sequence[Key]) -> Located:
+        """As `Reader.locate`, asking each store once."""
+        found: dict[int, Place] = {}
+        for source, rows in self._by_source(keys):
+            located = source.locate([keys[row] for row in rows])
+            found |= {row: located.place(number) for number, row in enumerate(rows)}
+        return Located.of([found[row] for row in range(len(keys))])
+
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+        """As `Reader.fill`, asking each store once."""
+        for source, rows in self._by_source(keys):
+            own = Located.of([located.place(row) for row in rows])
+            if not source.fill([keys[row] for row in rows], own, [targets[row] for row in rows]):
+                return False
+        return True
+
+    def _by_source(self, keys: Sequence[Key]) -> list[tuple[Source, list[int]]]:
+        rows: dict[int, tuple[Source, list[int]]] = {}
+        for row, key in enumerate(keys):
+            source = self._owners[key]
+            rows.setdefault(id(source), (source, []))[1].append(row)
+        return list(rows.values())
