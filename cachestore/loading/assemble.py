@@ -53,7 +53,13 @@ class MaskPart:
     patch: int
     """As for `masks.read_mask`."""
     keys: Sequence[Key]
-    """One for each sample."""
+    """One for each sample that has a mask."""
+    places: Sequence[int]
+    """Which samples these are."""
+    count: int
+    """Of all samples; who has no mask has one of 1 everywhere."""
+    shape: Sequence[int] | None
+    """Of the masks of those that have none, as it is handed out; None where every sample has one, or they are not of one shape."""
 
 
 Part = TextPart | LatentsPart | MaskPart
@@ -233,14 +239,30 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     draft.claim(part.name)
-    column = draft.find(part.keys, part.name)
-    if not column.has_one_shape():
+    if part.shape is None and len(part.keys) < part.count:
         raise _Irregular
+    if not part.keys and part.shape is not None:
+        draft.take(part.name, (part.count, *part.shape), torch.float32)[0].fill_(1)
+        return
+    column = draft.find(part.keys, part.name)
     shape = (len(part.keys), *column.specs[0].shape)
-    out, _view = draft.take(part.name, mask_shape(shape, part.patch), torch.float32)
+    made = mask_shape(shape, part.patch)
+    if not column.has_one_shape() or (part.shape is not None and tuple(part.shape) != made[1:]):
+        raise _Irregular
+    out, _view = draft.take(part.name, (part.count, *made[1:]), torch.float32)
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
-    draft.finish.append(lambda: read_masks_into(stored, part.patch, out))
+    if part.shape is None:
+        draft.finish.append(lambda: read_masks_into(stored, part.patch, out))
+        return
+    those = draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
+    draft.finish.append(lambda: _put_masks(stored, part, those, out))
+
+
+def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
+    """The masks of some samples, where the others have none."""
+    read_masks_into(stored, part.patch, those)
+    out.fill_(1)[list(part.places)] = those
 
 
 def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:

@@ -347,9 +347,8 @@ class CachedDataset(Dataset[SampleDict]):
     def _share(self, rows: Sequence[int]) -> Share | None:
         asked = _Asked(rows, take(self._catalog.ids, rows), self._chosen_texts(rows), self._chosen_views(rows))
         parts = self._parts(asked)
-        is_alike = all(len(part.keys) == len(rows) for part in parts) and (self._controls is None or self._has_one_control)
-        # Where no sample of a batch has a mask, each gets one that no entry holds.
-        is_alike = is_alike and (self._masks is None or any(isinstance(part, MaskPart) for part in parts))
+        is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart))
+        is_alike = is_alike and (self._controls is None or self._has_one_control)
         made = {part.name for part in parts if not isinstance(part, TextPart)}
         pairs: Mapping[str, Sequence[int]] | None = {}
         clips: Mapping[str, torch.Tensor] | None = {}
@@ -386,13 +385,22 @@ class CachedDataset(Dataset[SampleDict]):
             noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._options.latents == "sample" else []
             keys = _view_keys(self._latents.column, rows, views)
             parts.append(LatentsPart(LATENTS, self._latents.block, self._options.latents, keys, noise))
-        if self._masks is not None:
-            parts.append(MaskPart(MASK, self._masks.patch, _view_keys(self._masks.column, rows, views)))
+        if self._masks is not None and (masks := self._mask_part(self._masks, rows, views)) is not None:
+            parts.append(masks)
         if self._controls is not None:
             keys, form = _view_keys(self._controls.column, rows, views), self._control_form(self._controls)
             parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, keys, []))
         parts += [TextPart(text.block, self._text_keys(text, rows, texts)) for text in self._texts]
-        return [part for part in parts if part.keys]
+        return [part for part in parts if part.keys or isinstance(part, MaskPart)]
+
+    def _mask_part(self, masks: _Masks, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
+        """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
+        having = [place for place, row in enumerate(rows) if masks.column.count(row)]
+        shapes = {self._shape_of_no_mask(masks, rows[place]) for place in {*range(len(rows))}.difference(having)}
+        if not having and shapes == {None}:
+            return None
+        shape = shapes.pop() if len(shapes) == 1 else None
+        return MaskPart(MASK, masks.patch, _view_keys(masks.column, rows, views), having, len(rows), shape)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch's latents are drawn from now on, here and in all DataLoader workers."""
@@ -649,12 +657,17 @@ class CachedDataset(Dataset[SampleDict]):
         """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
+        shape = self._shape_of_no_mask(masks, row)
+        return None if shape is None else torch.ones(shape)
+
+    def _shape_of_no_mask(self, masks: _Masks, row: int) -> tuple[int, ...] | None:
+        """Of the mask of a sample that has none; None where it has no picture either."""
         column = self._pictures.column if self._pictures is not None else None
         bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
         if bucket is None:
             return None
         width, height = (side // masks.block.factor for side in bucket[:2])
-        return torch.ones(mask_shape((1, height, width), masks.patch))
+        return mask_shape((1, height, width), masks.patch)
 
     def _control_form(self, controls: _Latents) -> LatentsAs:
         """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""

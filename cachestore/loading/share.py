@@ -1,13 +1,13 @@
 """What a data set gives to a batch, and the batch that the shares of one or several data sets make. Knows no catalog."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
 
 from cachestore.keys import Key
-from cachestore.loading.assemble import LatentsPart, Part, Source, assemble
+from cachestore.loading.assemble import LatentsPart, MaskPart, Part, Source, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
 from cachestore.loading.read_block import TextBlock
@@ -55,39 +55,67 @@ def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Sha
     `places` says of each where in the batch its samples stand; each place of the batch is said once. An entry that several stores have is
     read from one of them, as equal keys hold interchangeable values.
     """
-    first, size = shares[0], sum(map(len, places))
-    if len(shares) == 1 and list(places[0]) == list(range(size)):
+    first = shares[0]
+    if len(shares) == 1 and list(places[0]) == list(range(len(places[0]))):
         return first
     columns = [share.plain.keys() | share.pairs.keys() | share.tensors.keys() for share in shares]
     if any(column != columns[0] or len(share.parts) != len(first.parts) for share, column in zip(shares, columns, strict=True)):
         return None
-
-    def spread(values: Iterable[Sequence[T]]) -> list[T]:
-        found = {place: value for some, where in zip(values, places, strict=True) for place, value in zip(where, some, strict=True)}
-        return [found[place] for place in range(size)]
-
-    parts: list[Part] = []
-    for alike in zip(*(share.parts for share in shares), strict=True):
-        if any(_without_samples(part) != _without_samples(alike[0]) for part in alike):
-            return None
-        joined = replace(alike[0], keys=spread([part.keys for part in alike]))
-        noise = [part.noise for part in alike if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
-        parts.append(replace(joined, noise=spread(noise)) if isinstance(joined, LatentsPart) and noise else joined)
-    has_extras = any(share.extras for share in shares)
-    pairs = {name: spread([_two_by_two(share.pairs[name]) for share in shares]) for name in first.pairs}
+    parts = [_join_parts(those, places) for those in zip(*(share.parts for share in shares), strict=True)]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    pairs = {name: _spread([_two_by_two(share.pairs[name]) for share in shares], places) for name in first.pairs}
+    tensors = {name: torch.stack(_spread([share.tensors[name].unbind() for share in shares], places)) for name in first.tensors}
+    extras = [share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]
     return Share(
         _source_of(shares),
-        parts,
-        {name: spread([share.plain[name] for share in shares]) for name in first.plain},
+        known,
+        {name: _spread([share.plain[name] for share in shares], places) for name in first.plain},
         {name: [number for pair in each for number in pair] for name, each in pairs.items()},
-        {name: torch.stack(spread([share.tensors[name].unbind() for share in shares])) for name in first.tensors},
-        spread([share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]) if has_extras else (),
+        tensors,
+        _spread(extras, places) if any(share.extras for share in shares) else (),
         first.blocks,
     )
 
 
+def _spread(values: Sequence[Sequence[T]], places: Sequence[Sequence[int]]) -> list[T]:
+    """Values of several data sets in the order of the batch."""
+    found = {place: value for some, where in zip(values, places, strict=True) for place, value in zip(where, some, strict=True)}
+    return [found[place] for place in range(len(found))]
+
+
+def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part | None:
+    """The same part of several data sets; None where it is read otherwise there."""
+    if any(_without_samples(part) != _without_samples(parts[0]) for part in parts):
+        return None
+    masks = [part for part in parts if isinstance(part, MaskPart)]
+    if masks:
+        return _join_masks(masks, places)
+    joined = replace(parts[0], keys=_spread([part.keys for part in parts], places))
+    noise = [part.noise for part in parts if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
+    return replace(joined, noise=_spread(noise, places)) if isinstance(joined, LatentsPart) and noise else joined
+
+
+def _join_masks(parts: Sequence[MaskPart], places: Sequence[Sequence[int]]) -> MaskPart | None:
+    shapes = {tuple(part.shape) for part in parts if part.shape is not None}
+    if len(shapes) > 1:
+        return None
+    keys = {where[place]: key for part, where in zip(parts, places, strict=True) for place, key in zip(part.places, part.keys, strict=True)}
+    having = sorted(keys)
+    count, shape = sum(part.count for part in parts), next(iter(shapes), None)
+    return replace(parts[0], keys=[keys[place] for place in having], places=having, count=count, shape=shape)
+
+
 def _without_samples(part: Part) -> Part:
-    return replace(part, keys=(), noise=()) if isinstance(part, LatentsPart) else replace(part, keys=())
+    """What parts of different samples have in common."""
+    match part:
+        case LatentsPart():
+            return replace(part, keys=(), noise=())
+        case MaskPart():
+            return replace(part, keys=(), places=(), count=0, shape=None)
+        case TextPart():
+            return replace(part, keys=())
 
 
 def _two_by_two(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -39,6 +39,7 @@ class Row:
     """Whether the catalog knows the sizes of its picture."""
     controls: Sequence[tuple[int, int]] = ()
     """The buckets of its control images."""
+    has_mask: bool = False
     control_fails: bool = False
     """Whether the latents of its control images could not be made."""
 
@@ -49,6 +50,7 @@ class Recipes:
 
     text: Any = None
     latents: Any = None
+    masks: Any = None
 
 
 def recipes(family: Any = SDXL, stored: Any = "moments", **vae) -> Recipes:
@@ -98,6 +100,10 @@ def make_store(
             for row in rows:
                 if made.latents is not None and row.bucket is not None and not row.fails:
                     writer.put(picture_key(made.latents, row.id), stored_latents(made.latents, row.id, row.bucket, dtype))
+                if row.has_mask and row.bucket is not None:
+                    width, height = row.bucket
+                    mask = noise("mask", row.id, shape=(1, height // 8, width // 8)) > 0
+                    writer.put(picture_key(made.masks, row.id), {"mask": mask.astype(np.uint8) * 255})
                 if made.latents is not None and not row.control_fails:
                     for number, bucket in enumerate(row.controls):
                         shown = control_of(row, number)
@@ -117,11 +123,14 @@ def catalog_of(rows: Sequence[Row], made: Recipes, name: str) -> Catalog:
         if any(row.controls for row in rows):
             cells = [control_cells(made.latents, row) for row in rows]
             columns.append(make_column("latents", "control", made.latents.fingerprint, {}, cells))
+    if made.masks is not None:
+        cells = [[Cell(picture_key(made.masks, row.id))] if row.has_mask else [] for row in rows]
+        columns.append(make_column("mask", "mask", made.masks.fingerprint, {}, cells))
     starts = np.cumsum([0, *(len(row.captions) for row in rows)]).tolist()
     return Catalog(
         name=name,
         request={},
-        recipes={recipe.fingerprint: recipe for recipe in (made.text, made.latents) if recipe is not None},
+        recipes={recipe.fingerprint: recipe for recipe in (made.text, made.latents, made.masks) if recipe is not None},
         ids=[row.id for row in rows],
         captions_at=starts,
         captions=[caption for row in rows for caption in row.captions],

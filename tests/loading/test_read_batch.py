@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.encode import families
+from cachestore.encode.masks import mask_recipe
 from cachestore.files.paths import Layout
 from cachestore.keys import Recipe
 from cachestore.storage.append import publish_segment
@@ -253,6 +255,38 @@ def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, mon
     other = data.read_batch(ALIKE, into=buffers)
     assert_same(other, expected)
     assert {name: other[name].data_ptr() for name in addresses} == addresses
+
+
+def masked(path, *has_mask, **vae):
+    """A data set of these samples, some with a mask."""
+    made = replace(recipes(**vae), masks=mask_recipe(8))
+    rows = [Row(f"{n}.png", has_mask=has, bucket=None if has is None else (64, 48)) for n, has in enumerate(has_mask)]
+    return cs.CachedDataset(make_store(path, rows, made))
+
+
+def test_masks_of_all_of_some_and_of_no_samples_are_read_straight(path, monkeypatch):
+    data = masked(path, True, False, True, False)
+    buffers = data.make_buffers()
+    for places in ([0, 2], [2, 1, 0], [1, 3], [0, 0, 1]):
+        for into in (None, buffers):
+            assert_read_straight(data, places, monkeypatch, into=into)
+    assert float(data.read_batch([1, 3])["mask"].min()) == 1
+
+
+def test_samples_without_a_picture_have_no_mask_and_make_no_batch_with_others(path, monkeypatch):
+    data = masked(path, True, None, None, False)
+    assert_read_straight(data, [1, 2], monkeypatch)
+    assert "mask" not in data.read_batch([1, 2])
+    alone = cs.CachedDataset(path, fields=["mask"])
+    for both in ([0, 1], [3, 1]):
+        with pytest.raises(cs.BadInput, match="has mask and"):
+            alone.read_batch(both)
+
+
+def test_masks_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
+    mixed = cs.MixedDataset([masked(tmp_path / "a", True, False), masked(tmp_path / "b", False, False), masked(tmp_path / "c", True, True)])
+    for places in ([3, 0, 1, 2], [1, 3], [5, 0, 4], [4, 2]):
+        assert_read_straight(mixed, places, monkeypatch)
 
 
 def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
