@@ -137,7 +137,7 @@ def list_sources(
     if is_alone(sources):
         return listings[0]
     parts = [
-        canonical([label, source.name, _weight(source), listing.content])
+        canonical([label, source.name, source.share, listing.content])
         for label, source, listing in zip(labels, sources, listings, strict=True)
     ]
     walk = partial(_walk, sources, labels, listings)
@@ -173,11 +173,7 @@ def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]
 
 def is_alone(sources: Sequence[Source]) -> bool:
     """Whether this is one source whose ids and references stay as they are; of others they begin with what the source is called."""
-    return len(sources) == 1 and not sources[0].name and _weight(sources[0]) == 1
-
-
-def _weight(source: Source) -> float:
-    return source.repeats * source.weight
+    return len(sources) == 1 and not sources[0].name and sources[0].share == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +220,10 @@ def files_of_sources(sources: Sequence[Source]) -> Files:
 
 def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[Listing], remarks: Remarks) -> Iterator[Sample]:
     owners: dict[str, int] = {}
-    is_weighted = any(_weight(source) != 1 for source in sources)
+    is_weighted = any(source.share != 1 for source in sources)
     for number, (source, label, listing) in enumerate(zip(sources, labels, listings, strict=True)):
         seen, before = Remarks(), len(owners)
-        columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(_weight(source))} if is_weighted else {})
+        columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(source.share)} if is_weighted else {})
         for sample in listing.samples(seen):
             named = _of_source(sample, source, label, columns)
             owner = owners.setdefault(named.id, number)

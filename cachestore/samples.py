@@ -88,6 +88,11 @@ class Source:
             message = f"caption of a source is a text, not {self.caption!r}"
             raise BadInput(message)
 
+    @property
+    def share(self) -> float:
+        """How often each of its samples comes in an epoch."""
+        return self.repeats * self.weight
+
     def as_json(self) -> dict[str, Json]:
         """What differs from the default, as a JSON object; the inverse is `Source(**value)`. For data that is a path."""
         return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}

@@ -1,34 +1,53 @@
 """The lines of Python that train from a store, printed after precompute. Tests run them."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cachestore.captions import CaptionPolicy
 from cachestore.forecast import TRAINING_BATCH
 from cachestore.reader import Reader
-from cachestore.samples import CONTROL, IMAGE
+from cachestore.samples import CONTROL, IMAGE, Source
 from cachestore.storage.catalog import newest_catalog
 
 if TYPE_CHECKING:
     from cachestore.loop import Report
 
 
-def training_lines(report: "Report", batch_size: int = TRAINING_BATCH) -> list[str]:
-    """Python that reads one epoch, with the names and shapes that are stored."""
+def training_lines(
+    report: "Report", batch_size: int = TRAINING_BATCH, *, captions: CaptionPolicy | None = None, sources: Sequence[Source] = ()
+) -> list[str]:
+    """Python that reads one epoch, with the names and shapes that are stored.
+
+    `captions` and `sources` are what the job was given: the policy is handed on, and samples come as often as their source says.
+    """
     path = Path(report.store)
-    opened = f"cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation}"
-    sizes = _resolutions(path, report.name)
-    several = f"data = cs.MixedDataset([{opened}, resolution=size) for size in ({', '.join(map(str, sizes))})])"
+    policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
     return [
         "import cachestore as cs",
         "from torch.utils.data import DataLoader",
         "",
-        several if len(sizes) > 1 else f"data = {opened})",
+        *([f"captions = cs.CaptionPolicy({policy})"] if policy else []),
+        f"data = {_opened(report, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
         f"sampler = cs.BucketBatchSampler(data, batch_size={batch_size}, rank=0, num_replicas=1)",
         "loader = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=2)",
         "for batch in loader:",
         "    ...  # a dict; " + "; ".join(_stored(path, report.name)),
     ]
+
+
+def _opened(report: "Report", *, has_policy: bool, has_weights: bool) -> str:
+    """The expression that opens the data set: at every resolution, and of weighted sources as often as these say."""
+    path = Path(report.store)
+    sizes = _resolutions(path, report.name)
+    one = f"cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation}"
+    one += ", captions=captions" if has_policy else ""
+    several = len(sizes) > 1
+    opened = f"[{one}, resolution=size) for size in ({', '.join(map(str, sizes))})]" if several else f"{one})"
+    if has_weights:
+        return f"cs.MixedDataset.of_sources({opened})"
+    return f"cs.MixedDataset({opened})" if several else opened
 
 
 def _resolutions(path: Path, name: str) -> list[int]:

@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report.as_json())
     else:
-        _print_report(report, with_lines=not arguments.quiet)
+        _print_report(report, None if arguments.quiet else request)
     return OK if report.complete else FAILURES
 
 
@@ -367,8 +367,8 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
         print(printable(line))
 
 
-def _print_report(report: "Report", *, with_lines: bool) -> None:
-    """The result for a person: counts, each failure, and unless it should be quiet the lines of Python that train from this store."""
+def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None:
+    """The result for a person: counts, each failure, and the lines of Python that train as `request` has it; without one none of these."""
     from cachestore.cli.lines import training_lines
     from cachestore.work.stages import stages_in_words
 
@@ -380,8 +380,9 @@ def _print_report(report: "Report", *, with_lines: bool) -> None:
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
-    if report.samples and with_lines:
-        print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in training_lines(report))))
+    if report.samples and request is not None:
+        lines = training_lines(report, captions=request.policy, sources=request.sources)
+        print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in lines)))
 
 
 def _shown(failure: Mapping[str, Any]) -> str:

@@ -184,9 +184,10 @@ def test_one_resolution_is_chosen_or_all_are_mixed(made):
     assert (len(sizes), len(set(sizes))) == (15, len(mixed.buckets))
 
 
-def test_the_printed_lines_train_from_all_resolutions(made):
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_the_printed_lines_train_from_all_resolutions(made, repeats):
     names: dict[str, Any] = {}
-    lines = training_lines(made[2], batch_size=1)
+    lines = training_lines(made[2], batch_size=1, sources=[cs.Source("data", repeats=repeats)])
     exec("\n".join(lines).replace("num_workers=2", "num_workers=0"), names)
     assert len(names["data"]) == 15
     assert any("mask U8" in line for line in lines)

@@ -1,0 +1,88 @@
+"""The lines of Python that are printed after a job train as the job was asked: every test runs them."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import cachestore as cs
+from cachestore.cli import OK, main
+from cachestore.cli.lines import training_lines
+from cachestore.files.paths import Layout
+from cachestore.loop import Report
+from cachestore.samples import Source
+from cachestore.storage.catalog_writer import publish_catalog
+from tests import fakes
+from tests.loading.stores import Row, catalog_of, make_store, recipes
+
+POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')
+SOURCES = (Source("photos"), Source("faces", name="faces", repeats=3))
+
+
+def encoded(root, rows, policy=None) -> Report:
+    """The report of a job that encoded these rows, with these captions' texts."""
+    policy = policy or cs.CaptionPolicy()
+    rows, made = [replace(row, captions=policy.texts(row.captions)) for row in rows], recipes()
+    make_store(root, rows, made)
+    catalog = replace(catalog_of(rows, made, "train"), texts=policy.encoding())
+    generation, _digest = publish_catalog(Layout(root.absolute()), catalog)
+    counts = dict.fromkeys(("wanted", "reused", "encoded", "failed", "missing", "encoded_here", "seconds", "bytes"), 0)
+    named = {"store": str(root), "name": "train", "plan": "", "generation": generation}
+    return Report.from_json({"complete": True, "samples": len(rows), **named, **counts})
+
+
+def trained(lines) -> dict[str, Any]:
+    """What the lines define when they were run; `seen` are the batches."""
+    names: dict[str, Any] = {"seen": []}
+    exec("\n".join(lines).replace("num_workers=2", "num_workers=0") + "\n    seen.append(batch)", names)
+    return names
+
+
+@pytest.mark.torch
+def test_plain_captions_and_sources_need_no_more_than_the_data_set(tmp_path):
+    report = encoded(tmp_path / "store", [Row("a"), Row("b")])
+    lines = training_lines(report, 1, captions=cs.CaptionPolicy(), sources=(Source("photos"), Source("faces")))
+    assert lines == training_lines(report, 1)
+    assert isinstance(trained(lines)["data"], cs.CachedDataset)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("policy", [POLICY, cs.CaptionPolicy(choose="all"), cs.CaptionPolicy(dropout=1.0)])
+def test_the_lines_hand_out_captions_by_the_policy_that_was_encoded_for(tmp_path, policy):
+    report = encoded(tmp_path / "store", [Row(f"{n}.png", (f"a {n}, b, c", f"other {n}, d")) for n in range(8)], policy)
+    names = trained(training_lines(report, 1, captions=policy))
+    assert names["captions"] == policy
+    data = cs.CachedDataset(report.store, captions=policy)
+    assert {batch["sample_id"][0]: batch["caption"][0] for batch in names["seen"]} == {one["sample_id"]: one["caption"] for one in data}
+
+
+@pytest.mark.torch
+def test_the_lines_have_samples_come_as_often_as_their_source_says(tmp_path):
+    extras = [json.dumps({"source": name, "source_weight": weight}) for name, weight in (("photos", 1.0), ("faces", 3.0))]
+    report = encoded(tmp_path / "store", [Row("a", extras=extras[0]), Row("faces/b", extras=extras[1])], POLICY)
+    names = trained(training_lines(report, 1, captions=POLICY, sources=SOURCES))
+    assert Counter(batch["sample_id"][0] for batch in names["seen"]) == {"a": 1, "faces/b": 3}
+    assert names["captions"] == POLICY
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--captions", "all"], ["captions = cs.CaptionPolicy(choose='all')", ", generation=1, captions=captions)"]),
+        (["--captions", '{"dropout": 0.25}'], ["captions = cs.CaptionPolicy(dropout=0.25)"]),
+        (["--sources", '[{"data": "DATA", "repeats": 2}]'], ["data = cs.MixedDataset.of_sources(cs.CachedDataset("]),
+        ([], ["data = cs.CachedDataset("]),
+    ],
+)
+def test_the_command_prints_lines_for_what_it_was_given(tmp_path, monkeypatch, capsys, options, wanted):
+    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.txt").write_text("a")
+    (tmp_path / "data/a.png").write_bytes(b"a")
+    given = [option.replace("DATA", str(tmp_path / "data")) for option in options]
+    data = [] if "--sources" in options else [str(tmp_path / "data")]
+    assert main(["precompute", *data, "--model", "m", "--store", str(tmp_path / "store"), *given]) == OK
+    said = capsys.readouterr().out
+    assert [words for words in wanted if words not in said] == []
