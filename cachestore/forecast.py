@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachestore.encode.unit import Encoder
-from cachestore.errors import EncodeFailed
+from cachestore.errors import EncodeFailed, FormatError
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.inputs import LIKE, references_of
@@ -21,7 +21,9 @@ from cachestore.request import Wanted
 from cachestore.samples import CAPTION, IMAGE, MASK, VIDEO
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED
+from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
+from cachestore.work.progress import pass_status
 from cachestore.work.workers import read_beats
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ class Forecast:
     """Whether only a part was looked at."""
     remarks: tuple[str, ...] = ()
     """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
+    published: int = 0
+    """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without one. More than `present` where
+    partitions are not finished: what is published of those counts in `to_encode`, and is found when the pass goes on."""
 
     def as_json(self) -> dict[str, Json]:
         """The object as JSON."""
@@ -101,7 +106,19 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
         remarks=wanted.remarks,
+        published=_published(layout, reconciler.ref),
     )
+
+
+def _published(layout: Layout, ref: PassRef) -> int:
+    """What `status` counts of a pass as there; 0 where it was not begun, or where it cannot be looked at."""
+    if not list_rounds(ref.folder(layout)):
+        return 0
+    try:
+        status = pass_status(layout, ref)
+    except (FormatError, OSError):
+        return 0
+    return status.reused + status.encoded
 
 
 def _without_held(
@@ -254,6 +271,11 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
     lines = [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
+    if forecast.published > forecast.present:
+        lines.append(
+            f"a pass over these is unfinished: {forecast.published} units are published or found (`cachestore status`); those of partitions"
+            " that are not finished count as to encode here, and are found when it goes on"
+        )
     if forecast.buckets:
         small = [name for name, count in forecast.buckets.items() if count < batch_size]
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))

@@ -346,7 +346,7 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
         missing = reconciler.unknown(snapshot)
     looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
     if ref.number > 1 or looked.present:
-        say(f"{looked.present} of {looked.wanted} units are published already; nothing of them is made again")
+        say(f"{looked.present} of {looked.wanted} units are present already; nothing of them is made again")
     for line in in_words(looked, layout.root):
         say(line)
     if looked.estimated_bytes > looked.free_bytes:

@@ -305,6 +305,27 @@ def test_a_kill_loses_the_open_segment_alone(asked, gate, tmp_path):
     assert (code, json.loads(out)["encoded"], len(fakes.logged(log))) == (OK, 13, 13)
 
 
+def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(asked, gate, monkeypatch, capsys):
+    asked += ["--encode", "latents"]
+    process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder), CACHESTORE_FAILPOINT="worker.before_ledger")
+    gate.wait()
+    gate.open()
+    assert ended(process)[0] == -signal.SIGKILL
+    assert main(["status", str(asked[5]), "--json"]) == OK
+    [told] = json.loads(capsys.readouterr().out)["plans"]
+    assert (told["encoded"], told["finished"]) == (12, 0)
+    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    assert main([*map(str, asked), "--plan-only", "--json"]) == OK
+    forecast = json.loads(capsys.readouterr().out)
+    assert (forecast["present"], forecast["to_encode"], forecast["published"]) == (0, 12, 12)
+    assert main([*map(str, asked), "--plan-only"]) == OK
+    assert "unfinished: 12 units are published or found (`cachestore status`)" in capsys.readouterr().out
+    assert main([*map(str, asked)]) == OK
+    assert main([*map(str, asked), "--plan-only", "--json"]) == OK
+    forecast = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (forecast["present"], forecast["published"]) == (12, 0)
+
+
 def test_two_runs_at_once_share_the_work(asked, gate, tmp_path):
     log = tmp_path / "log"
     runs = [command(*asked, "--json", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log)) for _ in range(2)]
