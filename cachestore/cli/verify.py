@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         for finding in report.findings:
             about = f" (sample {finding.sample!r})" if finding.sample else ""
             say(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}")
+        for remark in report.remarks:
+            say(f"note: {remark}")
         rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
         counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
         if report.recomputed is not None:

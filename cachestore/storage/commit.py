@@ -70,6 +70,11 @@ def _open_listed(layout: Layout) -> Layout:
         time.sleep(_LOOK_SECONDS)
 
 
+def has_news(snapshot: Snapshot) -> bool:
+    """Whether there is something that the newest index does not say, so that a commit would publish another."""
+    return bool(snapshot.uncovered or snapshot.vanished or (snapshot.index is None and snapshot.listed))
+
+
 def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     """Publish an index that covers every readable segment, and return a snapshot with it. Does nothing when nothing is new.
 
@@ -78,7 +83,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     """
     before = load_snapshot(layout, earlier=snapshot)
     for_planning = snapshot is not None and snapshot.for_planning
-    if not before.uncovered and not before.vanished and (before.index is not None or not before.listed):
+    if not has_news(before):
         if not for_planning:
             return before
         with closing(before):

@@ -26,7 +26,7 @@ from cachestore.files.records import encode_record
 from cachestore.keys import Json, Key, canonical
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
-from cachestore.storage.commit import commit, publish_marker
+from cachestore.storage.commit import commit, has_news, publish_marker
 from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
 from cachestore.storage.index import Index, check, is_no_index
@@ -102,7 +102,8 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
         with closing(load_snapshot(layout)) as snapshot:
             lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
             missing = _missing_then(layout, snapshot, damaged, lacking)
-        return RepairReport(salvaged + len(lacking), tuple(quarantined), ("index",) if quarantined else (), missing, dry_run=True)
+            rebuilt = ("index",) if quarantined or lacking or has_news(snapshot) else ()
+        return RepairReport(salvaged + len(lacking), tuple(quarantined), rebuilt, missing, dry_run=True)
     needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before

@@ -112,10 +112,12 @@ class VerifyReport:
     level: str = "full"
     recomputed: Mapping[str, Json] | None = None
     """What became of the entries that were made again, by count; None where none was to be."""
+    remarks: tuple[str, ...] = ()
+    """What is no damage, and slows the store down, in words."""
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore verify --json` prints."""
-        return asdict(self) | {"findings": [asdict(finding) for finding in self.findings]}
+        return asdict(self) | {"findings": [asdict(finding) for finding in self.findings], "remarks": list(self.remarks)}
 
 
 LookFurther = Callable[[Layout], Iterable[Finding]]
@@ -182,7 +184,17 @@ def verify(
         seconds=round(time.monotonic() - started, 3),
         findings=tuple(findings),
         level=level if subset is None else f"{subset[0]}/{subset[1]}",
+        remarks=tuple(_remarks(layout, snapshot)),
     )
+
+
+def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
+    """Of segments without any index, which are read as well as others; a damaged one is a finding."""
+    if snapshot.listed and not list_indexes(layout):
+        yield (
+            f"there is no index, so whoever opens the store reads the headers of all its {len(snapshot.listed)} segments first: run"
+            f" {layout.command('repair')}, unless a pass is running, which makes one when it ends"
+        )
 
 
 def _good_keys(looked: Sequence[_Looked]) -> frozenset[Key]:

@@ -426,6 +426,17 @@ def test_verify_prints_the_contracts_fields_and_names_key_and_sample(run_json, s
     assert {finding["kind"] for finding in damaged["findings"]} == {"corrupt-entry", "missing-entry"}
 
 
+def test_verify_says_that_a_store_has_no_index(run, run_json, store):
+    for path in Layout(store).indexes.iterdir():
+        path.unlink()
+    code, out, _err = run("verify", store)
+    assert (code, out.startswith("note: there is no index"), "ok: 7 entries" in out) == (OK, True, True)
+    assert len(run_json("verify", store)[1]["remarks"]) == 1
+    assert "index would be built again" in run("repair", store, "--dry-run")[1]
+    assert "index built again" in run("repair", store)[1]
+    assert "note: " not in run("verify", store)[1]
+
+
 def test_repair_prints_the_contracts_fields(run_json, store):
     flip(store)
     code, repaired = run_json("repair", store)

@@ -532,3 +532,25 @@ def test_every_message_says_what_to_do(full):
     flip(full.recipe(RECIPE.fingerprint), 20)
     for finding in verify(full.root).findings:
         assert "cachestore repair" in finding.message, finding
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_store_whose_indexes_are_all_gone_is_ok_and_the_report_says_what_it_lacks(full, level):
+    for name in list_indexes(full):
+        full.index(name).unlink()
+    report = verify(full.root, level)
+    assert (report.ok, report.findings) == (True, ())
+    [remark] = report.remarks
+    assert "no index, so whoever opens the store reads the headers of all its 2 segments" in remark
+    assert f"`cachestore repair {full.root}`" in remark
+    assert report.as_json()["remarks"] == [remark]
+    assert repair_store(full.root, dry_run=True).rebuilt == repair_store(full.root).rebuilt == ("index",)
+    assert verify(full.root, level).remarks == ()
+
+
+def test_neither_an_empty_store_nor_one_with_a_damaged_index_is_said_to_have_none(layout, full, tmp_path):
+    assert verify(create_store(tmp_path / "empty").root).remarks == ()
+    [name] = list_indexes(full)
+    flip(full.index(name), 100)
+    report = verify(full.root)
+    assert ([finding.kind for finding in report.findings], report.remarks) == (["bad-index"], ())
