@@ -84,12 +84,9 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
         if catalog is None or sample not in catalog.ids:
             continue
         row = list(catalog.ids).index(sample)
-        names = [f"{column.encoder}/{column.role}" for column in catalog.columns]
         entries = {
-            f"{name}@{column.options.get('resolution')}" if names.count(name) > 1 else name: [
-                reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)
-            ]
-            for name, column in zip(names, catalog.columns, strict=True)
+            name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
+            for name, column in zip(catalog.column_names(), catalog.columns, strict=True)
         }
         found.append({"name": name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
     if not found:

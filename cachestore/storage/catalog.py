@@ -160,6 +160,14 @@ class Catalog:
         """The first key column of this encoder and role, or None."""
         return next((column for column in self.columns if (column.encoder, column.role) == (encoder, role)), None)
 
+    def column_names(self) -> list[str]:
+        """What to call each key column: `encoder/role`, with `@resolution` where there are several of these."""
+        names = [f"{column.encoder}/{column.role}" for column in self.columns]
+        return [
+            f"{name}@{column.options.get('resolution')}" if names.count(name) > 1 else name
+            for name, column in zip(names, self.columns, strict=True)
+        ]
+
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
         return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))

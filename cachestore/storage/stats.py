@@ -25,7 +25,7 @@ class CatalogStats:
     complete: int
     """Samples for which every encoder succeeded, and whose entries are all there."""
     columns: tuple[str, ...]
-    """`encoder/role` of each key column."""
+    """What each key column is called: `encoder/role`, with `@resolution` where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ def stats(path: str | Path) -> StoreStats:
 
 
 def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
-    columns = tuple(f"{column.encoder}/{column.role}" for column in catalog.columns)
     complete = 0
     for start in range(0, len(catalog), _ROWS):
         rows = [
@@ -72,4 +71,4 @@ def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
         asked = [key for keys in rows for key in keys if key is not None]
         there = {key for key, places in zip(asked, snapshot.find(asked), strict=True) if places}
         complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which is not there
-    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, columns)
+    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()))

@@ -58,6 +58,14 @@ def test_recipes_and_catalogs_are_listed(layout):
     assert list(shown["columns"]) == ["text/caption"]
 
 
+def test_columns_of_several_resolutions_are_told_apart(layout):
+    recipe = Recipe("latents", {"a": 1})
+    columns = [make_column("latents", "image", recipe.fingerprint, {"resolution": size}, []) for size in (64, 32)]
+    columns.append(make_column("latents", "control", recipe.fingerprint, {"resolution": 64}, []))
+    publish_catalog(layout, Catalog("train", {}, {recipe.fingerprint: recipe}, [], [0], [], {}, [], tuple(columns)))
+    assert stats(layout.root).catalogs[0].columns == ("latents/image@64", "latents/image@32", "latents/control")
+
+
 @pytest.mark.parametrize("is_covered", [True, False])
 def test_a_sample_of_which_an_entry_was_lost_is_not_complete(layout, is_covered):
     digests = [put(layout, n) for n in (1, 2, 3)]
