@@ -135,6 +135,11 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     return places
 
 
+def shared_by(count: int, column: str) -> str:
+    """How many cells of a sample share what is told of a column (`encoder/role …`); nothing for one."""
+    return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
+
+
 def print_error(error: Exception, *, as_json: bool) -> None:
     """One line on stderr, and for machines an object on stdout too."""
     print(f"cachestore: {printable(str(error))}", file=sys.stderr)

@@ -2,10 +2,11 @@
 
 import argparse
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, source_of
+from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, shared_by, source_of
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -79,16 +80,16 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     from cachestore.storage.catalog import list_names, newest_catalog
 
     found: list[dict[str, Any]] = []
-    for name in list_names(reader.layout):
-        catalog = newest_catalog(reader.layout, name)
-        if catalog is None or sample not in catalog.ids:
+    catalogs = [catalog for name in list_names(reader.layout) if (catalog := newest_catalog(reader.layout, name)) is not None]
+    for catalog in catalogs:
+        if sample not in catalog.ids:
             continue
         row = list(catalog.ids).index(sample)
         entries = {
             name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
             for name, column in zip(catalog.column_names(), catalog.columns, strict=True)
         }
-        found.append({"name": name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
+        found.append({"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
     if not found:
         lists = f"{reader.layout.command('ls')}, {reader.layout.command('stats')}"
         message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
@@ -97,14 +98,20 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
 
 
 def _print_sample(found: dict[str, Any]) -> None:
+    """A sample in one data set; what several of its captions share is said once."""
     say(f"data set {found['name']} (generation {found['generation']})")
-    for caption in found["captions"]:
-        say(f"  caption: {caption}")
+    captions: list[str] = found["captions"]
+    for caption, count in Counter(captions).items():
+        say(f"  caption: {caption}" + (f" ({count} times)" if count > 1 else ""))
     for column, entries in found["entries"].items():
-        for entry in entries:
-            say(f"  {column}:" + ("" if entry else " nothing, see `cachestore why`"))
-            if entry:
+        by_key = {entry["key"] if entry else None: entry for entry in entries}
+        for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
+            title = f"  {column}{shared_by(count, column)}:"
+            if entry := by_key[key]:
+                say(title)
                 _print_entry(entry, indent="    ")
+            else:
+                say(f"{title} nothing, see `cachestore why`")
 
 
 def _print_entry(entry: dict[str, Any], indent: str = "") -> None:

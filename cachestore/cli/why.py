@@ -3,9 +3,10 @@
 import argparse
 import json
 import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import DAMAGE, OK, add_store, print_json, say
+from cachestore.cli import DAMAGE, OK, add_store, print_json, say, shared_by
 from cachestore.errors import BadInput
 from cachestore.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
@@ -28,12 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.storage.catalog import list_names, newest_catalog
 
     sample = unicodedata.normalize("NFC", arguments.sample)
-    answers: list[dict[str, Any]] = []
     with Reader(arguments.store) as reader:
-        for name in list_names(reader.layout):
-            catalog = newest_catalog(reader.layout, name)
-            if catalog is not None and sample in catalog.ids:
-                answers.append(_answer(reader, catalog, list(catalog.ids).index(sample)))
+        catalogs = [catalog for name in list_names(reader.layout) if (catalog := newest_catalog(reader.layout, name)) is not None]
+        listing = [catalog for catalog in catalogs if sample in catalog.ids]
+        answers = [_answer(reader, catalog, list(catalog.ids).index(sample)) for catalog in listing]
         if not answers:
             message = f"no data set in {reader.layout.root} lists {sample!r} ({reader.layout.command('stats')} names the data sets)"
             raise BadInput(message)
@@ -106,9 +105,18 @@ def _which(cell: dict[str, Any]) -> str:
 
 
 def _print(answer: dict[str, Any]) -> None:
+    """A sample in one data set; cells of which there is nothing else to say than of an earlier one are counted with it."""
     say(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}")
-    for cell in answer["cells"]:
-        say(f"  {_which(cell)}: {cell['state']}" + (f": {cell['reason']}" if cell["reason"] else ""))
-        say(f"    key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…")
-        if cell["facts"]:
-            say("    " + ", ".join(f"{name} {values}" for name, values in cell["facts"].items()))
+    told = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
+    for (which, state, *more), count in told.items():
+        say(f"  {which}{shared_by(count, which)}: {state}")
+        for line in more:
+            say(f"    {line}")
+
+
+def _in_words(cell: dict[str, Any]) -> list[str]:
+    """A cell's state, then where it comes from, and its facts if it has some."""
+    state = cell["state"] + (f": {cell['reason']}" if cell["reason"] else "")
+    origin = f"key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…"
+    facts = ", ".join(f"{name} {values}" for name, values in cell["facts"].items())
+    return [state, origin, facts] if facts else [state, origin]

@@ -553,6 +553,31 @@ def test_why_gives_the_newest_reason(run, run_json, data, store):
         assert ("this is no picture" if n % 2 else "No such file") in cell["reason"]
 
 
+@pytest.fixture
+def repeated(tmp_path, makers, run):
+    """A store with a sample of which two of three captions are equal, and one in a folder."""
+    rows = [{"id": "p05.png", "caption": ["a", "a", "b"]}, {"id": "photos/P06.JPG", "caption": ["c", "d"]}]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run("precompute", tmp_path / "m.jsonl", "--model", "m", "--store", tmp_path / "s", "--captions", "all")[0] == OK
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("command", ["show", "why"])
+def test_what_equal_captions_share_is_told_once_with_how_many_they_are(run, run_json, repeated, command):
+    _code, out, _err = run(command, repeated, "p05.png")
+    entries = run_json("show", repeated, "p05.png")[1]["in"][0]["entries"]
+    shared, same, other = [entry["key"] for entry in entries["text/caption"]]
+    assert (shared == same, out.count(shared), out.count(other)) == (True, 1, 1)
+    assert out.count("text/caption (2 captions share it):") == 1
+    assert out.count("text/caption:") == 1
+    assert ("caption: a (2 times)\n" in out) == (command == "show")
+
+
+def test_for_machines_there_is_a_cell_for_each_caption(run_json, repeated):
+    assert len(run_json("why", repeated, "p05.png")[1]["in"][0]["cells"]) == 3
+    assert len(run_json("show", repeated, "p05.png")[1]["in"][0]["captions"]) == 3
+
+
 def test_why_refuses_a_sample_that_nobody_lists(run, store):
     code, _out, err = run("why", store, "nobody.png")
     assert code == ERROR
