@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
@@ -31,6 +31,9 @@ COMMANDS: Final = (
 )
 HIDDEN: Final = "read-torch-files"
 """What `import` starts for itself; the parser does not know it, so no message lists it."""
+
+_NEAR: Final = 3
+_LOOKED_AT: Final = 1000
 
 OK: Final = 0
 ERROR: Final = 1
@@ -138,6 +141,40 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
 def shared_by(count: int, column: str) -> str:
     """How many cells of a sample share what is told of a column (`encoder/role …`); nothing for one."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
+
+
+def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
+    """The ids that may have been meant, as the end of a sentence; empty where none is like it.
+
+    First those of the same name in another folder, with another extension or case; else those of a similar name, of the few that share a
+    half of it: comparing each of a million would take minutes.
+    """
+    from difflib import SequenceMatcher, get_close_matches
+    from itertools import chain
+
+    name = _bare(asked)
+    halves = name[: (len(name) + 1) // 2], name[(len(name) + 1) // 2 :]
+    same: list[str] = []
+    similar: dict[str, list[str]] = {half: [] for half in halves if half}
+    for one in chain.from_iterable(listed):
+        folded = one.casefold()
+        if name in folded and len(same) < _LOOKED_AT and _bare(one) == name:
+            same.append(one)
+        for half, some in similar.items():
+            if half in folded and len(some) < _LOOKED_AT:
+                some.append(one)
+    by_name: dict[str, str] = {}
+    for one in chain.from_iterable(similar.values()):
+        by_name.setdefault(_bare(one), one)
+    same.sort(key=lambda one: -SequenceMatcher(None, asked.casefold(), one.casefold()).ratio())
+    found = list(dict.fromkeys(same))[:_NEAR] or [by_name[close] for close in get_close_matches(name, by_name, _NEAR)]
+    return f"; near to it: {', '.join(map(repr, found))}" if found else ""
+
+
+def _bare(sample: str) -> str:
+    """An id without folders, extension and case."""
+    last = sample.casefold().rpartition("/")[2]
+    return last.rpartition(".")[0] or last
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:

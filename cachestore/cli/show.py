@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, shared_by, source_of
+from cachestore.cli import OK, add_source, add_store, human_bytes, near_to, print_json, say, shared_by, source_of
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     if not found:
         lists = f"{reader.layout.command('ls')}, {reader.layout.command('stats')}"
         message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
+        message += near_to(sample, (catalog.ids for catalog in catalogs))
         raise BadInput(message)
     return found
 

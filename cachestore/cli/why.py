@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import DAMAGE, OK, add_store, print_json, say, shared_by
+from cachestore.cli import DAMAGE, OK, add_store, near_to, print_json, say, shared_by
 from cachestore.errors import BadInput
 from cachestore.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         answers = [_answer(reader, catalog, list(catalog.ids).index(sample)) for catalog in listing]
         if not answers:
             message = f"no data set in {reader.layout.root} lists {sample!r} ({reader.layout.command('stats')} names the data sets)"
+            message += near_to(sample, (catalog.ids for catalog in catalogs))
             raise BadInput(message)
     if arguments.json:
         print_json({"sample": sample, "in": answers})

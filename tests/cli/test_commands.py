@@ -9,7 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore import errors
-from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, printable
+from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, near_to, printable
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
@@ -576,6 +576,32 @@ def test_what_equal_captions_share_is_told_once_with_how_many_they_are(run, run_
 def test_for_machines_there_is_a_cell_for_each_caption(run_json, repeated):
     assert len(run_json("why", repeated, "p05.png")[1]["in"][0]["cells"]) == 3
     assert len(run_json("show", repeated, "p05.png")[1]["in"][0]["captions"]) == 3
+
+
+@pytest.mark.parametrize("command", ["show", "why"])
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("photos/p05.png", "p05.png"),
+        ("p05.jpg", "p05.png"),
+        ("p05", "p05.png"),
+        ("P05.PNG", "p05.png"),
+        ("p06.jpg", "photos/P06.JPG"),
+        ("po5.png", "p05.png"),
+    ],
+)
+def test_an_id_that_is_nearly_one_is_answered_with_the_one_that_is(run, repeated, command, asked, meant):
+    code, _out, err = run(command, repeated, asked)
+    assert code == ERROR
+    assert f"; near to it: {meant!r}" in err
+
+
+def test_the_nearest_of_many_ids_come_first_and_three_at_most():
+    ids = [f"{folder}/img_{n:05}.png" for folder in ("a", "b", "c", "d") for n in range(3000)]
+    assert near_to("c/img_02999.jpg", [ids[:5000], ids[5000:]]).startswith("; near to it: 'c/img_02999.png', ")
+    assert near_to("img_02999.jpg", [ids]).count(".png") == 3
+    assert "img_02999.png" in near_to("imq_02999.png", [ids])
+    assert near_to("something else", [ids]) == near_to("x", []) == near_to("", [ids]) == ""
 
 
 def test_why_refuses_a_sample_that_nobody_lists(run, store):
