@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cachestore.captions import CaptionPolicy
-from cachestore.errors import BadInput, FormatError, MissingEntry, RecipeMismatch
+from cachestore.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
 from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
@@ -180,12 +181,13 @@ class CachedDataset(Dataset[SampleDict]):
         reader = Reader(path, verify=verify, io=io)
         found = _find_generation(reader.layout, name, generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
-        catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
-        chosen = _find_resolution(catalog, resolution)
-        _check_views(catalog)
-        options = _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields), chosen)
-        self._show(reader, options, Epoch(), catalog, complete_rows(catalog))
-        self._check_captions()
+        with _Naming(reader.layout.root, name):
+            catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
+            chosen = _find_resolution(catalog, resolution)
+            _check_views(catalog)
+            options = _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields), chosen)
+            self._show(reader, options, Epoch(), catalog, complete_rows(catalog))
+            self._check_captions()
 
     def _show(
         self,
@@ -231,20 +233,17 @@ class CachedDataset(Dataset[SampleDict]):
             return
         if difference := policy.differs_from(self._kept):
             message = (
-                f"the data set {self.name!r} was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
+                f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
                 " `cs.precompute`) again with captions= this policy, which encodes only what is new"
             )
             raise BadInput(message)
         if any(list(text.column.at) != list(self._catalog.captions_at) for text in self._texts):
-            message = f"the data set {self.name!r} does not have one entry for each caption; run `cachestore precompute` again"
+            message = "it does not have one entry for each caption; run `cachestore precompute` again"
             raise FormatError(message)
         if policy.dropout:
             self._check_alone()
         if policy.dropout and not all(_caption_key(text, "") in self._reader for text in self._texts):
-            message = (
-                f"the caption policy drops captions, and the empty one is not encoded in {self._reader.layout.root}; run"
-                " `cachestore precompute` again"
-            )
+            message = "the caption policy drops captions, and the empty one is not encoded; run `cachestore precompute` again"
             raise MissingEntry(message)
 
     def _check_alone(self) -> None:
@@ -252,7 +251,7 @@ class CachedDataset(Dataset[SampleDict]):
         if not any(SHOWN in text.column.options for text in self._texts):
             return
         message = (
-            f"the text encoder of the data set {self.name!r} was shown each sample's own pictures, so no caption has embeddings without"
+            "its text encoder was shown each sample's own pictures, so no caption has embeddings without"
             " them; captions of your own, such as empty ones, are encoded from a manifest that has them in place of the samples' own,"
             " under another --name"
         )
@@ -268,9 +267,10 @@ class CachedDataset(Dataset[SampleDict]):
         """Look at the same catalog in another process, at the rows alone that are asked for: it was read and checked in this one."""
         reader, options = state["reader"], state["options"]
         path = reader.layout.catalog(options.name, options.generation)
-        catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
-        complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
-        self._show(reader, options, state["epoch"], catalog, complete, has_one_control=state["has_one_control"])
+        with _Naming(reader.layout.root, options.name):
+            catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
+            complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
+            self._show(reader, options, state["epoch"], catalog, complete, has_one_control=state["has_one_control"])
 
     def __len__(self) -> int:
         """How many samples every encoder succeeded for."""
@@ -282,7 +282,11 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
-        rows = [int(self._rows[_place(index, len(self._rows))]) for index in indices]
+        rows = self._rows_at(indices)
+        with self._named():
+            return self._samples(rows)
+
+    def _samples(self, rows: Sequence[int]) -> list[SampleDict]:
         chosen = [self._chosen_text(row) for row in rows]
         views = self._chosen_views(rows)
         keys = [self._row_keys(row, text, view) for row, text, view in zip(rows, chosen, views, strict=True)]
@@ -309,11 +313,12 @@ class CachedDataset(Dataset[SampleDict]):
         `collate` and `__getitems__` do; the buffers then hold anything.
         """
         rows = self._rows_at(places)
-        share = self._share(rows) if rows else None
-        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
-        if batch is not None:
-            return batch
-        batch = self.collate(self.__getitems__(places))
+        with self._named():
+            share = self._share(rows) if rows else None
+            batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
+            if batch is not None:
+                return batch
+            batch = self.collate(self._samples(rows))
         return batch if into is None else into.keep(batch)
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
@@ -337,12 +342,14 @@ class CachedDataset(Dataset[SampleDict]):
         except IndexError:
             count, indices = len(rows), map(operator.index, places)
             outside = next(index for index in indices if not -count <= index < count)
-            message = f"the data set has {count} samples, and none at {outside}"
+            message = f"{self.called} has {count} samples, and none at {outside}"
             raise IndexError(message) from None
 
     def share(self, places: Sequence[SupportsIndex]) -> Share | None:
         """What these samples, at least one, give to a batch, of other data sets too; None where they are not alike. Raises IndexError."""
-        return self._share(self._rows_at(places))
+        rows = self._rows_at(places)
+        with self._named():
+            return self._share(rows)
 
     def _share(self, rows: Sequence[int]) -> Share | None:
         asked = _Asked(rows, take(self._catalog.ids, rows), self._chosen_texts(rows), self._chosen_views(rows))
@@ -412,24 +419,32 @@ class CachedDataset(Dataset[SampleDict]):
         Raises MissingEntry for one that was never encoded, BadInput for a data set without text, and for one whose text encoder was
         shown pictures beside each caption: no caption has embeddings of its own there.
         """
+        with self._named():
+            keys = self._keys_alone(caption)
+            entries = self._read_alone(keys, caption)
+            outputs = [read_outputs(text.block, _tensors(raw, copy=False)) for text, raw in zip(self._texts, entries, strict=True)]
+            return self.collate([{name: tensor for found in outputs for name, tensor in found.items()}])
+
+    def _keys_alone(self, caption: str) -> list[Key]:
+        """The key of a caption by itself, of each text encoder. Raises BadInput where it has none."""
         if not self._texts:
             help_text = (
                 "`fields` leaves them out" if _text_columns(self._catalog) else "run `cachestore precompute` with --encode text,latents"
             )
-            message = f"the data set {self.name!r} has no text embeddings; {help_text}"
+            message = f"it has no text embeddings; {help_text}"
             raise BadInput(message)
         self._check_alone()
-        keys = [_caption_key(text, caption) for text in self._texts]
+        return [_caption_key(text, caption) for text in self._texts]
+
+    def _read_alone(self, keys: Sequence[Key], caption: str) -> list[Mapping[str, RawTensor]]:
         try:
-            entries = self._reader.get_raw(keys)
+            return list(self._reader.get_raw(keys))
         except MissingEntry as error:
             message = (
-                f"the caption {caption[:60]!r} is not encoded in {self._reader.layout.root}; put it on a line of prompts.txt and run"
-                f" `cachestore precompute prompts.txt --encode text --name prompts` with the same --model and --store"
+                f"the caption {caption[:60]!r} is not encoded; put it on a line of prompts.txt and run `cachestore precompute prompts.txt"
+                " --encode text --name prompts` with the same --model and --store"
             )
             raise MissingEntry(message) from error
-        outputs = [read_outputs(text.block, _tensors(raw, copy=False)) for text, raw in zip(self._texts, entries, strict=True)]
-        return self.collate([{name: tensor for found in outputs for name, tensor in found.items()}])
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
         """The data set of some samples, by place or id, in this order: with buckets, for a BucketBatchSampler; open files are shared.
@@ -473,11 +488,12 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: no such folder; or what made the data set had no files.
         """
-        found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
+        with self._named():
+            found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
         if found:
             named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
             message = (
-                f"this is not the model that the data set {self.name!r} was made with: {named}. Train with that model, or run"
+                f"this is not the model that {self.called} was made with: {named}. Train with that model, or run"
                 " `cachestore precompute --replace` with this one"
             )
             raise RecipeMismatch(message)
@@ -486,6 +502,14 @@ class CachedDataset(Dataset[SampleDict]):
     def name(self) -> str:
         """The data set's name."""
         return self._options.name
+
+    @property
+    def called(self) -> str:
+        """What messages call it: its name and its store."""
+        return _called(self._reader.layout.root, self.name)
+
+    def _named(self) -> "_Naming":
+        return _Naming(self._reader.layout.root, self.name)
 
     @property
     def generation(self) -> int:
@@ -535,11 +559,11 @@ class CachedDataset(Dataset[SampleDict]):
         row = next((row for row, found in enumerate(self._catalog.ids) if found == normal), None)
         if row is not None and not self._catalog.is_complete(row):
             command = f"`cachestore why {self._reader.layout.root} {normal}`"
-            message = f"sample {sample_id!r} of the data set {self.name!r} could not be encoded whole; {command} says why"
+            message = f"sample {sample_id!r} of {self.called} could not be encoded whole; {command} says why"
             raise MissingEntry(message)
         whose = "this part of " if self._options.selection is not None else ""
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
-        message = f"{whose}the data set {self.name!r} has no sample {sample_id!r}; {listed}"
+        message = f"{whose}{self.called} has no sample {sample_id!r}; {listed}"
         raise BadInput(message)
 
     @property
@@ -693,6 +717,30 @@ class CachedDataset(Dataset[SampleDict]):
         return extras
 
 
+def _called(root: Path, name: str) -> str:
+    return f"the data set {name!r} of {root}"
+
+
+class _Naming:
+    """Lets our errors say which data set they are about, as a trainer may read several. Functions below say `it`.
+
+    No generator, which would cost a batch more than all else that is done once for it.
+    """
+
+    __slots__ = ("name", "root")
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, CacheStoreError):
+            message = f"{_called(self.root, self.name)}: {error}"
+            raise type(error)(message) from error
+
+
 def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
     generations = list_generations(layout, name)
     if not generations:
@@ -702,7 +750,7 @@ def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
     if generation is None:
         return generations[-1]
     if generation not in generations:
-        message = f"the data set {name!r} of {layout.root} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}"
+        message = f"{_called(layout.root, name)} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}"
         raise BadInput(message)
     return generation
 
@@ -729,7 +777,7 @@ def _chosen_fields(texts: Sequence[_Texts], images: Collection[str], options: _O
         return frozenset(whole)
     known = whole.union(*(text.block.fields() for text in texts))
     if unknown := sorted(options.fields - known):
-        message = f"the data set {options.name!r} has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+        message = f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
         raise BadInput(message)
     return options.fields
 
@@ -750,14 +798,14 @@ def _find_resolution(catalog: Catalog, asked: int | None) -> int | None:
     found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
     if asked is not None and asked not in found:
         names = ", ".join(map(str, filter(None, found))) or "none"
-        message = f"the data set {catalog.name!r} was not encoded at the resolution {asked!r}; it has {names}"
+        message = f"it was not encoded at the resolution {asked!r}; it has {names}"
         raise BadInput(message)
     if len(found) < 2:
         return None
     if asked is None:
         names = ", ".join(map(str, found))
         message = (
-            f"the data set {catalog.name!r} was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
+            f"it was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
             f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
         )
         raise BadInput(message)
@@ -769,7 +817,7 @@ def _check_views(catalog: Catalog) -> None:
     for column in catalog.columns:
         each = cells_each(column.options)
         if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
-            message = f"{column.encoder} of the data set {catalog.name!r} does not have {each} views of each {column.role}"
+            message = f"{column.encoder} does not have {each} views of each {column.role}"
             message += "; run `cachestore precompute` again"
             raise FormatError(message)
 
@@ -794,7 +842,7 @@ def _trained_column(catalog: Catalog, options: _Options) -> _Latents | None:
     if not len(pictures.column.keys) or not len(videos.column.keys):
         return videos if len(videos.column.keys) else pictures
     if pictures.column.fingerprint != videos.column.fingerprint:
-        message = f"pictures and videos of the data set {catalog.name!r} were encoded by two VAEs; run `cachestore precompute` again"
+        message = "its pictures and videos were encoded by two VAEs; run `cachestore precompute` again"
         raise FormatError(message)
     return _Latents(joined(pictures.column, videos.column), videos.block)
 

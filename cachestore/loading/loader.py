@@ -139,9 +139,10 @@ def _refuse_unpinned(data: Batched) -> None:
     if getattr(data, "is_pinned", True):
         return
     generation: Any = getattr(data, "generation", None)
+    called: Any = getattr(data, "called", "this one")
     message = (
         "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
-        f" the data set with generation=... on every rank, such as generation=report.generation; this one has generation {generation}"
+        f" the data set with generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
     )
     raise BadInput(message)
 

@@ -248,7 +248,7 @@ def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
     """Raise BadInput for data sets whose samples do not fit into one batch."""
-    names = f"the data sets {one.name!r} and {other.name!r}"
+    names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         message = f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}"

@@ -415,6 +415,40 @@ def test_a_place_that_is_not_there_is_an_index_error_that_says_how_many_there_ar
             some.read_batch([place])
 
 
+WRONG: dict[str, Any] = {
+    "a missing entry": lambda data, _path: data[1],
+    "a batch": lambda data, _path: data.read_batch([0, 1]),
+    "a place in a batch": lambda data, _path: data.read_batch([7]),
+    "a place": lambda data, _path: data[7],
+    "a prompt": lambda data, _path: data.prompt("unheard of"),
+    "an id": lambda data, _path: data.index("z"),
+    "no model": lambda data, path: data.check(model=path / "nothing"),
+    "another model": lambda data, path: data.check(model=path),
+    "a field": lambda _data, path: cs.CachedDataset(path, "cats", fields={"noise"}),
+    "a form": lambda _data, path: cs.CachedDataset(path, "cats", latents="mean"),
+    "a resolution": lambda _data, path: cs.CachedDataset(path, "cats", resolution=3),
+    "a generation": lambda _data, path: cs.CachedDataset(path, "cats", generation=3),
+    "captions": lambda _data, path: cs.CachedDataset(path, "cats", captions=cs.CaptionPolicy(choose="all")),
+    "a copy elsewhere": lambda data, _path: pickle.loads(pickle.dumps(data))[1],
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_an_error_says_which_data_set_of_which_store_it_is_about(path, what):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(stored="sample"), name="cats", leave_out=["a dog"]), "cats")
+    with pytest.raises((cs.CacheStoreError, IndexError)) as refused:
+        WRONG[what](data, path)
+    assert str(refused.value).count(f"the data set 'cats' of {path}") == 1
+
+
+def test_what_an_error_is_and_what_it_came_from_stay_as_they_are(path):
+    data = cs.CachedDataset(make_store(path, ROWS, recipes(), leave_out=["a dog"]))
+    with pytest.raises(cs.MissingEntry) as refused:
+        data[1]
+    assert type(refused.value.__cause__) is cs.MissingEntry
+    assert str(refused.value).endswith(str(refused.value.__cause__))
+
+
 # Processes
 
 
