@@ -13,7 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("name", metavar="NAME", nargs="?", default="train", help="the data set's name (default train)")
     parser.add_argument("--format", metavar="FORMAT", required=True, help="sd-scripts, simpletuner, musubi or ai-toolkit")
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="where to; of sd-scripts and ai-toolkit also DATA itself")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        required=True,
+        help="where to, made if it does not exist; of sd-scripts and ai-toolkit also DATA itself",
+    )
     parser.add_argument("--generation", metavar="N", type=int, help="of the data set (default the newest)")
     parser.add_argument("--family", metavar="FAMILY", help="such as flux, where the data set does not tell it")
     parser.add_argument("--resolution-only", metavar="R", type=int, help="of several resolutions this one alone")

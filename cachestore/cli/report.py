@@ -10,7 +10,13 @@ HELP = "write what a store holds as one page of HTML"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default report.html)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="report.html",
+        help="the page (default report.html); its folder is made if it does not exist",
+    )
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="for what buckets leave out (default 8)")
     add_source(parser.add_argument, ": thumbnails take their colours from its pictures")

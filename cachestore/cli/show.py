@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
-    parser.add_argument("--png", metavar="FILE", help="write the sample's latents as a picture, one pixel for each place")
+    parser.add_argument(
+        "--png",
+        metavar="FILE",
+        help="write the sample's latents as a picture, one pixel for each place; its folder is made if it does not exist",
+    )
     add_source(parser.add_argument, ": --png takes the colours from its pictures")
 
 

@@ -706,6 +706,20 @@ def test_report_writes_one_page_and_says_where(run, run_json, store, tmp_path):
     assert told["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size
 
 
+@pytest.mark.parametrize("command", ["report", "show", "precompute"])
+def test_what_is_written_somewhere_new_makes_its_folders_and_the_help_says_so(run, tmp_path, makers, data, command):
+    path = stores.make_store(tmp_path / "latents", [stores.Row("a")], stores.recipes())
+    new = tmp_path / "some" / "new" / "place"
+    arguments = {
+        "report": ["report", path, "-o", new],
+        "show": ["show", path, "a", "--png", new],
+        "precompute": ["precompute", data, "--model", "m", "--store", new],
+    }
+    code, out, err = run(*arguments[command])
+    assert (code, str(new) in out, new.exists()) == (OK, True, True), err
+    assert "made if it does not exist" in " ".join(run(command, "--help")[1].split())
+
+
 def test_report_shows_damage_and_leaves_the_exit_code_to_verify(run, run_json, store, tmp_path):
     flip(store)
     code, told = run_json("report", store, "-o", tmp_path / "page.html", "--full")
