@@ -5,11 +5,13 @@ it is the same in every worker, on every rank and in a resumed run. The orders o
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import permutations
 from typing import Any, Final, Literal, Self, get_args
 
+from cachestore.arguments import as_number, as_switch, as_text, as_whole, refuse
 from cachestore.errors import BadInput
 from cachestore.keys import Json, digest_parts
 
@@ -59,13 +61,13 @@ class CaptionPolicy:
         if self.choose not in CHOICES:
             message = f'a caption policy chooses "first", "random" or "all", not {self.choose!r}'
             raise BadInput(message)
+        for name, fitted in _FITTED.items():
+            object.__setattr__(self, name, fitted(f"{name} of a caption policy", getattr(self, name)))
         if not 0 <= self.dropout <= 1:
             message = f"the dropout of a caption policy is a share from 0 to 1, not {self.dropout!r}"
             raise BadInput(message)
-        if self.variants < 1 or self.keep_tokens < 0 or not self.separator:
-            settings = f"variants={self.variants!r}, keep_tokens={self.keep_tokens!r}, separator={self.separator!r}"
-            message = f"a caption policy has at least 1 variant, keeps 0 tags or more, and separates them by something; got {settings}"
-            raise BadInput(message)
+        if not self.separator:
+            refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
     @classmethod
     def parse(cls, value: "str | Mapping[str, Json] | CaptionPolicy") -> Self:
@@ -75,13 +77,15 @@ class CaptionPolicy:
         if isinstance(value, str):
             return cls(choose=value)  # pyright: ignore[reportArgumentType] - looked at when it is made
         defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
-        given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": value}
+        if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+            refuse("captions", 'a cs.CaptionPolicy, "first", "random" or "all"', value)
+        given: dict[str, Any] = dict(value)
         for name, found in given.items():
             default = defaults.get(name)
             # By exact type: Python's bool is an int, and True is no number of variants.
             fits = type(found) is type(default) or (isinstance(default, float) and type(found) is int)
             if name not in defaults or not fits:
-                message = f"{name or 'captions'} = {found!r} is no part of a caption policy; it has {', '.join(defaults)}"
+                message = f"{name} = {found!r} is no part of a caption policy; it has {', '.join(defaults)}"
                 raise BadInput(message)
         return cls(**given)
 
@@ -160,6 +164,17 @@ class CaptionPolicy:
             ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, kept))
             return f"it shuffles with {ours}, and {theirs} was encoded"
         return ""
+
+
+_FITTED: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    "dropout": as_number,
+    "shuffle_tags": as_switch,
+    "variants": partial(as_whole, least=1),
+    "keep_tokens": partial(as_whole, least=0),
+    "separator": as_text,
+    "prefix": as_text,
+}
+"""How each setting is read: numpy's numbers become Python's own, as JSON needs them."""
 
 
 def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:

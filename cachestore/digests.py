@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
+from cachestore.arguments import as_many, as_path
 from cachestore.errors import BadInput
 from cachestore.keys import Json, canonical, digest_parts
 
@@ -60,7 +61,8 @@ def fingerprint(files: "Sequence[str | os.PathLike[str]]" = (), **settings: Json
     The order of `files` counts. Digests are remembered for the life of the process. No files and no settings give a fixed value.
     Raises BadInput for a missing file, and for settings that are not JSON.
     """
-    contents = [[[name, digest_file(path, _remembered)] for name, path in _below(Path(item))] for item in files]
+    paths = [as_path("a file", item) for item in as_many("files", files, "a list of paths")]
+    contents = [[[name, digest_file(path, _remembered)] for name, path in _below(path)] for path in paths]
     return digest_parts("cachestore-fingerprint", canonical(contents), canonical(dict(settings))).hex()
 
 

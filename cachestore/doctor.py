@@ -82,7 +82,7 @@ def examine(store: str | Path | None = None, *, ask_torch: bool = False) -> list
 
     Raises StoreNotFound where there is no store, FormatError where it is of a newer version.
     """
-    layout = open_layout(Layout(Path(store).absolute())) if store is not None else None
+    layout = open_layout(Layout.at(store)) if store is not None else None
     checks = [*_versions(), *_process(os.environ, sys.modules), *_machine()]
     if ask_torch:
         checks.append(_ask_torch())

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from cachestore.arguments import as_many, as_path, as_whole
 from cachestore.claims import scale_of
 from cachestore.encode import families
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed
@@ -131,6 +132,11 @@ def export_cache(
         BadInput: no such data set, or one that the format has no form for; nothing was written.
         WriteFailed: the disk refuses; the same call goes on from there.
     """
+    store, folder = as_path("store", store), as_path("folder", folder).absolute()
+    generation = None if generation is None else as_whole("generation", generation, least=0)
+    resolution_only = None if resolution_only is None else as_whole("resolution_only", resolution_only, least=1)
+    variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
+    leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         message = f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can"
@@ -138,7 +144,6 @@ def export_cache(
     choice = _Choice(resolution_only, variant_only, frozenset(leave_out))
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        folder = Path(folder).absolute()
         tally = _Tally()
         export = _Export(reader, catalog, wanted, writing, tally, None if family is None else family_named(family), choice)
         target = _Target(folder, tally, may_replace=replace)

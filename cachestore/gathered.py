@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+from cachestore.arguments import as_many, as_mapping
 from cachestore.errors import BadInput
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
@@ -166,13 +167,15 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
             message = f"sample {row} is {type(sample).__name__}, not a cs.Sample"
             raise BadInput(message)
         where = f"sample {row} ({sample.id!r})"
-        images = {role: _references(memory, sample.id, _Place(row, role, 0), value) for role, value in sample.images.items()}
+        shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
+        images = {role: _references(memory, sample.id, _Place(row, role, 0), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in _ROLES), None):
             message = f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}"
             raise BadInput(message)
-        captions = [sample.captions] if isinstance(sample.captions, str) else list(sample.captions)
+        captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
+        extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
-        yield _from_columns({**sample.extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
+        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
 
 
 def _references(memory: Memory, sample: str, place: _Place, value: object) -> list[str]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
+from cachestore.arguments import as_many, as_mapping, as_place, check_calls
 from cachestore.captions import CaptionPolicy
 from cachestore.claims import IMPORTED, as_made
 from cachestore.encode import families as recipes
@@ -163,23 +164,24 @@ def import_cache(
         Incomplete: cancelled; the same call goes on from there.
         WriteFailed: the disk refuses.
     """
+    check_calls(on_progress, cancel)
+    places = {"model": model, "vae": vae, "text_encoder": text_encoder}
+    models = {name: None if place is None else as_place(name, place, "a path or a hub id") for name, place in places.items()}
     request = ImportRequest(
         format=format,
-        folder=str(folder),
-        store=str(store),
-        data=str(data),
-        model=None if model is None else str(model),
-        claims=dict(claims or {}),
+        folder=as_place("folder", folder),
+        store=as_place("store", store),
+        data=as_place("data", data),
+        claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
-        encode=tuple(encode),
+        encode=tuple(as_many("encode", encode, 'a list of names, such as ("text", "latents")')),
         captions=captions,
         caption_lines=caption_lines,
         caption=caption,
-        vae=None if vae is None else str(vae),
-        text_encoder=None if text_encoder is None else str(text_encoder),
-        encode_arg=dict(encode_args or {}),
+        encode_arg={} if encode_args is None else dict(as_mapping("encode_args", encode_args, "a mapping of arguments")),
         replace=replace,
+        **models,
     )
     return run_import(request, on_progress=on_progress, cancel=cancel)
 
@@ -193,7 +195,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
     seen = Remarks()
     samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
     files = _files(Path(request.folder), wanted)
-    layout = Layout(Path(request.store).absolute())
+    layout = Layout.at(request.store)
     with ExitStack() as stack:
         cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
         matches, unreadable = _match(cache, [path for path, _size, _time in files], samples, request)

@@ -6,11 +6,13 @@ for settings, and length-prefixed parts for sequences of strings and bytes. Iden
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self, cast
 
-from cachestore.errors import BadInput
+from cachestore.arguments import as_mapping, as_text, refuse
+from cachestore.errors import BadInput, EncodeFailed
 
 KEY_BYTES = 16
 """Length of a key: the first 128 bits of a SHA-256."""
@@ -31,16 +33,23 @@ class Key(bytes):
 
     def __new__(cls, raw: bytes) -> Self:
         """Wrap exactly 16 bytes; anything else raises BadInput."""
-        if len(raw) != KEY_BYTES:
-            message = f"a key has {KEY_BYTES} bytes, this value has {len(raw)}"
+        try:
+            length = len(raw)
+            key = super().__new__(cls, raw)
+        except TypeError:
+            refuse("a key", f"made of {KEY_BYTES} bytes", raw)
+        if length != KEY_BYTES:
+            message = f"a key has {KEY_BYTES} bytes, this value has {length}"
             raise BadInput(message)
-        return super().__new__(cls, raw)
+        return key
 
     @classmethod
     def parse(cls, text: "str | bytes") -> Self:
         """Read a key from its 32 hex digits, or from its 16 raw bytes. Raises BadInput for anything else."""
         if isinstance(text, bytes):
             return cls(text)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+            refuse("a key", f"a cs.Key, its {KEY_BYTES} bytes or its {2 * KEY_BYTES} hex digits", text)
         try:
             return cls(bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else b"")
         except ValueError as error:
@@ -94,9 +103,31 @@ def digest_text(text: str) -> str:
     return digest_bytes(text.encode("utf-8", "surrogatepass"))
 
 
-def key(*parts: "str | bytes") -> Key:
-    """Make a key for a value of your own from any strings or bytes; order and boundaries matter. No parts is a valid, fixed key."""
-    return Key(digest_parts("cachestore-key", *parts)[:KEY_BYTES])
+def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
+    """Make a key for a value of your own from any strings or bytes; order and boundaries matter. No parts is a valid, fixed key.
+
+    A path counts by the bytes of its text. Raises BadInput for anything else: of a number say whether its digits are meant, `str(5)`.
+    """
+    plain = [os.fsencode(part) if isinstance(part, os.PathLike) else part for part in parts]
+    for part in plain:
+        if not isinstance(part, str | bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
+            refuse("a part of a key", "a text or bytes", part)
+    return Key(digest_parts("cachestore-key", *plain)[:KEY_BYTES])
+
+
+def by_key(answer: object) -> dict[Key, Any]:
+    """What a caller's own `encode` returned, by key, whose forms may be any that `Key.parse` takes.
+
+    Raises EncodeFailed for what is no mapping, BadInput for keys that are none.
+    """
+    if not isinstance(answer, Mapping):
+        message = f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted"
+        raise EncodeFailed(message)
+    try:
+        return {Key.parse(key): tensors for key, tensors in cast("Mapping[Any, Any]", answer).items()}
+    except BadInput as error:
+        message = f"encode returned what is no key: {error}"
+        raise BadInput(message) from error
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
@@ -119,6 +150,12 @@ class Recipe:
     """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. In the fingerprint."""
     read: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant. Raises BadInput."""
+        as_text("encoder of a recipe", self.encoder)
+        for name in ("make", "read"):
+            as_mapping(f"{name} of a recipe", getattr(self, name), "a mapping of settings")
 
     @property
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+from cachestore.arguments import as_place
 from cachestore.asking import asked_files
 from cachestore.errors import BadInput
 from cachestore.files.paths import is_temporary
@@ -54,7 +55,7 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
     Raises BadInput for a list in which sources and samples are mixed.
     """
     if isinstance(data, str | os.PathLike):
-        return os.fspath(cast("str | os.PathLike[str]", data)), (), {}
+        return as_place("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)
     if isinstance(data, list | tuple):
         listed = cast("Sequence[object]", data)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cachestore.arguments import as_whole
 from cachestore.errors import BadInput
 
 _PAIRS: Final = (
@@ -68,6 +69,8 @@ def _discover(
 ) -> Placement:
     local, launch = _local_rank(environment), launch_name(environment)
     if rank is not None or world_size is not None:
+        rank = None if rank is None else as_whole("rank", rank)
+        world_size = None if world_size is None else as_whole("world_size", world_size)
         if rank is None or world_size is None or not 0 <= rank < world_size:
             message = f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
             raise BadInput(message)

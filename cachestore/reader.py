@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
-from cachestore.errors import BadInput, CorruptEntry, FormatError, MissingEntry
+from cachestore.arguments import as_many, as_word
+from cachestore.errors import CorruptEntry, FormatError, MissingEntry
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.storage.entry import size_of, split
@@ -68,10 +69,9 @@ class Reader:
 
         A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made.
         """
-        if verify not in {"first", "always", "never"} or io not in {"pread", "mmap"}:
-            message = f'verify is "first", "always" or "never" and io is "pread" or "mmap"; got {verify!r} and {io!r}'
-            raise BadInput(message)
-        self.layout = open_layout(Layout(Path(path).absolute()))
+        as_word("verify", verify, get_args(Verify))
+        as_word("io", io, get_args(Io))
+        self.layout = open_layout(Layout.at(path))
         self._verify: Verify = verify
         self._io: Io = io
         self._show(take_over(self.layout, given) if given is not None else load_snapshot(self.layout, verdict=verdict))
@@ -107,7 +107,7 @@ class Reader:
         Raises MissingEntry naming the first missing keys and their count, or CorruptEntry.
         """
         convert = to_numpy if as_numpy else to_torch
-        return [convert(raw) for raw in self.get_raw([Key.parse(key) for key in keys])]
+        return [convert(raw) for raw in self.get_raw([Key.parse(key) for key in as_many("keys", keys, "several keys")])]
 
     def get_raw(self, keys: Sequence[Key]) -> list[dict[str, RawTensor]]:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, cast, get_args
 
+from cachestore.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.errors import BadInput, EncodeFailed, MissingEntry
-from cachestore.keys import Key
+from cachestore.keys import Key, by_key
 from cachestore.reader import AnyKey
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT
@@ -58,9 +59,11 @@ class ReadThrough:
         Raises:
             BadInput: another `on_miss`; or "encode" without a function, or with a store that is open for reading.
         """
-        if on_miss not in get_args(OnMiss):
-            message = f'on_miss is "raise", "encode" or "skip", not {on_miss!r}'
-            raise BadInput(message)
+        if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+            refuse("store", "what cs.open(path) returned", store)
+        as_word("on_miss", on_miss, get_args(OnMiss))
+        if encode is not None:
+            check_function("encode", encode)
         if on_miss == "encode" and (encode is None or store.mode != "a"):
             message = f'on_miss="encode" needs a function, and {store.layout.root} open with mode="a" in the process that encodes'
             raise BadInput(message)
@@ -84,7 +87,7 @@ class ReadThrough:
         """
         items: dict[Key, Any] = {}
         keys: list[Key] = []
-        for key, item in wanted:
+        for key, item in as_pairs("wanted", wanted):
             keys.append(Key.parse(key))
             items.setdefault(keys[-1], item)
         missing = self._missing(list(items))
@@ -108,7 +111,7 @@ class ReadThrough:
         """Have the caller's function make these, and gather them. All are as they should be before the first is kept."""
         assert self._encode is not None
         self._appender.check_process()
-        answer = {Key.parse(key): tensors for key, tensors in self._encode(list(missing)).items()}
+        answer = by_key(self._encode(list(missing)))
         if set(answer) != {key for key, _item in missing}:
             message = f"encode returned {len(answer)} keys that are not the {len(missing)} it was asked for"
             raise EncodeFailed(message)

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
+from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.gathered import write_rows
-from cachestore.keys import Json, Key, Recipe
+from cachestore.keys import Json, Key, Recipe, by_key
 from cachestore.listing import Brought, as_sources, files_of_brought, gather_all
 from cachestore.loop import Job, OnProgress, Report, count_start, key_without_reading, numbered, run_pass, start_of
 from cachestore.processes import Care, gpu_count, joined_report, processors, run_child, run_children
@@ -109,27 +111,26 @@ def precompute(
     if unknown := sorted(set(options) - known):
         message = f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
         raise BadInput(message)
-    loaded = None if isinstance(model, str | Path) else _read_loaded(model)
-    named = str(model) if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
+    check_calls(on_progress, cancel)
+    loaded = None if isinstance(model, str | os.PathLike) else _read_loaded(model)
+    named = as_place("model", cast("object", model), "a path or a hub id") if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
     path, sources, held = as_sources(data)
     fixed = {
         "data": path,
         "sources": sources,
         "model": named,
-        "store": str(store),
-        "encode": tuple(encode),
-        "encode_arg": dict(encode_args or {}),
+        "store": as_place("store", store),
+        "encode": tuple(as_many("encode", encode, 'a list of names, such as ("text", "latents")')),
+        "encode_arg": {} if encode_args is None else dict(as_mapping("encode_args", encode_args, "a mapping of arguments")),
     }
-    values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **options}
-    if isinstance(values.get("resolution"), list):
-        values["resolution"] = tuple(values["resolution"])
-    values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
-    if isinstance(values.get("frames"), int | list):
-        values["frames"] = (values["frames"],) if isinstance(values["frames"], int) else tuple(values["frames"])
+    values: dict[str, Any] = {**fixed, "max_failures": str(max_failures), **{name: _plain(value) for name, value in options.items()}}
+    if isinstance(values.get("frames"), int):
+        values["frames"] = (values["frames"],)
     request = PrecomputeRequest(**values)
     request.check()
+    find_placement(request.rank, request.world_size)  # refused now, before a store is made
     brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
-    observer = Observer(Layout(Path(request.store).absolute()))
+    observer = Observer(Layout.at(request.store))
     if loaded is not None:
         tell = observer.following(on_progress) if on_progress else None
         with loaded.evaluating(), _as_it_was(os.environ):
@@ -142,6 +143,23 @@ def precompute(
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
+
+
+def _plain(value: object) -> object:
+    """An option as a request holds it: a path as text, numpy's numbers as Python's, several of them as a tuple."""
+    match value:
+        case bool() | str():
+            return value
+        case os.PathLike():
+            return os.fspath(cast("os.PathLike[str]", value))
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value)
+        case list() | tuple() | range():
+            return tuple(map(_plain, cast("Sequence[object]", value)))
+        case _:
+            return value
 
 
 def _read_loaded(model: object) -> "LoadedModel":
@@ -457,7 +475,7 @@ class _CallerEncoder:
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
         """Call the caller's function, now and here; its keys may be in any form."""
-        made = {Key.parse(key): tensors for key, tensors in self.function(list(batch)).items()}
+        made = by_key(self.function(list(batch)))
         return lambda: made
 
     def close(self) -> None:
@@ -524,17 +542,21 @@ def fill(
         Incomplete: cancelled, or stuck; the same call goes on from there.
         WriteFailed: the disk refuses.
     """
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
+    check_calls(on_progress, cancel)
+    strict = as_switch("strict", strict)
+    limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
     if store.mode != "a":
         message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
         raise BadInput(message)
     allowed_failures(str(max_failures), 0)  # refused now, not after the work
     items: dict[Key, Any] = {}
-    for key, item in wanted:
+    for key, item in as_pairs("wanted", wanted):
         items.setdefault(Key.parse(key), item)
-    limit = FILL_BATCH if batch_size == "auto" else batch_size
-    if limit < 1:
-        message = f"a batch size is at least 1, not {batch_size}"
-        raise BadInput(message)
     encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
     placement = find_placement(rank, world_size)
     plan = plan_of_keys(encoder.recipe, items)

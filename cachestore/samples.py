@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
+from cachestore.arguments import as_number, as_text, as_whole, refuse
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -76,17 +77,17 @@ class Source:
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 message = f"the {what} of a source is a text without `/`, not {value!r}"
                 raise BadInput(message)
+        if isinstance(self.data, str) and not self.data:
+            refuse("data of a source", "a path, samples, or a data set", self.data)
         for name in ("resolution", "repeats"):
             value = getattr(self, name)
-            if not (type(value) is int and value >= 1) and not (name == "resolution" and value is None):
-                message = f"{name} of a source is a whole number from 1 on, not {value!r}"
-                raise BadInput(message)
-        if type(self.weight) not in {int, float} or not isfinite(self.weight) or self.weight < 0:
-            message = f"weight of a source is a number from 0 on, not {self.weight!r}"
-            raise BadInput(message)
-        if self.caption is not None and not isinstance(self.caption, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
-            message = f"caption of a source is a text, not {self.caption!r}"
-            raise BadInput(message)
+            if name != "resolution" or value is not None:
+                object.__setattr__(self, name, as_whole(f"{name} of a source", value, least=1))
+        object.__setattr__(self, "weight", as_number("weight of a source", self.weight))
+        if not isfinite(self.weight) or self.weight < 0:
+            refuse("weight of a source", "a number from 0 on", self.weight)
+        if self.caption is not None:
+            as_text("caption of a source", self.caption)
 
     @property
     def share(self) -> float:

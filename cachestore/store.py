@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from cachestore.errors import BadInput, CacheStoreError
+from cachestore.arguments import as_mapping, as_path, as_word
+from cachestore.errors import CacheStoreError
 from cachestore.files.paths import Mode
 from cachestore.keys import Json, Key
 from cachestore.reader import AnyKey, Reader
@@ -33,8 +34,10 @@ class Writer:
 
         Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published.
         """
-        copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(tensors).items()}
-        self._appender.put(Key.parse(key), copied, deepcopy(dict(meta or {})))
+        named = as_mapping("tensors", tensors, "a mapping from names to tensors")
+        value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
+        copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(named).items()}
+        self._appender.put(Key.parse(key), copied, deepcopy(dict(value)))
 
     def __enter__(self) -> Self:
         """Return the writer."""
@@ -56,11 +59,9 @@ class Store(Reader):
         self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE
     ) -> None:
         """Open a store; with `mode="a"` one is made where there is none. Raises StoreNotFound, BadInput, FormatError."""
-        if mode not in {"r", "a"}:
-            message = f'a store is opened with mode "r" or "a", not {mode!r}'
-            raise BadInput(message)
+        as_word("mode", mode, ("r", "a"))
         if mode == "a":
-            create_store(Path(path), mode=access)
+            create_store(as_path("path", path), mode=access)
         self.mode: Literal["r", "a"] = mode
         self._pid = os.getpid()
         super().__init__(path, verify=verify, io=io)
@@ -116,7 +117,5 @@ def open_store(
         FormatError: the store was written by a newer version.
         BadInput: another mode or access, or a folder that holds something else.
     """
-    if access not in {"private", "group"}:
-        message = f'access is "private" or "group", not {access!r}'
-        raise BadInput(message)
+    as_word("access", access, ("private", "group"))
     return Store(path, mode=mode, verify=verify, io=io, access=Mode(access))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from cachestore.arguments import as_text
 from cachestore.errors import BadInput, FormatError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
 
     What is (dtype, shape, bytes) already is passed on. Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
-    raw = {name: _raw(name, value) for name, value in tensors.items()}
+    raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
             message = f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored"

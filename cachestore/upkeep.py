@@ -151,7 +151,7 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         FormatError: the store was written by a newer version, or a catalog or plan cannot be read, so that nobody can tell what is needed.
         WriteFailed: the disk refuses; what was removed was not needed.
     """
-    layout, now = open_layout(Layout(Path(path).absolute())), time.time()
+    layout, now = open_layout(Layout.at(path)), time.time()
     lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         found = _find_needs(layout, now)
@@ -187,7 +187,7 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
 
     Without `apply` it only says what would be done. Raises as `collect`; WriteFailed also where there is no room for the copies.
     """
-    layout = open_layout(Layout(Path(path).absolute()))
+    layout = open_layout(Layout.at(path))
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         needs = _find_needs(layout, time.time()).needs
         groups = choose_groups(layout, snapshot, needs)
@@ -214,7 +214,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         FormatError: a plan cannot be read, so nobody can tell whose it is.
         WriteFailed: the disk refuses; the same call goes on.
     """
-    layout = open_layout(Layout(Path(path).absolute()))
+    layout = open_layout(Layout.at(path))
     plans, generations = plans_of(layout, name), list_generations(layout, name)
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,8 +188,41 @@ def test_what_is_no_policy_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    "options", [{"dropout": -0.1}, {"dropout": 1.1}, {"dropout": float("nan")}, {"variants": 0}, {"keep_tokens": -1}, {"separator": ""}]
+    "options",
+    [
+        {"dropout": -0.1},
+        {"dropout": 1.1},
+        {"dropout": float("nan")},
+        {"dropout": "0.1"},
+        {"dropout": True},
+        {"variants": 0},
+        {"variants": "4"},
+        {"variants": 2.5},
+        {"keep_tokens": -1},
+        {"separator": ""},
+        {"separator": 5},
+        {"prefix": None},
+        {"shuffle_tags": "no"},
+    ],
+    ids=str,
 )
-def test_what_cannot_be_meant_is_refused(options):
-    with pytest.raises(BadInput):
+def test_what_cannot_be_meant_is_refused_by_its_name(options):
+    with pytest.raises(BadInput, match=f"{next(iter(options))} of a caption policy is "):
         CaptionPolicy(**options)
+
+
+def test_numbers_of_numpy_are_kept_as_what_json_can_hold():
+    given: Any = {"dropout": np.float32(0.5), "shuffle_tags": np.True_, "variants": np.int64(3), "keep_tokens": np.uint8(1)}
+    found = json.loads(json.dumps(CaptionPolicy(**given).as_json()))
+    assert found == {
+        "dropout": 0.5,
+        "shuffle_tags": True,
+        "variants": 3,
+        "keep_tokens": 1,
+    }
+
+
+@pytest.mark.parametrize("value", [3, None, ["all"]])
+def test_what_stands_for_no_policy_is_told_what_does(value):
+    with pytest.raises(BadInput, match=r'captions is a cs\.CaptionPolicy, "first", "random" or "all", not '):
+        CaptionPolicy.parse(value)

@@ -153,7 +153,7 @@ def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", c
     from cachestore.work.progress import Observer
 
     quiet = ["--quiet"] if arguments.quiet else []
-    care = Care(Observer(Layout(Path(request.store).absolute())).look_at, warn=to_stderr, words="inherited")
+    care = Care(Observer(Layout.at(request.store)).look_at, warn=to_stderr, words="inherited")
     children = run_children([*replace(request, procs=None).arguments(), *quiet], count, care)
     return Report.from_json(joined_report(children, warn=to_stderr))
 

@@ -1,7 +1,6 @@
 """`cachestore status`: a running or unfinished pass, seen from another shell."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachestore.cli import OK, add_store, print_json, say
@@ -23,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.storage.snapshot import open_layout
     from cachestore.work.progress import all_status
 
-    layout = open_layout(Layout(Path(arguments.store).absolute()))
+    layout = open_layout(Layout.at(arguments.store))
     found = all_status(layout)
     if arguments.json:
         print_json({"plans": [status.as_json() for status in found]})

@@ -30,9 +30,10 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
+from cachestore.arguments import as_path
 from cachestore.errors import BadInput
 
 MARKER: Final = "cachestore.json"
@@ -122,6 +123,11 @@ class Layout:
 
     root: Path
     mode: Mode = Mode.PRIVATE
+
+    @classmethod
+    def at(cls, path: object, argument: str = "path") -> Self:
+        """The paths of the store at a caller's path; `argument` is what the caller knows it as. Raises BadInput for what is no path."""
+        return cls(as_path(argument, path).absolute())
 
     def command(self, words: str) -> str:
         """A command for this store as it can be pasted: of `repair --refill`, "`cachestore repair STORE --refill`"."""

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, get_args
 
+from cachestore.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.errors import BadInput
 from cachestore.loading.order import Order, Places, Tail, count_batches, count_even, even_out, order_batches
 from cachestore.ranks import Placement, discover
@@ -101,13 +102,12 @@ class BucketBatchSampler:
             BadInput: options that do not fit; or several processes were found, now or at an iteration, and neither ranks nor `split`
                 were given.
         """
-        if not hasattr(data, "buckets"):
-            message = f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
-            raise BadInput(message)
-        if batch_size < 1 or tail not in {"drop", "pad", "wrap"} or split not in {None, "outside", "found"}:
-            options = 'batch_size is at least 1, tail "drop", "pad" or "wrap", split None, "outside" or "found"'
-            message = f"{options}; got {batch_size}, {tail!r}, {split!r}"
-            raise BadInput(message)
+        check_buckets(data)
+        batch_size, seed = as_whole("batch_size", batch_size, least=1), as_whole("seed", seed, least=0)
+        shuffle = as_switch("shuffle", shuffle)
+        as_word("tail", tail, get_args(Tail))
+        if split is not None:
+            as_word("split", split, get_args(Split))
         self._given = _given_ranks(rank, num_replicas, split)
         self._split = split
         self._data = data
@@ -186,7 +186,7 @@ class BucketBatchSampler:
         if self._is_resumed and epoch == 0 and self._epoch > self._epochs_before:
             self._epochs_before = self._epoch
             _log.info("the trainer's epoch 0 is taken to be epoch %d, which was resumed", self._epoch)
-        epoch += self._epochs_before
+        epoch = as_whole("epoch", epoch, least=0) + self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
                 _log.warning(
@@ -200,10 +200,7 @@ class BucketBatchSampler:
 
     def resume(self, epoch: int, step: int) -> None:
         """Let the next iteration be the rest of an epoch of which each rank has had `step` batches."""
-        if epoch < 0 or step < 0:
-            message = f"a sampler is resumed at an epoch and a step from 0 on, not at {epoch} and {step}"
-            raise BadInput(message)
-        self._resume_at(epoch, step * self._share().world)
+        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._share().world)
 
     def count_delivered(self, batches: int | None) -> None:
         """Say how many batches of the present iteration reached the trainer here; None for all, and their end.
@@ -220,7 +217,7 @@ class BucketBatchSampler:
         batches the trainer has had here since it began the present iteration.
         """
         share = self._share()
-        delivered = self._delivered if batches_consumed is None else batches_consumed
+        delivered = self._delivered if batches_consumed is None else as_whole("batches_consumed", batches_consumed, least=0)
         if delivered is not None:
             epoch, consumed = self._epoch, self._start + delivered * share.world
         elif self._is_over:
@@ -231,6 +228,7 @@ class BucketBatchSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where another sampler was. Raises BadInput if it had another data set or another order."""
+        as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
             message = f"this is no state of a BucketBatchSampler: it lacks {', '.join(missing)}"
@@ -242,7 +240,7 @@ class BucketBatchSampler:
                     f"the {what} was {state[name]!r} when the state was saved and is {ours!r} now: its place means nothing in this order"
                 )
                 raise BadInput(message)
-        self._resume_at(int(state["epoch"]), int(state["consumed"]))
+        self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
     def _resume_at(self, epoch: int, consumed: int) -> None:
         self._go_to(epoch, consumed)
@@ -293,10 +291,19 @@ class BucketBatchSampler:
             tell(self._epoch)
 
 
+def check_buckets(data: object) -> None:
+    """Raise BadInput for what is no data set with buckets."""
+    if not hasattr(data, "buckets"):
+        message = f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
+        raise BadInput(message)
+
+
 def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
     """(rank, number of ranks) that share the order, as told; None where that is not said in numbers."""
     if rank is None and world is None:
         return None
+    rank = None if rank is None else as_whole("rank", rank)
+    world = None if world is None else as_whole("num_replicas", world)
     if rank is None or world is None or split is not None or not 0 <= rank < world:
         message = (
             f"rank and num_replicas go together, rank from 0 up, and without split; got rank {rank}, num_replicas {world}, split {split!r}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from cachestore.arguments import as_path
 from cachestore.digests import digest_file
 from cachestore.errors import BadInput
 from cachestore.keys import Recipe
@@ -26,7 +27,8 @@ def differing_files(
     A file that `vae` or `text_encoder` has counts before the model's. Raises BadInput for places that do not exist, and for recipes of a
     model without files.
     """
-    places = {name: Path(place) for name, place in (("model", model), ("vae", vae), ("text_encoder", text_encoder)) if place is not None}
+    given = {"model": model, "vae": vae, "text_encoder": text_encoder}
+    places = {name: as_path(name, place) for name, place in given.items() if place is not None}
     if not places:
         message = "pass the model's folder: data.check(model=...)"
         raise BadInput(message)

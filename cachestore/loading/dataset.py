@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cachestore.captions import CaptionPolicy
+from cachestore.arguments import as_many, as_text, as_whole, refuse
+from cachestore.captions import CaptionPolicy, Choose
 from cachestore.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
@@ -143,7 +144,7 @@ class CachedDataset(Dataset[SampleDict]):
         name: str = "train",
         *,
         latents: LatentsAs = "sample",
-        captions: CaptionPolicy | None = None,
+        captions: CaptionPolicy | Choose | None = None,
         fields: Collection[str] | None = None,
         generation: int | None = None,
         resolution: int | None = None,
@@ -160,7 +161,8 @@ class CachedDataset(Dataset[SampleDict]):
                 diffusers' training scripts do before the noise scheduler. Where only a mean, or one sample, is stored, "sample" is
                 that one, normalised. "raw" is the mean as it left the VAE, not normalised; "moments" is mean and log-variance, as stored.
             captions: which caption a sample has in which epoch, and how often the empty one: a pure function of (seed, epoch, sample id).
-                Give the policy that was given to `precompute`, or one that asks for no more. By default the first text of each sample.
+                Give the policy that was given to `precompute`, or one that asks for no more; "first", "random" and "all" stand for a
+                policy that chooses so. By default the first text of each sample.
             fields: what is handed out of `latents`, `control_latents`, `mask` and the text encoders' outputs; by default all of it. A
                 component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and comes as it was stored. Entries of
                 which nothing is wanted are not read; of the others all bytes are, as their checksum covers all. Captions, ids and extra
@@ -179,7 +181,10 @@ class CachedDataset(Dataset[SampleDict]):
             FormatError: the catalog is damaged, or was made by a newer version.
         """
         reader = Reader(path, verify=verify, io=io)
-        found = _find_generation(reader.layout, name, generation)
+        generation = None if generation is None else as_whole("generation", generation, least=0)
+        resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
+        seed = as_whole("seed", seed, least=0)
+        found = _find_generation(reader.layout, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         with _Naming(reader.layout.root, name):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
@@ -434,6 +439,7 @@ class CachedDataset(Dataset[SampleDict]):
             message = f"it has no text embeddings; {help_text}"
             raise BadInput(message)
         self._check_alone()
+        as_text("caption", caption)
         return [_caption_key(text, caption) for text in self._texts]
 
     def _read_alone(self, keys: Sequence[Key], caption: str) -> list[Mapping[str, RawTensor]]:
@@ -455,7 +461,8 @@ class CachedDataset(Dataset[SampleDict]):
         if isinstance(samples, str):
             message = f"select takes several samples; for one alone: data.select([{samples!r}])"
             raise BadInput(message)
-        places = [self.index(one) if isinstance(one, str) else _place(one, len(self._rows)) for one in samples]
+        listed = as_many("samples", samples, "several places or ids")
+        places = [self.index(one) if isinstance(one, str) else _place(one, len(self._rows)) for one in listed]
         chosen = np.asarray(places, dtype=np.int64)
         selection = chosen if self._options.selection is None else self._options.selection[chosen]
         part = CachedDataset.__new__(CachedDataset)
@@ -553,7 +560,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def index(self, sample_id: str) -> int:
         """The place of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed for."""
-        normal = unicodedata.normalize("NFC", sample_id)
+        normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
         if normal in self._places:
             return self._places[normal]
         row = next((row for row, found in enumerate(self._catalog.ids) if found == normal), None)
@@ -767,7 +774,7 @@ def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(fields, str):
         message = f"fields is a set of names: fields={{{fields!r}}}"
         raise BadInput(message)
-    return None if fields is None else frozenset(fields)
+    return None if fields is None else frozenset(as_text("a field", name) for name in as_many("fields", fields, "a set of names"))
 
 
 def _chosen_fields(texts: Sequence[_Texts], images: Collection[str], options: _Options) -> frozenset[str]:
@@ -883,4 +890,7 @@ def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Ten
 
 def _place(index: SupportsIndex, count: int) -> int:
     """A place from 0 on; negative ones count from the end. Raises IndexError, by which Python ends a loop over a sequence."""
-    return range(count)[operator.index(index)]
+    try:
+        return range(count)[operator.index(index)]
+    except TypeError:
+        refuse("a place in the data set", "a whole number (of an id, data.index(sample_id))", index)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from cachestore.arguments import as_whole
+
 
 class Epoch:
     """A whole number that the trainer's process sets and its workers see, also those that live through several epochs.
@@ -25,7 +27,8 @@ class Epoch:
         return int(self._tensor.item())
 
     def set(self, number: int) -> None:
-        """Change it for this process and its workers."""
+        """Change it for this process and its workers. Raises BadInput for what is no epoch."""
+        number = as_whole("epoch", number, least=0)
         self._tensor.fill_(number)
         # After the tensor was pickled for a spawned worker it no longer stands in these pages, but earlier forked workers still look there.
         self._pages[:] = number.to_bytes(8, "little", signed=True)

@@ -4,11 +4,12 @@ Everything is computed in the dtype that was stored and in the order in which di
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from cachestore import vector_math
+from cachestore.arguments import as_word
 from cachestore.errors import BadInput, FormatError
 from cachestore.keys import digest_parts
 from cachestore.loading.read_block import LatentsBlock
@@ -26,9 +27,7 @@ _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 
 def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
     """Raise BadInput for an unknown form, and where what is stored cannot give it. Without latents any known form is fine."""
-    if wanted not in {"sample", "mean", "moments", "raw"}:
-        message = f'latents are handed out as "sample", "mean", "moments" or "raw", not {wanted!r}'
-        raise BadInput(message)
+    as_word("latents", wanted, get_args(LatentsAs))
     if block is None:
         return
     if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):

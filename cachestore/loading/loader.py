@@ -3,21 +3,20 @@
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils.data import DataLoader
 
+from cachestore.arguments import as_switch, as_whole, as_word
 from cachestore.errors import BadInput
 from cachestore.loading.ahead import Batch, Batched, ReadAhead
-from cachestore.loading.batches import BucketBatchSampler, Split, find_ranks
+from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
 from cachestore.loading.order import Tail
 
 _log = logging.getLogger(__name__)
 
 Framework = Literal["auto", "single", "ddp", "accelerate", "fabric", "lightning"]
-
-_FRAMEWORKS: Final = ("auto", "single", "ddp", "accelerate", "fabric", "lightning")
 
 
 class Loader(DataLoader[Any]):
@@ -101,10 +100,10 @@ def make_loader(
         BadInput: options that do not fit; a world above one and a data set opened without `generation=`; or with "auto", ranks that
             accelerate may or may not deal batches to.
     """
-    if framework not in _FRAMEWORKS or ahead < 0 or num_workers < 0:
-        options = f"framework is one of {', '.join(_FRAMEWORKS)}, ahead and num_workers are at least 0"
-        message = f"{options}; got {framework!r}, {ahead!r} and {num_workers!r}"
-        raise BadInput(message)
+    check_buckets(data)
+    as_word("framework", framework, get_args(Framework))
+    ahead, num_workers = as_whole("ahead", ahead, least=0), as_whole("num_workers", num_workers, least=0)
+    pin_memory = as_switch("pin_memory", pin_memory)
     split = _choose_split(framework)
     if split is not None and find_ranks().world_size > 1:
         _refuse_unpinned(data)

@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from torch.utils.data import Dataset
 
+from cachestore.arguments import as_many, as_number, as_whole, refuse
 from cachestore.errors import BadInput
 from cachestore.keys import canonical, digest_parts
 from cachestore.loading.buffers import BatchBuffers
@@ -58,18 +59,20 @@ class MixedDataset(Dataset[SampleDict]):
         Raises:
             BadInput: weights that do not fit, or data sets whose samples do not fit into one batch.
         """
-        self.datasets: tuple[CachedDataset, ...] = tuple(datasets)
+        if isinstance(datasets, CachedDataset):
+            refuse("datasets", "a list of CachedDatasets", datasets)
+        self.datasets: tuple[CachedDataset, ...] = tuple(as_many("datasets", datasets, "a list of CachedDatasets"))
         for data in self.datasets:
             if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
                 message = f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}"
                 raise BadInput(message)
-        self._weights = [1.0] * len(self.datasets) if weights is None else [float(weight) for weight in weights]
+        self._weights = [1.0] * len(self.datasets) if weights is None else _as_weights(weights)
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
             message = f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}"
             raise BadInput(message)
         for data in self.datasets[1:]:
             _check_alike(self.datasets[0], data)
-        self._seed = seed
+        self._seed = as_whole("seed", seed, least=0)
         self._epoch = Epoch(self.datasets[0].epoch if self.datasets else 0)
         self._lay_out()
 
@@ -233,6 +236,10 @@ class MixedDataset(Dataset[SampleDict]):
     def mask_name(self) -> str | None:
         """As the data sets have it; None without one."""
         return self.datasets[0].mask_name if self.datasets else None
+
+
+def _as_weights(given: object) -> list[float]:
+    return [as_number("a weight", weight) for weight in as_many("weights", given, "a list of numbers, one for each data set")]
 
 
 def _shared_out(sizes: Sequence[int], share: float) -> list[int]:

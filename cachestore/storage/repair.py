@@ -85,7 +85,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
 
     Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed.
     """
-    root = Path(path).absolute()
+    root = Layout.at(path).root
     if is_marker_broken(root):
         if dry_run:
             return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)  # what is missing cannot be told before

@@ -47,7 +47,7 @@ class StoreStats:
 
 def stats(path: str | Path) -> StoreStats:
     """Count a store's entries, segments and bytes, and list recipes and catalogs. Raises StoreNotFound, FormatError."""
-    layout = open_layout(Layout(Path(path).absolute()))
+    layout = open_layout(Layout.at(path))
     # Catalogs are published after the segments that they need, so they are read first.
     newest = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
     with closing(load_snapshot(layout)) as snapshot:

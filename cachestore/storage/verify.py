@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
+from cachestore.arguments import as_whole, as_word, check_function, refuse
 from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
 from cachestore.files.opening import is_link, look_at, names_in, opened, read_into, reason_of
@@ -86,6 +87,10 @@ _OUR_NAMES_IN_PASSES: Final[Mapping[str, Callable[[str], object]]] = {
 _FREE_FOLDERS: Final = frozenset({"segments", "locks", "quarantine", "digests", "workers", "tmp"})
 
 
+Level = Literal["full", "quick"]
+"""How much is read: every byte, or names, sizes and headers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is not as it should be."""
@@ -140,7 +145,7 @@ class _Looked:
 
 def verify(
     path: str | Path,
-    level: Literal["full", "quick"] = "full",
+    level: Level = "full",
     *,
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
@@ -160,11 +165,12 @@ def verify(
         FormatError: the store was written by a newer version.
         BadInput: there is no such part.
     """
-    if subset is not None and not 1 <= subset[0] <= subset[1]:
-        message = f"there is no part {subset[0]} of {subset[1]}: parts are counted from 1"
-        raise BadInput(message)
+    as_word("level", level, get_args(Level))
+    _check_subset(subset)
+    if on_finding is not None:
+        check_function("on_finding", on_finding)
     started = time.monotonic()
-    layout = open_layout(Layout(Path(path).absolute()))
+    layout = open_layout(Layout.at(path))
     further = tuple(look_further(layout)) if look_further is not None else ()
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
     needed = dict(_needed(layout))
@@ -195,6 +201,18 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
             f"there is no index, so whoever opens the store reads the headers of all its {len(snapshot.listed)} segments first: run"
             f" {layout.command('repair')}, unless a pass is running, which makes one when it ends"
         )
+
+
+def _check_subset(subset: object) -> None:
+    """Raise BadInput for what is no part of several."""
+    if subset is None:
+        return
+    if not isinstance(subset, tuple | list) or len(cast("Sequence[Any]", subset)) != 2:
+        refuse("subset", "(n, t): the n-th of t parts", cast("object", subset))
+    part, parts = (as_whole("a number of subset", number) for number in cast("Sequence[Any]", subset))
+    if not 1 <= part <= parts:
+        message = f"there is no part {part} of {parts}: parts are counted from 1"
+        raise BadInput(message)
 
 
 def _good_keys(looked: Sequence[_Looked]) -> frozenset[Key]:

@@ -1,11 +1,14 @@
 """Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows places and buckets, nothing else."""
 
+import json
 import logging
+import re
 from contextlib import contextmanager
 from itertools import chain, islice
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -488,10 +491,52 @@ def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_i
     assert told[3:] == ["end"]
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"tail": "keep"}, {"split": "inside"}])
-def test_an_option_that_is_unknown_is_an_error(options):
-    with pytest.raises(cs.BadInput, match="batch_size is at least 1"):
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
+        ({"batch_size": "8"}, "batch_size is a whole number from 1 on, not '8'"),
+        ({"batch_size": True}, "batch_size is a whole number from 1 on, not True"),
+        ({"batch_size": 2.0}, "batch_size is a whole number from 1 on, not 2.0"),
+        ({"seed": "x"}, "seed is a whole number from 0 on, not 'x'"),
+        ({"seed": -1}, "seed is a whole number from 0 on, not -1"),
+        ({"shuffle": "no"}, "shuffle is True or False, not 'no'"),
+        ({"tail": "keep"}, 'tail is "drop", "pad" or "wrap", not \'keep\''),
+        ({"tail": ["drop"]}, "not ['drop']"),
+        ({"split": "inside"}, 'split is "outside" or "found", not \'inside\''),
+        ({"rank": "0", "num_replicas": 2}, "rank is a whole number, not '0'"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_meant_is_an_error_that_names_it(options, says):
+    with pytest.raises(cs.BadInput, match=re.escape(says)):
         sampler(**options)
+
+
+def test_numbers_of_numpy_are_numbers_and_its_state_is_json():
+    made: Any = sampler(batch_size=np.int64(2), seed=np.int32(3), rank=np.int64(0), num_replicas=np.int64(1))
+    made.set_epoch(np.int64(4))
+    state = json.loads(json.dumps(made.state_dict()))
+    assert (state["batch_size"], state["seed"], state["epoch"]) == (2, 3, 4)
+
+
+@pytest.mark.parametrize("state", [None, "state", [1, 2], 5])
+def test_what_is_no_state_is_an_error_that_says_where_one_comes_from(state):
+    with pytest.raises(cs.BadInput, match=r"state is what the state_dict\(\) of a BucketBatchSampler gave"):
+        sampler().load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": "x"}, {"epoch": -1}, {"consumed": None}, {"consumed": -4}], ids=str)
+def test_a_state_with_a_place_that_is_none_is_an_error(wrong):
+    state = {**sampler().state_dict(), **wrong}
+    with pytest.raises(cs.BadInput, match=f"{next(iter(wrong))} of the state is a whole number from 0 on"):
+        sampler().load_state_dict(state)
+
+
+@pytest.mark.parametrize("epoch", [-1, "x", None, 1.5])
+def test_what_is_no_epoch_is_an_error(epoch):
+    with pytest.raises(cs.BadInput, match="epoch is a whole number from 0 on"):
+        sampler().set_epoch(epoch)
 
 
 def test_what_is_no_data_set_is_an_error_that_says_what_to_pass():

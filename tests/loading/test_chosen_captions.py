@@ -114,6 +114,12 @@ def test_a_pickled_data_set_keeps_its_policy(path):
     assert captions_of(pickle.loads(pickle.dumps(data)), 4) == captions_of(data, 4)
 
 
+def test_a_word_stands_for_the_policy_that_chooses_so(path):
+    encoded_for(path, cs.CaptionPolicy(choose="all"))
+    word, policy = cs.CachedDataset(path, captions="random"), cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="random"))
+    assert captions_of(word, 4) == captions_of(policy, 4)
+
+
 @pytest.mark.parametrize(
     ("encoded", "asked", "says"),
     [

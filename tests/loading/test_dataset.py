@@ -611,3 +611,62 @@ def test_a_pickled_copy_reads_of_the_catalog_only_the_rows_that_it_is_asked_for(
     assert equal(twin.read_batch([5, 6]), batch_of(data, 5, 6))
     assert max(sizes) < 100
     assert twin.buckets == data.buckets
+
+
+# What cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"path": None}, "path is a path"),
+        ({"path": ""}, "path is a path"),
+        ({"name": None}, "name is a text, not None"),
+        ({"latents": ["sample"]}, 'latents is "sample", "mean", "moments" or "raw"'),
+        ({"captions": 5}, "captions is a cs.CaptionPolicy"),
+        ({"captions": "last"}, 'chooses "first", "random" or "all", not \'last\''),
+        ({"fields": 5}, "fields is a set of names, not 5"),
+        ({"fields": [5]}, "a field is a text, not 5"),
+        ({"generation": "1"}, "generation is a whole number from 0 on, not '1'"),
+        ({"generation": True}, "generation is a whole number from 0 on, not True"),
+        ({"resolution": "64"}, "resolution is a whole number from 1 on"),
+        ({"seed": "x"}, "seed is a whole number from 0 on, not 'x'"),
+        ({"seed": None}, "seed is a whole number from 0 on, not None"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_cannot_be_meant_is_refused_by_its_name(path, options: Any, says):
+    make_store(path, [Row("a")], recipes())
+    asked: Any = {"path": path, **options}
+    with pytest.raises(cs.BadInput) as refused:
+        cs.CachedDataset(**asked)
+    assert says in str(refused.value)
+
+
+def test_calls_with_what_cannot_be_meant_are_refused_by_name(path):
+    data: Any = cs.CachedDataset(make_store(path, [Row("a")], recipes()))
+    wrong: Any = ["a"]
+    number: Any = 1
+    calls = {
+        "epoch is a whole number from 0 on, not -1": lambda: data.set_epoch(-1),
+        "epoch is a whole number from 0 on, not 'x'": lambda: data.set_epoch("x"),
+        "caption is a text, not None": lambda: data.prompt(None),
+        "sample_id is a text, not 5": lambda: data.index(5),
+        "samples is several places or ids, not None": lambda: data.select(None),
+        "a place in the data set is a whole number": lambda: data["a"],
+        "model is a path": lambda: data.check(5),
+        "datasets is a list of CachedDatasets": lambda: cs.MixedDataset(data),
+        "a weight is a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
+        "weights is a list of numbers": lambda: cs.MixedDataset([data], number),
+        "seed is a whole number": lambda: cs.MixedDataset([data], seed=wrong[0]),
+    }
+    for says, call in calls.items():
+        with pytest.raises(cs.BadInput, match=says):
+            call()
+
+
+def test_an_epoch_and_a_generation_may_be_numbers_of_numpy(path):
+    numbers: Any = {"generation": np.int64(1), "seed": np.int32(3)}
+    data: Any = cs.CachedDataset(make_store(path, [Row("a")], recipes()), **numbers)
+    data.set_epoch(np.int64(2))
+    assert (data.epoch, data.generation) == (2, 1)

@@ -252,10 +252,29 @@ def test_where_accelerate_may_still_come_it_refuses_to_guess(pinned, monkeypatch
 # Options
 
 
-@pytest.mark.parametrize("options", [{"framework": "jax"}, {"ahead": -1}, {"num_workers": -1}], ids=str)
-def test_an_option_that_does_not_fit_is_an_error(data, options: Any):
-    with pytest.raises(cs.BadInput, match="framework is one of auto, single, ddp"):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"framework": "jax"},
+        {"framework": ["ddp"]},
+        {"ahead": -1},
+        {"ahead": None},
+        {"num_workers": "2"},
+        {"batch_size": "8"},
+        {"seed": "x"},
+        {"pin_memory": "yes"},
+    ],
+    ids=str,
+)
+def test_an_option_that_does_not_fit_is_an_error_that_names_it(data, options: Any):
+    with pytest.raises(cs.BadInput, match=f"^{next(iter(options))} is .*, not "):
         cs.make_loader(data, **options)
+
+
+@pytest.mark.parametrize("given", [None, "cache/"])
+def test_what_is_no_data_set_is_named_as_it_was_given(given):
+    with pytest.raises(cs.BadInput, match=f"a {type(given).__name__} has no buckets"):
+        cs.make_loader(given)
 
 
 def test_pinning_without_an_accelerator_is_said_and_does_nothing(data, monkeypatch, caplog):
