@@ -6,6 +6,7 @@ Everything here is the same on every rank; nothing here encodes.
 import importlib.util
 import json
 import operator
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,11 +14,11 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
-from cachestore.encode.family import encoder_of
+from cachestore.encode.family import DTYPES, encoder_of
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout, is_temporary
@@ -111,6 +112,9 @@ class PrecomputeRequest:
             if not fits(value := getattr(self, name)):
                 message = f"--{name.replace('_', '-')} is {words}, not {value!r}"
                 raise BadInput(message)
+        if not self.data and not self.sources:
+            message = "DATA is missing: a path, or several"
+            raise BadInput(message)
         if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
             message = "a source has a resolution of its own, and several are given for all: give either"
             raise BadInput(message)
@@ -256,6 +260,24 @@ def _is_any_of(kinds: tuple[type, ...], value: object) -> bool:
     return isinstance(value, kinds)
 
 
+def _is_one_of(words: Collection[str], value: object) -> bool:
+    return isinstance(value, str) and value in words
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in cast("tuple[object, ...]", value))
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, str) and _DEVICE.fullmatch(value) is not None
+
+
+_DEVICES = ("auto", "cpu", "cuda", "cuda:N", "mps", "xpu", "xpu:N")
+_DEVICE = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
 _ONE_ON = "a whole number from 1 on"
 _FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "resolution": (_are_whole, "a whole number of pixels from 1 on, or several with commas between (from Python a list of them)"),
@@ -270,11 +292,15 @@ _FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
         ("flip", "no_upscale", "compile", "strict", "replace"),
         (partial(_is_any_of, (bool,)), "given or not (from Python True or False)"),
     ),
-    **dict.fromkeys(("name", "text_dtype", "vae_dtype", "device"), (partial(_is_any_of, (str,)), "a text")),
-    **dict.fromkeys(
-        ("caption", "vae", "text_encoder", "revision", "variant"),
-        (partial(_is_any_of, (str, type(None))), "a text"),
-    ),
+    **dict.fromkeys(("text_dtype", "vae_dtype"), (partial(_is_one_of, ("auto", *DTYPES)), f"auto or one of {', '.join(DTYPES)}")),
+    "device": (_is_device, f"one of {', '.join(_DEVICES)}"),
+    "latents": (partial(_is_one_of, ("moments", "mean", "sample")), "moments, mean or sample"),
+    "caption_lines": (partial(_is_one_of, get_args(CaptionLines)), "whole, each or first"),
+    "encode": (_are_texts, "a list of names, such as text,latents (from Python a tuple of them)"),
+    **dict.fromkeys(("model", "store"), (_is_named, "a path, or of a model its id")),
+    "name": (partial(_is_any_of, (str,)), "a text"),
+    **dict.fromkeys(("caption", "revision", "variant"), (partial(_is_any_of, (str, type(None))), "a text")),
+    **dict.fromkeys(("vae", "text_encoder"), (lambda value: value is None or _is_named(value), "a path or a hub id")),
 }
 """By option whether a value can be meant, and what it should be, in words."""
 _NOT_HINTS = frozenset(

@@ -242,6 +242,41 @@ def test_a_sample_of_something_else_is_named(options: Any, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "--device is one of auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, not 'tpu'"),
+        ({"device": "cuda:x"}, "--device is one of"),
+        ({"text_dtype": "int4"}, "--text-dtype is auto or one of float32, fp32, bfloat16, bf16, float16, fp16, not 'int4'"),
+        ({"vae_dtype": "foo"}, "--vae-dtype is auto or one of"),
+        ({"latents": "all"}, "--latents is moments, mean or sample"),
+        ({"caption_lines": "all"}, "--caption-lines is whole, each or first"),
+        ({"encode": "text"}, 'encode is a list of names, such as ("text", "latents")'),
+        ({"encode": (1,)}, "--encode is a list of names"),
+        ({"encode_args": [1]}, "encode_args is a mapping"),
+        ({"model": ""}, "model is a path or a hub id, not ''"),
+        ({"data": ""}, "data is a path"),
+        ({"vae": ""}, "--vae is a path or a hub id"),
+        ({"rank": "0", "world_size": 1}, "rank is a whole number"),
+        ({"on_progress": 5}, "on_progress is a function"),
+        ({"cancel": 5}, "cancel is an object with is_set()"),
+    ],
+    ids=str,
+)
+def test_what_precompute_cannot_use_is_refused_before_anything_is_looked_at(options: Any, says, tmp_path):
+    asked: Any = {"data": tmp_path / "gone", "model": "model", "store": tmp_path / "store", "inline": True, **options}
+    with pytest.raises(cs.BadInput) as refused:
+        cs.precompute(**asked)
+    assert says in str(refused.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:15", "mps", "xpu", "xpu:1"])
+def test_a_device_that_torch_may_have_is_asked_of_torch_alone(device, tmp_path):
+    with pytest.raises(cs.BadInput, match="gone"):
+        cs.precompute(tmp_path / "gone", model="model", store=tmp_path / "store", inline=True, device=device)
+
+
+@pytest.mark.parametrize(
     "options", [{"resolution": np.int64(64)}, {"resolution": range(64, 65)}, {"batch_size": np.int64(2)}, {"frames": np.int64(17)}], ids=str
 )
 def test_numbers_of_numpy_are_options_too(options: Any, tmp_path):

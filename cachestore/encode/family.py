@@ -7,6 +7,16 @@ from typing import Final, Literal
 from cachestore.keys import Json
 from cachestore.samples import CONTROL
 
+DTYPES: Final = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+}
+"""What a user may call the dtype of a model, and its canonical name."""
+
 MAX_LENGTH_ARG: Final = "max_sequence_length"
 
 SKIP_ARG: Final = "clip_skip"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
-from cachestore.encode.family import EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
+from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -39,7 +39,6 @@ LATENTS_VERSION = 1
 """Raised when the code makes other tensors from the same settings."""
 
 _STORED = ("moments", "mean", "sample")
-_DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16"}
 _CLIP_LAYERS = 12
 """transformers' own default, which an old config.json may leave out."""
 _UNSET_LENGTH = 1_000_000
@@ -439,10 +438,10 @@ def _dtype(asked: str, auto: str, option: str) -> str:
     """The canonical name of a dtype; `auto` is decided by the family alone, never by the device, as it is part of the key."""
     if asked == "auto":
         return auto
-    if asked not in _DTYPES:
-        message = f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(_DTYPES.values())))}"
+    if asked not in DTYPES:
+        message = f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}"
         raise BadInput(message)
-    return _DTYPES[asked]
+    return DTYPES[asked]
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:

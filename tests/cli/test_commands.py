@@ -256,6 +256,11 @@ def test_failures_are_3_and_within_the_limit_0(run, data, store):
     [
         ["--batch-size", "0"],
         ["--batch-size", "x"],
+        ["--device", "tpu"],
+        ["--device", "cuda:x"],
+        ["--text-dtype", "int4"],
+        ["--vae-dtype", "foo"],
+        ["--vae", ""],
         ["--encode-arg", "x"],
         ["--resolution", "0"],
         ["--max-failures", "x"],

@@ -92,6 +92,8 @@ def test_one_plain_table_is_one_path(tmp_path):
         ('caption_lines = "some"', "caption_lines is one of whole, each, first"),
         ("encode = [1]", "encode is a list"),
         ('model = "m"\nstore = "s"\n[captions]\ndropped = 1\n[[source]]\ndata = "d"', "dropped"),
+        ('model = "m"\nstore = "s"\ndevice = "tpu"\n[[source]]\ndata = "d"', "--device is one of auto, cpu, cuda, cuda:N"),
+        ('model = "m"\nstore = "s"\ntext_dtype = "int4"\n[[source]]\ndata = "d"', "--text-dtype is auto or one of float32"),
         ('source = "photos"', "write [[source]]"),
         ("[source]\ndata = 'x'", "write [[source]]"),
         ("[[source]]\nname = 'x'", "train.toml, [[source]] 1: data is missing"),
