@@ -4,6 +4,7 @@ Knows the storage's repair and verify, and the whole job. torch is imported by t
 """
 
 import json
+import logging
 import os
 import random
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore import upkeep
+from cachestore.arguments import as_place, as_switch, as_whole
 from cachestore.claims import claimed_encoder, find_claimed_difference, is_imported
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
@@ -45,6 +47,7 @@ T = TypeVar("T")
 SEED: Final = 0
 _NAMED: Final = 3
 """Samples that a remark names."""
+_log = logging.getLogger("cachestore")
 OnFinding = Callable[[Finding], None]
 
 
@@ -80,26 +83,30 @@ def repair(
     Args:
         path: the store.
         refill: encode again what the data sets need and what has no valid copy, with the source and model they were made with.
-        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path.
-        model: where the model is now; it must have the fingerprint the data set was made with.
-        vae: where the VAE is now.
-        text_encoder: where the text encoder is now.
+        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path. Without `refill` it
+            counts only where a lost catalog is built again.
+        model: with `refill`, where the model is now; it must have the fingerprint the data set was made with.
+        vae: with `refill`, where the VAE is now.
+        text_encoder: with `refill`, where the text encoder is now.
         dry_run: say what would be done and do nothing.
 
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version; nothing was touched.
         RecipeMismatch: the moved model is another one.
-        BadInput: the source or model cannot be found; pass where they are now.
+        BadInput: the source or model cannot be found; pass where they are now. Or a model is given without `refill`.
     """
+    refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
+    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
+    if not refill:
+        _check_use(moved)
     report = repair_store(path, dry_run=dry_run, look_further=look_further)
     if dry_run and MARKER in report.rebuilt:
         return report  # what else is damaged cannot be told before
-    layout = open_layout(Layout(Path(path).absolute()))
+    layout = open_layout(Layout.at(path))
     lost = lost_catalogs(layout)
     if dry_run:
         return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
-    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
     _check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
     rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
@@ -112,6 +119,15 @@ def repair(
             refilled += _refill(layout, catalog, moved)
             note_unmade(layout, _unmade(layout, name, lacking))
     return finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
+
+
+def _check_use(moved: _Moved) -> None:
+    """Without refill: raise BadInput for a model, which nothing would look at, and say of a source where alone it counts."""
+    if name := next(iter(moved.models), None):
+        message = f"{name} is for encoding again what was lost, which is done with refill=True alone (`cachestore repair --refill`)"
+        raise BadInput(message)
+    if moved.source is not None:
+        _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
 
 
 def _rebuild(layout: Layout, told: Told, moved: _Moved) -> bool:
@@ -166,7 +182,12 @@ def _refill(layout: Layout, catalog: Catalog, moved: _Moved) -> int:
 
 
 def _moved(source: Moved | None, **places: str | Path | None) -> _Moved:
-    return _Moved(source, {name: str(place) for name, place in places.items() if place is not None})
+    if isinstance(source, Mapping):
+        source = {name: as_place(f"source[{name!r}]", place) for name, place in source.items()}
+    elif source is not None:
+        source = as_place("source", source)
+    models = {name: as_place(name, place, "a path or a hub id") for name, place in places.items() if place is not None}
+    return _Moved(source, models)
 
 
 def _check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
@@ -351,14 +372,15 @@ def verify(
         BadInput: there is no such part; or the model cannot be found, so pass where it is now.
         RecipeMismatch: the model is another one than the data set was made with; nothing was read or encoded.
     """
-    if recompute < 0:
-        message = f"the number of entries to make again is 0 or more, not {recompute}"
+    recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
+    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
+    if recompute == 0 and (given := [*moved.models, *(["source"] if source is not None else [])]):
+        message = f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)"
         raise BadInput(message)
     if recompute == 0:
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
-    layout = open_layout(Layout(Path(path).absolute()))
-    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
+    layout = open_layout(Layout.at(path))
     with _library_defaults():
         catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
         _check_names(catalogs, source)

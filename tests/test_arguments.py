@@ -1,5 +1,6 @@
 """What callers pass wrongly: refused where it enters, by an error of ours that names the argument, what it should be and what it is."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.arguments import as_many, as_number, as_pairs, as_path, as_switch, as_whole, refuse
+from cachestore.cli import OK, USAGE, main
 
 
 def encode(batch):
@@ -282,3 +284,55 @@ def test_a_device_that_torch_may_have_is_asked_of_torch_alone(device, tmp_path):
 def test_numbers_of_numpy_are_options_too(options: Any, tmp_path):
     with pytest.raises(cs.BadInput, match="gone"):
         cs.precompute(tmp_path / "gone", model="model", store=tmp_path / "store", inline=True, **options)
+
+
+# Verify and repair
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"level": "fast"}, 'level is "full" or "quick"'),
+        ({"subset": "1/2"}, "subset is \\(n, t\\)"),
+        ({"subset": (1.0, 2)}, "a number of subset is a whole number"),
+        ({"recompute": "3"}, "recompute is a whole number from 0 on"),
+        ({"source": "data"}, "source is for encoding entries again"),
+        ({"model": "model"}, "model is for encoding entries again"),
+        ({"on_finding": 5}, "on_finding is a function"),
+    ],
+    ids=str,
+)
+def test_what_verify_cannot_use_is_refused(options: Any, says, store):
+    with pytest.raises(cs.BadInput, match=says):
+        cs.verify(store.layout.root, **options)
+
+
+@pytest.mark.parametrize("name", ["model", "vae", "text_encoder"])
+def test_a_model_for_a_repair_that_encodes_nothing_is_refused(name: Any, store, capsys):
+    moved: Any = {name: "elsewhere"}
+    with pytest.raises(cs.BadInput, match=f"{name} is for encoding again what was lost.*refill=True"):
+        cs.repair(store.layout.root, **moved)
+    option = f"--{name.replace('_', '-')}"
+    assert main(["repair", str(store.layout.root), option, "elsewhere"]) == USAGE
+    assert f"{option} goes with --refill" in capsys.readouterr().err
+
+
+def test_a_source_for_a_repair_without_refill_counts_for_lost_catalogs_alone_and_that_is_said(store, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert cs.repair(store.layout.root, source="elsewhere").missing == 0
+    assert "without `--refill` nothing is encoded again" in caplog.text
+
+
+@pytest.mark.parametrize("option", [["--seed", "1"], ["--source", "x"], ["--model", "m"]], ids=str)
+def test_an_option_of_recompute_without_it_is_a_usage_error(option, store, capsys):
+    assert main(["verify", str(store.layout.root), *option]) == USAGE
+    assert f"{option[0]} goes with --recompute N" in capsys.readouterr().err
+    assert main(["verify", str(store.layout.root)]) == OK
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "gc", "ls"])
+def test_a_store_of_no_name_is_a_usage_error_and_not_the_current_folder(command, store, monkeypatch):
+    monkeypatch.chdir(store.layout.root)
+    with pytest.raises(SystemExit) as ended:
+        main([command, ""])
+    assert ended.value.code == USAGE

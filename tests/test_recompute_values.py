@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
-from cachestore.cli import DAMAGE, ERROR, OK, main
+from cachestore.cli import DAMAGE, ERROR, OK, USAGE, main
 from cachestore.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.keys import Key
@@ -118,7 +118,7 @@ def test_an_empty_data_set_has_nothing_to_make_again(tmp_path, makers):
 
 
 def test_a_count_below_nothing_is_refused(store):
-    with pytest.raises(BadInput, match="0 or more"):
+    with pytest.raises(BadInput, match="recompute is a whole number from 0 on, not -1"):
         cs.verify(store, recompute=-1)
 
 
@@ -383,7 +383,7 @@ def test_the_command_takes_what_moved_and_refuses_it_without_recompute(run, stor
     code, out, _err = run("verify", store, "--recompute=100", "--source", tmp_path / "moved", "--model", "model", "--json")
     assert (code, json.loads(out)["recomputed"]["equal"]) == (OK, 2 * COUNT)
     code, _out, err = run("verify", store, "--source", tmp_path / "moved")
-    assert (code, "--source goes with --recompute" in err) == (ERROR, True)
+    assert (code, "--source goes with --recompute" in err) == (USAGE, True)
     code, _out, err = run("verify", store, "--recompute", 1, "--model", "other")
     assert (code, "nothing was encoded" in err) == (ERROR, True)
 

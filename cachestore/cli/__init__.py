@@ -108,8 +108,16 @@ def _with_hyphens(arguments: Sequence[str]) -> list[str]:
 
 def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """The arguments that most commands share."""
-    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, help="the store's folder")
+    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_place, help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _place(text: str) -> str:
+    """A path as it was given; the empty one, which a shell makes of a variable that is not set, is a usage error."""
+    if not text:
+        message = "a path, not ''"
+        raise argparse.ArgumentTypeError(message)
+    return text
 
 
 def add_source(add_argument: Callable[..., Any], what: str) -> None:

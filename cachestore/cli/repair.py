@@ -1,8 +1,12 @@
 """`cachestore repair`: make a store consistent; with `--refill` also complete."""
 
 import argparse
+from typing import Final
 
-from cachestore.cli import DAMAGE, OK, add_source, add_store, print_json, say, source_of
+from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, print_error, print_json, say, source_of
+from cachestore.errors import BadInput
+
+_MODELS: Final = ("model", "vae", "text_encoder")
 
 HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
 
@@ -13,13 +17,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--refill", action="store_true", help="encode again what has no valid copy")
     add_source(parser.add_argument, "")
-    parser.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
-    parser.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
-    parser.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="with --refill: where the model is now, if it moved; it must have the same fingerprint"
+    )
+    parser.add_argument("--vae", metavar="PATH", help="with --refill: where the VAE is now, if it moved")
+    parser.add_argument("--text-encoder", metavar="PATH", help="with --refill: where the text encoder is now, if it moved")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be; 4 if something is still missing then, an entry or a data set's newest catalog."""
+    unused = [] if arguments.refill else [name for name in _MODELS if getattr(arguments, name) is not None]
+    if unused:
+        message = f"--{unused[0].replace('_', '-')} goes with --refill, which encodes again what was lost and was not asked for"
+        print_error(BadInput(message), as_json=arguments.json)
+        return USAGE
     from cachestore.recompute import repair
 
     report = repair(

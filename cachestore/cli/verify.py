@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, OK, add_source, add_store, human_bytes, print_json, say, source_of
+from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, human_bytes, print_error, print_json, say, source_of
 from cachestore.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 4 if there is damage."""
+    if arguments.recompute == 0 and (unused := [name for name in _AGAIN if getattr(arguments, name) is not None]):
+        message = f"--{unused[0].replace('_', '-')} goes with --recompute N, which was not asked for"
+        print_error(BadInput(message), as_json=arguments.json)
+        return USAGE
     from cachestore.storage.verify import HARMLESS
 
     report = _verify(arguments)
@@ -55,16 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":
     """Only what makes entries again loads the whole job, and with it torch."""
     level, subset = "quick" if arguments.quick else "full", arguments.subset
-    again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     if arguments.recompute == 0:
         from cachestore.upkeep import verify
 
-        if again:
-            message = f"--{next(iter(again)).replace('_', '-')} goes with --recompute N, which was not asked for"
-            raise BadInput(message)
         return verify(arguments.store, level, subset=subset)
     from cachestore import recompute
 
+    again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     again |= {"source": source_of(arguments.source)} if arguments.source is not None else {}
     return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, **again)
 
