@@ -47,6 +47,7 @@ def test_the_page_has_lines_for_each_of_these():
         "Several data sets",
         "Resolutions, crops and mirrored pictures",
         "Under a Hugging Face data set",
+        "Values of your own",
         "Making what is missing",
     ]
 
@@ -66,6 +67,19 @@ def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):
 def test_the_lines_on_parts_hand_out_parts(names):
     exec(lines()["A part of what is stored"], names)
     assert (len(names["train"]), list(names["held_out"].ids)) == (12, ["cat.png", "dog.png"])
+
+
+def test_the_lines_on_values_of_your_own_make_all_but_what_fails(names, capsys):
+    def look_at(paths):
+        if "broken.png" in paths:
+            raise OSError("it is no picture")
+        return np.arange(len(paths), dtype=np.float32)[:, None]
+
+    Path("clip").mkdir()
+    names |= {"look_at": look_at, "paths": ["a.png", "broken.png", "b.png"]}
+    exec(lines()["Values of your own"], names)
+    assert (names["report"].encoded, names["report"].failed, names["vector"].shape) == (2, 1, (1,))
+    assert capsys.readouterr().out == f"{names['wanted'][1][0]} it is no picture\n"
 
 
 def test_the_lines_on_several_data_sets_make_batches_of_all(names):
