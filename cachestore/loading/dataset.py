@@ -343,7 +343,11 @@ class CachedDataset(Dataset[SampleDict]):
     def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
         rows = self._row_numbers
         try:
-            return [rows[place] for place in places]
+            return list(map(rows.__getitem__, map(operator.index, places)))
+        except TypeError:
+            for place in places:
+                _place(place, len(rows))  # raises, and says which
+            raise
         except IndexError:
             count, indices = len(rows), map(operator.index, places)
             outside = next(index for index in indices if not -count <= index < count)

@@ -654,6 +654,7 @@ def test_calls_with_what_cannot_be_meant_are_refused_by_name(path):
         "sample_id is a text, not 5": lambda: data.index(5),
         "samples is several places or ids, not None": lambda: data.select(None),
         "a place in the data set is a whole number": lambda: data["a"],
+        r"a place in the data set is a whole number .*, not slice\(0, 1, None\)": lambda: data.read_batch([slice(0, 1)]),
         "model is a path": lambda: data.check(5),
         "datasets is a list of CachedDatasets": lambda: cs.MixedDataset(data),
         "a weight is a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
