@@ -224,6 +224,16 @@ def catalog(root, name="train") -> Any:
     return found
 
 
+def captioned(root: Path, count: int) -> Path:
+    """A new folder of pictures with captions, modified long ago."""
+    root.mkdir()
+    for n in range(count):
+        (root / f"{n}.png").write_bytes(b"picture %d" % n)
+        (root / f"{n}.txt").write_text(f"caption {n}")
+        os.utime(root / f"{n}.png", (n, n))
+    return root
+
+
 def flip_entry(root, sample, encoder, name="train"):
     """Change a byte of the entry that a sample's cell names, as a failing disk would; returns its key."""
     layout, found = Layout(Path(root)), catalog(root, name)

@@ -28,13 +28,7 @@ def makers(monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     """Four pictures with captions, modified long ago."""
-    root = tmp_path / "data"
-    root.mkdir()
-    for n in range(4):
-        (root / f"{n}.png").write_bytes(b"picture %d" % n)
-        (root / f"{n}.txt").write_text(f"caption {n}")
-        os.utime(root / f"{n}.png", (n, n))
-    return root
+    return fakes.captioned(tmp_path / "data", 4)
 
 
 @pytest.fixture

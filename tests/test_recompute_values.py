@@ -49,13 +49,7 @@ def makers(monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     """Pictures with captions, modified long ago."""
-    root = tmp_path / "data"
-    root.mkdir()
-    for n in range(COUNT):
-        (root / f"{n}.png").write_bytes(b"picture %d" % n)
-        (root / f"{n}.txt").write_text(f"caption {n}")
-        os.utime(root / f"{n}.png", (n, n))
-    return root
+    return fakes.captioned(tmp_path / "data", COUNT)
 
 
 @pytest.fixture

@@ -30,13 +30,7 @@ def makers(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    root = tmp_path / "data"
-    root.mkdir()
-    for n in range(3):
-        (root / f"{n}.png").write_bytes(b"picture %d" % n)
-        (root / f"{n}.txt").write_text(f"caption {n}")
-        os.utime(root / f"{n}.png", (n, n))
-    return root
+    return fakes.captioned(tmp_path / "data", 3)
 
 
 @pytest.fixture
