@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from cachestore.arguments import as_many, as_mapping, as_place, check_calls
 from cachestore.captions import CaptionPolicy
@@ -43,7 +43,7 @@ from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build
 from cachestore.work.workers import host_name
 from cachestore.worker import Cancel
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Raised when the code makes other tensors of the same files, or takes them for other samples'."""
 
 _LIMITS: Final = {"wan": 512}
@@ -566,9 +566,11 @@ class _Pictures:
         latents = self.cache.latents(place, data, self.family)
         self._check_channels(place, latents)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
-        told = self._told(reference, (width * factor, height * factor))
-        _check_crop(request, (width * factor, height * factor), told, picture, place)
-        facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, picture)
+        told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
+        for path, facts in ((told.path, told.facts), (place.path, latents.facts)):
+            _check_size(path, facts, measured)
+        _check_crop(request, (width * factor, height * factor), told, measured, place)
+        facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
         provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})
@@ -613,11 +615,11 @@ def _provenance(recipe: Recipe, place: Place, cached: str | None = None, info: M
     return {"encoder": recipe.encoder, "provenance": IMPORTED, IMPORTED: about}
 
 
-def _placed(told: Mapping[str, Json], picture: bytes) -> dict[str, Json]:
+def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
     """Facts for the catalog: what the file tells, else what follows for a picture that covers its bucket and is cut at the centre."""
     facts = dict(told)
-    if "size" not in facts and (size := _measured(picture)) is not None:
-        facts["size"] = list(size)
+    if "size" not in facts and measured is not None:
+        facts["size"] = list(measured.upright)
     if "size" in facts and not {"resized", "crop"} <= facts.keys():
         from cachestore.encode.buckets import Size, placement
 
@@ -626,16 +628,30 @@ def _placed(told: Mapping[str, Json], picture: bytes) -> dict[str, Json]:
     return facts
 
 
-def _check_crop(request: Mapping[str, Json], bucket: tuple[int, int], told: Told, picture: bytes, place: Place) -> None:
+def _check_size(path: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
+    """Refuse what is said to be of a picture of another size: it is of an earlier one under this name. Raises EncodeFailed.
+
+    Trainers take the size before or after they turn a picture upright.
+    """
+    if "size" not in told or measured is None or tuple(told["size"]) in measured:
+        return
+    (width, height), own = told["size"], measured.upright
+    message = (
+        f"{path} is of a picture of {width} x {height} pixels, and this one has {own[0]} x {own[1]}: it was another when it was cached;"
+        " `cachestore precompute` encodes it"
+    )
+    raise EncodeFailed(message)
+
+
+def _check_crop(request: Mapping[str, Json], bucket: tuple[int, int], told: Told, measured: "_Measured | None", place: Place) -> None:
     """Refuse latents of a whole picture for a sample with its own crop, unless further files tell that very crop. Raises EncodeFailed."""
     if WITHIN not in request:
         return
-    measured = _measured(picture)
     if measured is not None:
         from cachestore.encode.buckets import Size, placement
         from cachestore.encode.views import View, within_of
 
-        size = Size(*measured)
+        size = Size(*measured.upright)
         within = within_of(request, size)
         if within is None:
             return
@@ -649,14 +665,22 @@ def _check_crop(request: Mapping[str, Json], bucket: tuple[int, int], told: Told
     raise EncodeFailed(message)
 
 
-def _measured(picture: bytes) -> tuple[int, int] | None:
-    """(width, height) from a picture's header; None without Pillow, or for what is no picture."""
+class _Measured(NamedTuple):
+    """(width, height) of a picture in pixels."""
+
+    upright: tuple[int, int]
+    stored: tuple[int, int]
+    """Before it is turned as its EXIF data say."""
+
+
+def _measured(picture: bytes) -> _Measured | None:
+    """The size of a picture by its header; None without Pillow, or for what is no picture."""
     try:
         from cachestore.encode import images
     except ImportError:
         return None
     try:
-        return images.measure(picture)
+        return _Measured(images.measure(picture), images.measure_stored(picture))
     except EncodeFailed:
         return None
 

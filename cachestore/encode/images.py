@@ -64,6 +64,12 @@ def measure(data: bytes) -> Size:
     return size
 
 
+def measure_stored(data: bytes) -> Size:
+    """As `measure`, before the picture is turned as its EXIF data say. Raises EncodeFailed."""
+    with _opened(data) as image:
+        return Size(*image.size)
+
+
 def decode(data: bytes) -> Image.Image:
     """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
     with _opened(data) as image:

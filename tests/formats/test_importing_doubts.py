@@ -1,0 +1,65 @@
+"""Import where a file's name fits a sample and something else tells that it is another's: it is nobody's, in words, and hides nobody."""
+
+import os
+
+import pytest
+from PIL import Image
+
+import cachestore as cs
+from tests.formats import trainers
+from tests.formats.caches import bring
+from tests.formats.trainers import PICTURES
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
+
+FOX, BIRD, OTHER = PICTURES
+
+
+def failures_of(report, encoder):
+    return {one["sample"]: one["reason"] for one in report.report.failures if one["encoder"] == encoder}
+
+
+def latents_by_sample(store):
+    return {sample["sample_id"]: sample["latents"] for sample in cs.CachedDataset(store)}
+
+
+def write_one(root, picture, caption="a fish", size=(64, 64)):
+    """One more picture of a source, with its caption."""
+    made = trainers.Picture(picture, caption, size, (8, 8))
+    trainers.make_source(root, [made])
+    return made
+
+
+# Another picture of the same name
+
+
+@pytest.mark.parametrize("kind", ["sd-scripts", "musubi"])
+def test_latents_whose_name_tells_another_size_than_the_picture_has_now_are_of_an_earlier_picture(tmp_path, data, store, kind):
+    folder = data if kind == "sd-scripts" else tmp_path / "cache"
+    (trainers.write_sd_scripts if kind == "sd-scripts" else trainers.write_musubi)(folder, "flux")
+    Image.new("RGB", (48, 80)).save(data / BIRD.reference)
+    os.utime(data / BIRD.reference, (1e9, 1e9))  # as a copy keeps an older time
+    report = bring(kind, folder, store, data)
+    failed = failures_of(report, "latents")
+    assert failed.keys() == {BIRD.reference}
+    assert "of a picture of 64 x 64" in failed[BIRD.reference]
+    assert "has 48 x 80" in failed[BIRD.reference]
+    assert len(cs.CachedDataset(store)) == 2
+
+
+def test_a_picture_on_its_side_is_of_the_size_that_its_header_or_its_eye_tells(data, store):
+    """sd-scripts takes the size from the header alone, older and newer ones before and after turning."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    trainers.write_sd_scripts(data, "flux")
+    Image.new("RGB", FOX.size).save(data / FOX.reference, exif=exif)
+    assert bring("sd-scripts", data, store, data).complete
+
+
+def test_a_note_of_simpletuner_about_a_picture_of_another_size_is_of_an_earlier_one(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    trainers.write_st_sizes(data, "train")
+    Image.new("RGB", (48, 80)).save(data / BIRD.reference)
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert failures_of(report, "latents").keys() == {BIRD.reference}
+    assert "of a picture of 64 x 64" in failures_of(report, "latents")[BIRD.reference]
