@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
@@ -28,6 +29,8 @@ _PREFIX: Final = f"{AI_TOOLKIT}."
 _INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
 _FLIP: Final = "flip_x"
 """Stands in what is digested of a mirrored picture alone."""
+_FLIP_Y: Final = "flip_y"
+"""Likewise, of one upside down."""
 _VERSION: Final = 1
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
@@ -61,7 +64,8 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         if found is not None and folder.name == _TEXT:
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
-            latents.setdefault(those[0][0], []).append(Place(path))
+            reference = those[0][0]
+            latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
         elif those:
             matches.remarks.append(f"{path} may be of {those[0][0]} or {those[1][0]}, so it is nobody's")
     for reference, places in latents.items():
@@ -94,11 +98,27 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     if space is not None and space not in family.names[AI_TOOLKIT]:
         what = f"it says its latents are of {space!r}, not of {family.name}"
         raise refuse(what)
+    _check_own(info, place)
     tensor = without_batch("latent", raw, 3)
     facts: dict[str, Json] = {**place.facts, **_facts(info)}
     others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != "latent"}
     state = family.states[AI_TOOLKIT]
     return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts, info=info)
+
+
+def _check_own(info: Mapping[str, Json], place: Place) -> None:
+    """Refuse latents that say they are of another picture, or of this one mirrored. Raises EncodeFailed."""
+    said = info.get(_INFO[0])
+    if (
+        isinstance(said, str)
+        and place.expected is not None
+        and len({unicodedata.normalize("NFC", name) for name in (said, place.expected)}) > 1
+    ):
+        what = f"it says it is of {said!r}, and its name makes it one of {place.expected!r}"
+        raise refuse(what)
+    if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
+        what = f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
+        raise refuse(what)
 
 
 def _parsed(text: str) -> Json:

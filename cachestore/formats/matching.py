@@ -28,7 +28,7 @@ class Place:
     """Of a part of a file, in bytes; None for all of it."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     expected: str | None = None
-    """The caption that the file should say it is of, where files of its kind say so."""
+    """The caption, or the picture's own name, that the file should say it is of, where files of its kind say so."""
     more: tuple["Place", ...] = ()
     """Further places that hold the rest of the value."""
 

@@ -1,9 +1,12 @@
 """Import where a file's name fits a sample and something else tells that it is another's: it is nobody's, in words, and hides nobody."""
 
+import json
 import os
+import shutil
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import cachestore as cs
 from tests.formats import trainers
@@ -63,3 +66,27 @@ def test_a_note_of_simpletuner_about_a_picture_of_another_size_is_of_an_earlier_
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {BIRD.reference}
     assert "of a picture of 64 x 64" in failures_of(report, "latents")[BIRD.reference]
+
+
+# Files under a name that is not their own
+
+
+def test_latents_of_ai_toolkit_that_say_another_pictures_name_are_not_taken(data, store):
+    trainers.write_ai_toolkit(data, "flux")
+    mine, others = (trainers.aitk_paths(data, picture, "flux")[0] for picture in (FOX, OTHER))
+    shutil.copy(others, mine.with_name(others.name.replace("three.v2_", "one_")))
+    mine.unlink()
+    report = bring("ai-toolkit", data, store, data, encode=["latents"])
+    assert failures_of(report, "latents").keys() == {FOX.reference}
+    assert "says it is of 'three.v2.png'" in failures_of(report, "latents")[FOX.reference]
+
+
+def test_latents_of_ai_toolkit_of_the_mirrored_picture_alone_are_not_the_pictures(data, store):
+    trainers.write_ai_toolkit(data, "flux")
+    plain, mirrored = (trainers.aitk_paths(data, BIRD, "flux", is_flipped=is_flipped)[0] for is_flipped in (False, True))
+    said = {name: json.dumps(value) for name, value in (trainers.aitk_info(BIRD, "flux") | {"flip_x": True}).items()}
+    save_file({"latent": load_file(plain)["latent"].flip(-1).contiguous()}, mirrored, metadata=said)
+    plain.unlink()
+    report = bring("ai-toolkit", data, store, data, encode=["latents"])
+    assert failures_of(report, "latents").keys() == {BIRD.reference}
+    assert "mirrored" in failures_of(report, "latents")[BIRD.reference]
