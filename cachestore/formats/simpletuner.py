@@ -20,7 +20,7 @@ import numpy as np
 
 from cachestore.errors import BadInput
 from cachestore.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, Told, View, pictures_of, reference_of, stem_of
+from cachestore.formats.matching import Matches, Named, Place, Told, View, only, pictures_of, reference_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
 from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -61,20 +61,35 @@ def latents_name(reference: str) -> str:
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are, by the digests of captions and of pictures' names."""
     captions = {_md5(caption): caption for sample in samples for caption in ("", *sample.captions)}
+    others: list[str] = []
+    for path in paths:
+        named = _TEXT.fullmatch(PurePosixPath(path).name)
+        if named is None:
+            others.append(path)
+            continue
+        caption, family = captions.get(named["digest"]), family_of(SIMPLETUNER, named["family"])
+        if caption is not None and family is not None and matches.counts(family):
+            matches.take_text(caption, Place(path))
+    _match_latents(others, samples, matches)
+
+
+def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     pictures: dict[str, set[str]] = {}
     for reference in pictures_of(samples):
         for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
             pictures.setdefault(name, set()).add(reference)
+    latents: dict[str, list[Place]] = {}
     for path in paths:
-        named = _TEXT.fullmatch(PurePosixPath(path).name)
-        if named is not None:
-            caption, family = captions.get(named["digest"]), family_of(SIMPLETUNER, named["family"])
-            if caption is not None and family is not None and matches.counts(family):
-                matches.take_text(caption, Place(path))
-        elif len(references := pictures.get(path, ()) or pictures.get(path.removeprefix(_BOTH), ())) == 1:
-            matches.take_latents(next(iter(references)), Place(path))
+        references = pictures.get(path, set()) | pictures.get(path.removeprefix(_BOTH), set())
+        if len(references) == 1:
+            latents.setdefault(next(iter(references)), []).append(Place(path))
         elif references:
             matches.remarks.append(f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
+    for reference, places in latents.items():
+        digest = PurePosixPath(latents_name(reference)).name
+        newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now
+        if (place := only(newer or places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
 
 
 def tells(name: str) -> bool:

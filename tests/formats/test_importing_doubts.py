@@ -5,12 +5,13 @@ import os
 import shutil
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
 from tests.formats import trainers
-from tests.formats.caches import bring
+from tests.formats.caches import bring, equal
 from tests.formats.trainers import PICTURES
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
@@ -90,3 +91,30 @@ def test_latents_of_ai_toolkit_of_the_mirrored_picture_alone_are_not_the_picture
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {BIRD.reference}
     assert "mirrored" in failures_of(report, "latents")[BIRD.reference]
+
+
+def test_of_two_latents_that_simpletuner_named_for_one_picture_the_newer_name_counts(tmp_path, data, store):
+    """SimpleTuner itself looks for the digest alone since names are digests."""
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    torch.save(trainers.latents_of(FOX, "sdxl") + 1, tmp_path / "vae" / "two.pt")
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert report.unmatched == ("two.pt",)
+    assert equal(latents_by_sample(store)["two.png"], trainers.latents_of(BIRD, "sdxl", torch.bfloat16))
+
+
+def test_of_several_latents_of_one_picture_in_simpletuners_folders_none_is_taken(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    shutil.copytree(tmp_path / "vae", tmp_path / "vae" / "vae")
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", encode=["latents"])
+    assert failures_of(report, "latents").keys() == {picture.reference for picture in PICTURES}
+    assert any("leave the one that counts" in remark for remark in report.remarks)
+
+
+def test_a_folder_of_pictures_named_as_an_export_names_latents_pairs_nobody_wrongly(tmp_path, data, store):
+    """`vae/` may be the source's own folder, or the one in which an export puts latents of all."""
+    inner = write_one(data, "vae/two.png")
+    trainers.write_simpletuner(tmp_path / "cache" / "text", tmp_path / "cache" / "vae", "sdxl")
+    report = bring("simpletuner", tmp_path / "cache", store, data, family="sdxl", encode=["latents"])
+    assert inner.reference in failures_of(report, "latents")
+    assert "two.png" in failures_of(report, "latents")
+    assert any("two.png or vae/two.png, so it is nobody's" in remark for remark in report.remarks)
