@@ -195,6 +195,8 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
     seen = Remarks()
     samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
     files = _files(Path(request.folder), wanted)
+    if wanted.is_beside:
+        _check_roots(request, [path for path, _size, _time in files], samples)
     layout = Layout.at(request.store)
     with ExitStack() as stack:
         cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
@@ -251,6 +253,32 @@ def _check(request: ImportRequest) -> None:
         raise BadInput(message)
 
 
+def _check_roots(request: ImportRequest, files: Sequence[str], samples: Iterable[Sample]) -> None:
+    """Refuse a cache that lies beside the pictures and is looked at from above or below their root: paths then are others' paths.
+
+    Raises BadInput.
+    """
+    root, folder = _root(request).resolve(), Path(request.folder).resolve()
+    if folder != root and folder.is_relative_to(root):
+        inner, paths = folder.relative_to(root), list(pictures_of(samples))
+    elif folder != root and root.is_relative_to(folder):
+        inner, paths = root.relative_to(folder), files
+    else:
+        return
+    if any(PurePosixPath(path).is_relative_to(inner.as_posix()) for path in paths):
+        message = (
+            f"{request.format} caches beside the pictures, and of {request.folder} and {root} one lies in the other, so that files would be"
+            f" taken for those of other pictures: pass {root} as the cache's folder, or {folder} as --data"
+        )
+        raise BadInput(message)
+
+
+def _root(request: ImportRequest) -> Path:
+    """The folder to which the references of the source are relative."""
+    data = Path(request.data)
+    return data if data.is_dir() else data.parent
+
+
 def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samples: Sequence[Sample]) -> str:
     names = ", ".join(repr(path) for path, _size, _time in files[:3]) or "no such files at all"
     return (
@@ -298,8 +326,7 @@ def _read_told(wanted: Format, request: ImportRequest, samples: Sequence[Sample]
     """Take in what further files beside the pictures and beside the cache say; (name, size, mtime_ns) of each. Raises BadInput."""
     if wanted.read_told is None:
         return []
-    data = Path(request.data)
-    folders = dict.fromkeys((data if data.is_dir() else data.parent, Path(request.folder)))
+    folders = dict.fromkeys((_root(request), Path(request.folder)))
     paths = [path for folder in folders for path in sorted(folder.iterdir()) if wanted.tells(path.name) and path.is_file()]
     references = pictures_of(samples)
     for path in dict.fromkeys(map(Path.resolve, paths)):

@@ -42,9 +42,12 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     latents: dict[str, list[Place]] = {}
     for path in paths:
         stem, family, facts = _parse_text(path) or _parse_latents(path)
+        older = path.removesuffix(".npz")
         if stem not in pictures or not matches.counts(family):
             continue
-        if facts is None:
+        if older != stem and older in pictures:
+            matches.remarks.append(f"{path} may be of {pictures[stem][0]} or {pictures[older][0]}, so it is nobody's")
+        elif facts is None:
             matches.take_text_of(pictures[stem][1], Place(path))
         else:
             latents.setdefault(stem, []).append(Place(path, facts=facts))

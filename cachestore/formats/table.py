@@ -48,6 +48,8 @@ class Format:
     read_latents: Callable[[Contents, Family, Place], Latents]
     read_text: Callable[[Contents, Family, Place], Text]
     writing: Writing | None
+    is_beside: bool = False
+    """Whether its files lie beside the pictures, so that their paths are those of the source."""
     tells: Callable[[str], bool] = lambda _name: False
     """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
     read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
@@ -73,6 +75,7 @@ FORMATS: Final = {
                 sd_scripts.CASTS,
                 one_resolution=sd_scripts.BARE,
             ),
+            is_beside=True,
         ),
         Format(
             SIMPLETUNER,
@@ -108,6 +111,7 @@ FORMATS: Final = {
             ai_toolkit.read_latents,
             ai_toolkit.read_text,
             Writing(ai_toolkit.latents_file, ai_toolkit.text_file, "one folder", frozenset({"flips"})),
+            is_beside=True,
         ),
         Format(
             DIFFUSION_PIPE,

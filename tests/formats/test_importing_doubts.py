@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
+from cachestore.errors import BadInput
 from tests.formats import trainers
 from tests.formats.caches import bring, equal
 from tests.formats.trainers import PICTURES
@@ -118,3 +119,27 @@ def test_a_folder_of_pictures_named_as_an_export_names_latents_pairs_nobody_wron
     assert inner.reference in failures_of(report, "latents")
     assert "two.png" in failures_of(report, "latents")
     assert any("two.png or vae/two.png, so it is nobody's" in remark for remark in report.remarks)
+
+
+@pytest.mark.parametrize("kind", ["sd-scripts", "ai-toolkit"])
+@pytest.mark.parametrize("outer", ["source", "cache"])
+def test_a_cache_beside_pictures_is_not_taken_from_a_folder_above_or_below_the_source(tmp_path, data, store, kind, outer):
+    """`two.png` is at the top, and another of its name in a folder: relative to the wrong folder one has the other's name."""
+    write_one(data, "a/two.png")
+    inner = [trainers.Picture("two.png", BIRD.caption, BIRD.size, BIRD.latent)]
+    {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data / "a", "flux", inner)
+    folder, source = (data / "a", data) if outer == "source" else (data, data / "a")
+    if outer == "cache":
+        {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data, "flux", inner)
+    with pytest.raises(BadInput, match="one lies in the other"):
+        bring(kind, folder, store, source, encode=["latents"])
+    assert not store.exists()
+
+
+def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobodys(data, store):
+    """`two_0064x0064_sdxl.npz` is of `two.png` by the newer rule, and of a picture of that very name by the older one."""
+    write_one(data, "two_0064x0064_sdxl.png")
+    trainers.write_sd_scripts(data, "sdxl")
+    report = bring("sd-scripts", data, store, data, encode=["latents"])
+    assert failures_of(report, "latents").keys() == {"two.png", "two_0064x0064_sdxl.png"}
+    assert any("two.png or two_0064x0064_sdxl.png, so it is nobody's" in remark for remark in report.remarks)
