@@ -16,7 +16,7 @@ from typing import Final
 
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import DIFFUSION_PIPE, Family
-from cachestore.formats.matching import Matches, Place, pictures_of, reference_of
+from cachestore.formats.matching import Matches, Place, pictures_of, references_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Text, refuse, reshaped, without_batch
 from cachestore.keys import Json
@@ -87,8 +87,9 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
     strangers = 0
+    known = references_of(map(_path_of, items), pictures)
     for item in items:
-        reference = reference_of(str(item.values.get(f"{_SPEC}.1", "")), pictures)
+        reference = known.get(_path_of(item))
         if reference is None:
             strangers += 1
         else:
@@ -107,6 +108,11 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         matches.take_text_of(pictures[reference], replace(first, more=tuple(rest)))
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
+
+
+def _path_of(item: Item) -> str:
+    """The picture's path as it was when it was cached."""
+    return str(item.values.get(f"{_SPEC}.1", ""))
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:

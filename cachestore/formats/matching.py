@@ -3,7 +3,8 @@
 A file that could be of two samples is of none: nothing is ever paired by luck.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
@@ -134,10 +135,28 @@ def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     return found
 
 
-def reference_of(path: str, pictures: Collection[str]) -> str | None:
-    """The reference at the end of a path as it was on another machine; the longest, as `a/1.png` ends with `1.png` too."""
-    parts = path.replace("\\", "/").split("/")
-    return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures), None)
+def references_of(paths: Iterable[str], pictures: Collection[str]) -> dict[str, str]:
+    """By a path as it was on another machine, the reference at its end; nothing of a path that is no picture's.
+
+    All paths below one folder lay there as they do in the source: of two such folders, one in the other, that counts from which more paths
+    lead to pictures, and of equally many neither. So `b/1.png`, which the source lacks, is not taken for its `1.png`.
+    """
+    ends = {path: _ends_of(path, pictures) for path in dict.fromkeys(paths)}
+    counts = Counter(root for those in ends.values() for root in those)
+    beaten = {one for one in counts for other in _above(one) if other in counts and counts[other] >= counts[one]}
+    beaten |= {other for one in counts for other in _above(one) if other in counts and counts[one] >= counts[other]}
+    found = {path: [end for root, end in those.items() if root not in beaten] for path, those in ends.items()}
+    return {path: those[0] for path, those in found.items() if those}
+
+
+def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]:
+    """References at the end of a path, by what stands before them."""
+    parts = tuple(path.replace("\\", "/").split("/"))
+    return {parts[:start]: end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures}
+
+
+def _above(root: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return (root[:count] for count in range(len(root)))
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from cachestore.errors import BadInput
 from cachestore.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, Told, View, only, pictures_of, reference_of, stem_of
+from cachestore.formats.matching import Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
 from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -111,9 +111,10 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
-    senseless = 0
-    for path, entry in _as_mapping(body).items():
-        reference = reference_of(path, references)
+    senseless, entries = 0, _as_mapping(body)
+    known = references_of(entries, references)
+    for path, entry in entries.items():
+        reference = known.get(path)
         facts = _facts_of(_as_mapping(entry)) if reference is not None else None
         if reference is not None and facts is not None:
             info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
@@ -126,8 +127,8 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
 def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
     """Say which pictures the data set left out: they have no latents, and need none."""
     buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
-    paths = [path for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
-    listed = {reference_of(str(path), references) for path in paths}
+    paths = [str(path) for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
+    listed = set(references_of(paths, references).values())
     lacking = sorted(set(references) - listed)
     if lacking and len(lacking) < len(references):
         named = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")

@@ -1,5 +1,6 @@
 """Import where a file's name fits a sample and something else tells that it is another's: it is nobody's, in words, and hides nobody."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -143,3 +144,33 @@ def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobod
     report = bring("sd-scripts", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {"two.png", "two_0064x0064_sdxl.png"}
     assert any("two.png or two_0064x0064_sdxl.png, so it is nobody's" in remark for remark in report.remarks)
+
+
+# Paths of another machine
+
+
+def test_a_value_of_diffusion_pipe_from_a_folder_that_the_source_lacks_is_not_its_namesakes(tmp_path, data, store):
+    """`b/two.png` was cached, and is gone; `two.png`, which was not, has the end of its path."""
+    gone = dataclasses.replace(BIRD, reference="b/two.png")
+    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=[FOX, gone, OTHER])
+    report = bring("diffusion-pipe", tmp_path / "flux", store, data)
+    assert failures_of(report, "latents").keys() == {"two.png"}
+    assert "3 values are of pictures that the source does not have" in report.remarks
+
+
+def test_values_of_diffusion_pipe_come_from_wherever_the_source_lay(tmp_path, data, store):
+    """All of it from a folder of a folder: nothing says that the source lay higher up."""
+    moved = [dataclasses.replace(picture, reference=f"deep/down/{picture.reference}") for picture in PICTURES]
+    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=moved)
+    assert bring("diffusion-pipe", tmp_path / "flux", store, data).complete
+
+
+def test_a_note_of_simpletuner_from_a_folder_that_the_source_lacks_says_nothing_of_its_namesake(tmp_path, data, store):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
+    bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", name="without")
+    gone = dataclasses.replace(BIRD, reference="b/two.png")
+    trainers.write_st_sizes(data, "train", [FOX, gone, OTHER])
+    assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").complete
+    one, other = (cs.CachedDataset(store, name) for name in ("train", "without"))
+    crops = [data_set[data_set.index("two.png")]["crop_top_left"].tolist() for data_set in (one, other)]
+    assert crops[0] == crops[1] != [3, 10]
