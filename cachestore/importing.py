@@ -11,8 +11,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
 
 from cachestore.arguments import as_many, as_mapping, as_place, check_calls
 from cachestore.captions import CaptionPolicy
@@ -26,7 +29,7 @@ from cachestore.formats.families import Family, family_named, family_of_pipeline
 from cachestore.formats.matching import Matches, Place, Told, pictures_of
 from cachestore.formats.table import Format, format_named
 from cachestore.formats.text import T5
-from cachestore.formats.value import Latents, Raw
+from cachestore.formats.value import Array, Latents, Raw, Text, numbers
 from cachestore.inputs import WITHIN, caption_key, framing_of, request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
 from cachestore.listing import list_path
@@ -49,6 +52,10 @@ VERSION: Final = 3
 _LIMITS: Final = {"wan": 512}
 """Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
 _TOGETHER: Final = 64
+_LOOKED_AT: Final = 3
+"""So many of the files of one caption are compared at most."""
+_ROUNDING: Final = 0.1
+"""Text of one caption from another batch is nearer, relative to its length: bfloat16 leaves some percent. Text of others is not."""
 _NAMED: Final = 10_000
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 
@@ -201,6 +208,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
     with ExitStack() as stack:
         cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
         matches, unreadable = _match(cache, [path for path, _size, _time in files], samples, request)
+        older = _leave_out_older(request, matches, listing)
         telling = _read_told(wanted, request, samples, matches)
         made = _claimed(layout, request)
         family = _family(request, matches, made)
@@ -233,7 +241,7 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
         family.name if family is not None else "",
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
-        tuple(_stale(request, matches, listing, samples, counted))[:_NAMED],
+        (*(older if "text" in counted else ()), *_stale(request, matches, listing, samples, counted))[:_NAMED],
         (*seen.in_words(of_videos="caches of videos are not imported"), *matches.remarks, *_doubts(matches, counted), *unreadable),
     )
 
@@ -357,7 +365,8 @@ def _is_table(path: str) -> bool:
 
 def _used(matches: Matches, counted: set[str]) -> set[str]:
     """Files that are some sample's, of what was asked for."""
-    text = {place.path for place in matches.text.values()} if "text" not in counted else set[str]()
+    texts = chain.from_iterable(matches.text.values()) if "text" not in counted else ()
+    text = {one.path for place in texts for one in (place, *place.more)}
     latents = {place.path for place in matches.latents.values()} if "latents" not in counted else set[str]()
     return matches.used - text - latents
 
@@ -370,13 +379,39 @@ def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: 
             continue
         source = listing.stat(reference)
         place = matches.latents.get(reference) if "latents" in counted else None
-        if place is not None and source is not None and source[1] > size_and_time(Path(request.folder) / place.path)[1]:
+        if place is not None and source is not None and source[1] > _time_of(request, place):
             yield place.path
-        place = matches.text.get(sample.captions[0]) if "text" in counted and sample.captions else None
-        texts = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in _CAPTION_SUFFIXES)
-        newest = max((found[1] for found in texts if found is not None), default=0)
-        if place is not None and newest > size_and_time(Path(request.folder) / place.path)[1]:
-            yield place.path
+        texts = matches.text.get(sample.captions[0], ()) if "text" in counted and sample.captions else ()
+        own = [place for place in texts if place.beside == reference] or [place for place in texts[:1] if place.beside is None]
+        yield from (place.path for place in own if _caption_time(listing, reference) > _time_of(request, place))
+
+
+def _time_of(request: ImportRequest, place: Place) -> int:
+    return size_and_time(Path(request.folder) / place.path)[1]
+
+
+def _caption_time(listing: Listing, reference: str) -> int:
+    """When the caption beside a picture was written; 0 where there is no such file."""
+    found = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in _CAPTION_SUFFIXES)
+    return max((stat[1] for stat in found if stat is not None), default=0)
+
+
+def _leave_out_older(request: ImportRequest, matches: Matches, listing: Listing) -> list[str]:
+    """Of several files of one caption leave out those that are older than the caption beside their picture, which may have been another.
+
+    Where all are, all count: a copied source is younger than its cache. Gives the paths of what is left out.
+    """
+
+    def is_older(place: Place) -> bool:
+        return place.beside is not None and _caption_time(listing, place.beside) > _time_of(request, place)
+
+    left_out: list[str] = []
+    for caption, places in matches.text.items():
+        fresh = [place for place in places if not is_older(place)] if len(places) > 1 else places
+        if fresh and len(fresh) < len(places):
+            left_out += [place.path for place in places if place not in fresh]
+            matches.text[caption] = fresh
+    return left_out
 
 
 def _doubts(matches: Matches, counted: set[str]) -> list[str]:
@@ -544,29 +579,72 @@ class _Captions:
 
     recipe: Recipe
     cache: CacheFiles
-    places: Mapping[str, Place]
+    places: Mapping[str, Sequence[Place]]
     doubtful: Mapping[str, str]
     """By caption, why a file that may be of it is not taken."""
     family: Family
     role: str = CAPTION
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption. Raises EncodeFailed where the cache has none of it."""
+        """The key of a caption. Raises EncodeFailed where the cache has none of it, or several that differ; then OSError too."""
         del read
         caption = str(request["caption"])
-        place = self.places.get(caption)
-        if place is None:
+        places = self.places.get(caption, ())
+        if not places:
             message = self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}")
             raise EncodeFailed(message)
+        place, text = (places[0], None) if len(places) == 1 else self._agreed(places)
         digest = digest_text(caption)
         key = caption_key(self.recipe.fingerprint, caption)
-        return Resolved(key, place, {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+        return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+
+    def _agreed(self, places: Sequence[Place]) -> tuple[Place, Text]:
+        """The first of several files of one caption that says the same as another. Raises EncodeFailed where those that can be read differ.
+
+        One may be of what its picture's caption was before, and nothing in it says so. Three are looked at, that one alone spoils nothing.
+        """
+        read: list[tuple[Place, Text]] = []
+        refused: EncodeFailed | None = None
+        for place in places:
+            try:
+                text = self._read(place)
+            except EncodeFailed as error:
+                refused = refused or error
+                continue
+            if (same := next((one for one in read if _are_alike(one[1], text)), None)) is not None:
+                return same
+            read.append((place, text))
+            if len(read) == _LOOKED_AT:
+                break
+        if len(read) == 1:
+            return read[0]
+        if not read:
+            assert refused is not None
+            raise refused
+        names = " and ".join(place.path for place, _text in read)
+        message = f"{names} are all of its caption and hold different values: leave the right one in the folder"
+        raise EncodeFailed(message)
+
+    def _read(self, place: Place) -> Text:
+        return self.cache.text(place, self.cache.bytes_at(place), self.family)
 
     def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
-        """Read the file. Raises EncodeFailed, OSError."""
-        place: Place = resolved.item
-        text = self.cache.text(place, self.cache.bytes_at(place), self.family)
+        """Read the file, where that was not done. Raises EncodeFailed, OSError."""
+        place, text = resolved.item
+        text = self._read(place) if text is None else text
         return {**text.tensors, **text.others}
+
+
+def _are_alike(one: Text, other: Text) -> bool:
+    """Whether two texts are of one caption, as far as batches of another size round otherwise."""
+    pairs = [(one.tensors[name], other.tensors.get(name)) for name in one.tensors]
+    return all(raw is not None and raw[1] == own[1] and _distance(numbers(own), numbers(raw)) <= _ROUNDING for own, raw in pairs)
+
+
+def _distance(one: Array, other: Array) -> float:
+    """Relative."""
+    length = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
+    return float(np.linalg.norm(one - other)) / length if length else 0.0
 
 
 @dataclass(frozen=True, slots=True)

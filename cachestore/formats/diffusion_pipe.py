@@ -16,7 +16,7 @@ from typing import Final
 
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import DIFFUSION_PIPE, Family
-from cachestore.formats.matching import Matches, Place, pictures_of, references_of
+from cachestore.formats.matching import Matches, Place, first_caption, pictures_of, references_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Text, refuse, reshaped, without_batch
 from cachestore.keys import Json
@@ -100,14 +100,24 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         else:
             matches.remarks.append(f"{len(those)} latents are of {reference!r}, so none is taken")
     for reference, those in text.items():
-        folders = {PurePosixPath(item.place.path).parent for item in those}
-        if len(folders) != len(those):
-            matches.remarks.append(f"{len(those)} texts are of {reference!r}, so none is taken")
-            continue
-        first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
-        matches.take_text_of(pictures[reference], replace(first, more=tuple(rest)))
+        said = next((item.values.get("caption") for item in latents.get(reference, ())), None)
+        _match_text(reference, those, said, pictures[reference], matches)
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
+
+
+def _match_text(reference: str, those: Sequence[Item], said: Json, samples: Sequence[Sample], matches: Matches) -> None:
+    """Take the parts of a picture's text; `said` is the caption that its latents name."""
+    if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
+        matches.remarks.append(f"{len(those)} texts are of {reference!r}, so none is taken")
+        return
+    first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
+    captions = dict.fromkeys(map(first_caption, samples))
+    if isinstance(said, str) and len(captions) == 1 and said not in captions:
+        what = f"{first.path} is beside latents that say they are of the caption {said[:60]!r}, and the picture's is another now"
+        matches.doubt_text(captions, what)
+    else:
+        matches.take_text_of(samples, replace(first, more=tuple(rest)))
 
 
 def _path_of(item: Item) -> str:

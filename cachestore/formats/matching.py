@@ -5,7 +5,7 @@ A file that could be of two samples is of none: nothing is ever paired by luck.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -32,6 +32,8 @@ class Place:
     """The caption, or the picture's own name, that the file should say it is of, where files of its kind say so."""
     more: tuple["Place", ...] = ()
     """Further places that hold the rest of the value."""
+    beside: str | None = None
+    """Of text that is found by its picture's name that picture's reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Matches:
 
     family: Family | None
     """The only one whose files count; None while any may come."""
-    text: dict[str, Place] = field(default_factory=dict[str, Place])
-    """By caption; of several files of one caption the first."""
+    text: dict[str, list[Place]] = field(default_factory=dict[str, list[Place]])
+    """By caption, every file that is of it."""
     latents: dict[str, Place] = field(default_factory=dict[str, Place])
     """By the picture's reference."""
     used: set[str] = field(default_factory=set[str])
@@ -74,18 +76,21 @@ class Matches:
     def take_text(self, caption: str, place: Place) -> None:
         """A file is of this caption."""
         self.used.update(one.path for one in (place, *place.more))
-        self.text.setdefault(caption, place)
+        self.text.setdefault(caption, []).append(place)
 
     def take_text_of(self, samples: Sequence[Sample], place: Place) -> None:
         """A file is of the picture that these samples share, so of their first caption. Where they have several it is nobody's."""
         captions = list(dict.fromkeys(map(first_caption, samples)))
         if len(captions) == 1:
-            self.take_text(captions[0], place)
+            self.take_text(captions[0], replace(place, beside=samples[0].images[IMAGE][0]))
             return
         names = ", ".join(sample.id for sample in samples[:_NAMED]) + (", …" if len(samples) > _NAMED else "")
-        reason = f"{place.path} is of a picture that {len(samples)} samples with other captions share ({names}), so it is nobody's"
+        self.doubt_text(captions, f"{place.path} is of a picture that {len(samples)} samples with other captions share ({names})")
+
+    def doubt_text(self, captions: Iterable[str], reason: str) -> None:
+        """A file may be of each of these captions, and is of none."""
         for caption in captions:
-            self.doubtful.setdefault(caption, reason)
+            self.doubtful.setdefault(caption, f"{reason}, so it is nobody's")
 
     def take_latents(self, reference: str, place: Place) -> None:
         """A file is of this picture."""

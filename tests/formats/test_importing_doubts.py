@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,6 +28,12 @@ def failures_of(report, encoder):
 
 def latents_by_sample(store):
     return {sample["sample_id"]: sample["latents"] for sample in cs.CachedDataset(store)}
+
+
+def texts_of(store, caption, made=None):
+    """Of each sample with this caption, whether its text is what an encoder made of it."""
+    made = trainers.text_of(caption, "flux")["prompt"] if made is None else made
+    return [equal(sample["prompt_embeds"], made) for sample in cs.CachedDataset(store) if sample["caption"] == caption]
 
 
 def write_one(root, picture, caption="a fish", size=(64, 64)):
@@ -174,3 +181,62 @@ def test_a_note_of_simpletuner_from_a_folder_that_the_source_lacks_says_nothing_
     one, other = (cs.CachedDataset(store, name) for name in ("train", "without"))
     crops = [data_set[data_set.index("two.png")]["crop_top_left"].tolist() for data_set in (one, other)]
     assert crops[0] == crops[1] != [3, 10]
+
+
+# Captions that changed, or that several pictures have
+
+
+def test_of_several_texts_of_one_caption_one_that_is_older_than_its_caption_does_not_count(data, store):
+    """The first picture's caption became what the second's was all the time: its file is of what it was before."""
+    trainers.write_sd_scripts(data, "flux")
+    (data / "a" / "one.txt").write_text(BIRD.caption, encoding="utf-8")
+    path = data / "a" / "one_flux_te.npz"
+    os.utime(path, (path.stat().st_mtime - 60,) * 2)
+    report = bring("sd-scripts", data, store, data)
+    assert (report.complete, report.stale) == (True, ("a/one_flux_te.npz",))
+    assert texts_of(store, BIRD.caption) == [True, True]
+
+
+def write_rows(data, captions):
+    """A manifest in which these pictures have these captions, beside no files of captions."""
+    rows = [{"image": picture.reference, "caption": caption} for picture, caption in zip(PICTURES, captions, strict=True)]
+    (data / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return data / "rows.jsonl"
+
+
+def test_of_two_texts_of_one_caption_that_differ_nobody_gets_either(data, store):
+    """The first picture's caption was another when it was cached, and nothing tells that."""
+    trainers.write_sd_scripts(data, "flux")
+    report = bring("sd-scripts", data, store, write_rows(data, [BIRD.caption, BIRD.caption, OTHER.caption]), encode=["text"])
+    failed = failures_of(report, "text")
+    assert failed.keys() == {FOX.reference, BIRD.reference}
+    assert "a/one_flux_te.npz and two_flux_te.npz are all of its caption and hold different values" in failed[FOX.reference]
+
+
+@pytest.mark.parametrize("off", [0.0, 0.01])
+def test_of_three_texts_of_one_caption_the_two_that_agree_up_to_rounding_count(data, store, off):
+    same = dataclasses.replace(OTHER, caption=BIRD.caption)
+    trainers.write_sd_scripts(data, "flux", [FOX, BIRD, same])
+    path = data / "two_flux_te.npz"
+    arrays = dict(np.load(path))
+    np.savez(path, **{name: value * (1 + off) if name in {"t5_out", "l_pooled"} else value for name, value in arrays.items()})
+    report = bring("sd-scripts", data, store, write_rows(data, [BIRD.caption] * 3), encode=["text"])
+    assert report.complete
+    assert texts_of(store, BIRD.caption) == [True] * 3
+
+
+def test_of_several_texts_of_one_caption_one_that_says_it_is_of_another_does_not_count(tmp_path, data, store):
+    trainers.write_musubi(tmp_path / "cache", "flux")
+    (data / "a" / "one.txt").write_text(BIRD.caption, encoding="utf-8")
+    report = bring("musubi", tmp_path / "cache", store, data)
+    assert report.complete
+    assert texts_of(store, BIRD.caption, trainers.musubi_text(BIRD, "flux", torch.float32)) == [True, True]
+
+
+def test_text_of_diffusion_pipe_beside_latents_that_say_another_caption_is_not_taken(tmp_path, data, store):
+    trainers.write_diffusion_pipe(tmp_path / "flux")
+    (data / "two.txt").write_text("a caption that was edited")
+    report = bring("diffusion-pipe", tmp_path / "flux", store, data)
+    assert failures_of(report, "text").keys() == {"two.png"}
+    assert "ein grüner Vogel" in failures_of(report, "text")["two.png"]
+    assert failures_of(report, "latents") == {}
