@@ -6,6 +6,7 @@ its fingerprint, and with it every key, is another. Whether the claim holds is f
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,10 @@ VERSION: Final = 3
 
 _LIMITS: Final = {"wan": 512}
 """Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
+_OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
+"""What stands behind the name of a tensor for one size and dtype."""
+_TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
+_MASKS: Final = frozenset({"alpha_mask", "mask"})
 _TOGETHER: Final = 64
 _LOOKED_AT: Final = 3
 """So many of the files of one caption are compared at most."""
@@ -242,7 +247,13 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
         (*(older if "text" in counted else ()), *_stale(request, matches, listing, samples, counted))[:_NAMED],
-        (*seen.in_words(of_videos="caches of videos are not imported"), *matches.remarks, *_doubts(matches, counted), *unreadable),
+        (
+            *seen.in_words(of_videos="caches of videos are not imported"),
+            *matches.remarks,
+            *_doubts(matches, counted),
+            *_kept(encoders),
+            *unreadable,
+        ),
     )
 
 
@@ -418,6 +429,21 @@ def _doubts(matches: Matches, counted: set[str]) -> list[str]:
     """One remark on files of text that may be of several captions, which shows one of them; none where there is no such file."""
     reason = next(iter(matches.doubtful.values()), None) if "text" in counted else None
     return [] if reason is None else [f"text of pictures that samples with other captions share is not taken: {reason}"]
+
+
+def _kept(encoders: Iterable["_FileEncoder"]) -> Iterator[str]:
+    """Remarks on what lay beside latents: it comes out of an export again, and no training sees it.
+
+    A mask cannot have a column: whether there is one is known when the file is opened, and a plan is laid out before.
+    """
+    for encoder in encoders:
+        if not isinstance(encoder.values, _Pictures):
+            continue
+        for name, pictures in sorted(encoder.values.beside.items()):
+            if name in _TOLD_ELSEWHERE:
+                continue
+            remark = f"{name} of {len(pictures)} pictures is kept beside their latents for an export, and no data set hands it out"
+            yield f"{remark}: for masks in training `cachestore precompute` the source with its own" if name in _MASKS else remark
 
 
 # What it is claimed to be
@@ -658,6 +684,8 @@ class _Pictures:
     """What further files say of each picture."""
     family: Family
     role: str = IMAGE
+    beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
@@ -676,6 +704,8 @@ class _Pictures:
             _check_size(path, facts, measured)
         _check_crop(request, (width * factor, height * factor), told, measured, place)
         facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
+        for name in latents.others:
+            self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
         provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})

@@ -240,3 +240,26 @@ def test_text_of_diffusion_pipe_beside_latents_that_say_another_caption_is_not_t
     assert failures_of(report, "text").keys() == {"two.png"}
     assert "ein grüner Vogel" in failures_of(report, "text")["two.png"]
     assert failures_of(report, "latents") == {}
+
+
+# What is kept, and handed out by no data set
+
+
+def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, store):
+    trainers.write_sd_scripts(data, "flux")
+    report = bring("sd-scripts", data, store, data)
+    said = [remark for remark in report.remarks if "no data set hands" in remark]
+    assert len(said) == 2
+    assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in said)
+    assert any(remark.startswith("latents_flipped of 3 pictures") for remark in said)
+
+
+def test_controls_and_further_resolutions_that_are_kept_are_said_too(tmp_path, data, store):
+    trainers.write_musubi(tmp_path / "cache", "flux", [FOX])
+    report = bring("musubi", tmp_path / "cache", store, data)
+    assert ["latents_control of 1 pictures" in remark for remark in report.remarks if "no data set hands" in remark] == [True]
+    trainers.write_sd_scripts(data, "flux", [FOX], is_flipped=False)
+    path = trainers.sd_latents_path(data, FOX, "flux")
+    np.savez(path, **np.load(path), latents_2x4=np.ones((16, 2, 4), np.float32))
+    report = bring("sd-scripts", data, tmp_path / "other", data)
+    assert ["latents of 1 pictures" in remark for remark in report.remarks if "no data set hands" in remark] == [True]
