@@ -702,7 +702,7 @@ class _Pictures:
         told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
         for path, facts in ((told.path, told.facts), (place.path, latents.facts)):
             _check_size(path, facts, measured)
-        _check_crop(request, (width * factor, height * factor), told, measured, place)
+        _check_crop(request, {"bucket": [width * factor, height * factor], **told.facts, **latents.facts}, measured, place)
         facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
         for name in latents.others:
             self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
@@ -778,26 +778,38 @@ def _check_size(path: str, told: Mapping[str, Json], measured: "_Measured | None
     raise EncodeFailed(message)
 
 
-def _check_crop(request: Mapping[str, Json], bucket: tuple[int, int], told: Told, measured: "_Measured | None", place: Place) -> None:
-    """Refuse latents of a whole picture for a sample with its own crop, unless further files tell that very crop. Raises EncodeFailed."""
+def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured: "_Measured | None", place: Place) -> None:
+    """Refuse latents of a whole picture for a sample with its own crop, unless something tells that they are of that part.
+
+    Raises EncodeFailed.
+    """
     if WITHIN not in request:
         return
     if measured is not None:
-        from cachestore.encode.buckets import Size, placement
-        from cachestore.encode.views import View, within_of
+        from cachestore.encode.buckets import Size
+        from cachestore.encode.views import within_of
 
-        size = Size(*measured.upright)
-        within = within_of(request, size)
-        if within is None:
-            return
-        place_in_part = placement(Size(within[2] - within[0], within[3] - within[1]), Size(*bucket))
-        if told.facts == View(size, Size(*bucket), place_in_part, is_flipped=False, variant=None, within=within).facts():
+        within = within_of(request, Size(*measured.upright))
+        if within is None or ({"resized", "crop"} <= told.keys() and _is_within(told, within, Size(*measured.upright))):
             return
     message = (
         f"it has its own crop {list(request[WITHIN])}: latents in {place.path} are of the whole picture, as nothing tells that they are of"
         " this part; `cachestore precompute` encodes it"
     )
     raise EncodeFailed(message)
+
+
+def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
+    """Whether what is told is a view of this part of a picture: scaled so that the part covers the bucket, and cut out of the part."""
+    from cachestore.encode.buckets import Placement, Size, placement
+    from cachestore.encode.views import View
+
+    part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*told["bucket"])
+    scaled = placement(part, bucket).resized
+    all_of_it = View(Size(*size), bucket, Placement(scaled, (0, 0, *scaled)), is_flipped=False, variant=None, within=within).facts()
+    (left, top, right, bottom), (least, first, most, last) = told["crop"], all_of_it["crop"]
+    is_inside = least <= left and first <= top and right <= most and bottom <= last
+    return is_inside and list(told["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)
 
 
 class _Measured(NamedTuple):

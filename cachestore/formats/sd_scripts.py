@@ -4,19 +4,25 @@
     STEM.npz                                  the older name of SD's and SDXL's, which tells no family
     STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
 
+Latents of another part than the middle of the whole picture, which sd-scripts itself never makes, have `cachestore_view` beside them: so an
+import knows which part. sd-scripts passes over keys that it does not know.
+
 Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_hxw` (in latent pixels); SD's and SDXL's may not.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 
+from cachestore.encode.buckets import Size, placement
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
 from cachestore.formats.matching import Matches, Named, Place, View, by_name, only, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
+from cachestore.keys import Json
 from cachestore.samples import Sample
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
@@ -24,6 +30,8 @@ _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.np
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _SIZED: Final = re.compile(r"_\d+x\d+$")
 _PREFIX: Final = f"{SD_SCRIPTS}."
+_VIEW: Final = "cachestore_view"
+"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents."""
 BARE: Final = frozenset({"sd15", "sdxl"})
 """Whose keys bear no size."""
 CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
@@ -87,12 +95,30 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
         if name != key and not (_KEY.fullmatch(name))
     }
     others |= {_PREFIX + name: contents.tensors[name] for name in keys if name != key}
-    facts = dict(place.facts)
+    facts = {**place.facts, **_viewed(others.pop(_PREFIX + _VIEW, None), tensor)}
     size = others.get(_PREFIX + "original_size")
     if size is not None and "size" not in facts and size[1] == (2,):
         facts["size"] = np.frombuffer(size[2], "<i8" if size[0] == "I64" else "<i4").tolist()
     state = family.states[SD_SCRIPTS]
     return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts)
+
+
+def _view_of(named: Named, latents: Raw) -> dict[str, Raw]:
+    """What says which part of the picture latents are of: nothing where it is the middle of all of it, or where that is not known."""
+    if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
+        return {}
+    middle = placement(Size(*named.size), Size(*named.bucket))
+    if (named.resized, named.crop) == (tuple(middle.resized), middle.crop):
+        return {}
+    return {_VIEW: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
+
+
+def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
+    """`resized` and `crop` as an export of ours noted them; nothing where sd-scripts has put other latents beside the note since."""
+    if raw is None or raw[:2] != ("I64", (7,)):
+        return {}
+    *places, check = as_array(raw).tolist()
+    return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
 
 
 def read_text(contents: Contents, family: Family, place: Place) -> Text:
@@ -160,6 +186,7 @@ def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, R
         "latents": view.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
         "crop_ltrb": from_array(np.array(_crop(view.named), np.int64)),
+        **_view_of(view.named, view.latents.tensor),
         **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
         **own,
     }

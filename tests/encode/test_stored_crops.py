@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import cachestore as cs
@@ -17,6 +18,7 @@ from tests.encode import tiny
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
 OPTIONS: dict[str, Any] = {"encode": ("latents",), "resolution": 64, "bucket_step": 16, "vae_dtype": "float32", "inline": True}
+SIZES = ("original_size", "crop_top_left", "target_size")
 PARTS = {"whole": None, "left": [0, 0, 60, 90], "right": [60, 10, 120, 90]}
 
 
@@ -152,3 +154,33 @@ def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_wh
     report = cs.export_cache(store, format=kind, folder=out, family="flux")
     assert [(one["sample"], "crop of its own" in one["reason"]) for one in report.failures] == [("right", True)]
     assert report.written == 1
+
+
+@pytest.mark.parametrize("kind", ["sd-scripts", "simpletuner"])
+@pytest.mark.parametrize("options", [{}, {"crop": "random"}])
+def test_what_an_export_writes_of_a_part_comes_back_as_that_part_and_is_nobody_elses(tmp_path, data, vae, kind, options):
+    """Bit for bit, with its sizes; a sample with another part of the picture gets nothing."""
+    rows = write_rows(data, rows_of({"right": PARTS["right"]}))
+    encode(rows, vae, tmp_path / "store", latents="sample", **options)
+    cs.export_cache(tmp_path / "store", format=kind, folder=tmp_path / "out", family="sdxl")
+    names: Any = {"format": kind, "folder": tmp_path / "out", "family": "sdxl", "model": vae, "encode": ["latents"]}
+    assert cs.import_cache(data=rows, store=tmp_path / "back", **names).complete
+    form: Any = "raw" if kind == "sd-scripts" else "sample"
+    own, back = (cs.CachedDataset(tmp_path / name, latents=form)[0] for name in ("store", "back"))
+    assert [own[name].tolist() for name in SIZES] == [back[name].tolist() for name in SIZES]
+    assert torch.equal(own["latents"], back["latents"])
+    other = write_rows(data, rows_of({"left": PARTS["left"]}))
+    [failure] = cs.import_cache(data=other, store=tmp_path / "other", **names).report.failures
+    assert "nothing tells that they are of this part" in failure["reason"]
+
+
+def test_latents_that_sd_scripts_made_beside_a_note_of_ours_are_of_the_whole_picture(tmp_path, data, vae):
+    """It keeps keys that it does not know when it writes a file again."""
+    rows = write_rows(data, rows_of({"right": PARTS["right"]}))
+    encode(rows, vae, tmp_path / "store", latents="sample")
+    cs.export_cache(tmp_path / "store", format="sd-scripts", folder=tmp_path / "out", family="sdxl")
+    [path] = (tmp_path / "out").glob("*.npz")
+    arrays = dict(np.load(path))
+    np.savez(path, **arrays | {"latents": arrays["latents"] + 1})
+    report = cs.import_cache("sd-scripts", tmp_path / "out", data=rows, store=tmp_path / "back", model=vae, encode=["latents"])
+    assert ["of the whole picture" in failure["reason"] for failure in report.report.failures] == [True]
