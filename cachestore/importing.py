@@ -22,14 +22,14 @@ from cachestore.arguments import as_many, as_mapping, as_place, check_calls
 from cachestore.captions import CaptionPolicy
 from cachestore.claims import IMPORTED, as_made
 from cachestore.encode import families as recipes
-from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import MARKER, Layout
 from cachestore.formats import diffusion_pipe
-from cachestore.formats.families import Family, family_named, family_of_pipeline
+from cachestore.formats.families import Family, Width, family_named, family_of_pipeline
 from cachestore.formats.matching import Matches, Place, Told, pictures_of
 from cachestore.formats.table import Format, format_named
-from cachestore.formats.text import T5
+from cachestore.formats.text import THIRD
 from cachestore.formats.value import Array, Latents, Raw, Text, numbers
 from cachestore.inputs import WITHIN, caption_key, framing_of, request_for
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_parts, digest_text, input_key
@@ -449,12 +449,12 @@ def _kept(encoders: Iterable["_FileEncoder"]) -> Iterator[str]:
 # What it is claimed to be
 
 
-def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Recipe]:
-    """By encoder, the recipe that the user says made the cache; nothing without a model. Its files are digested, and nothing is loaded."""
+def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
+    """By encoder, who the user says made the cache; nothing without a model. Its files are digested, and nothing is loaded."""
     if request.model is None:
         return {}
     known = load_digests(layout, host_name())
-    found: dict[str, Recipe] = {}
+    found: dict[str, Encoder] = {}
     refused: BadInput | None = None
     for encoder in request.encode or ("text", "latents"):
         try:
@@ -464,20 +464,20 @@ def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Recipe]:
                 raise
             refused = error  # a VAE alone has no text encoder, and says nothing of text
             continue
-        found |= {one.recipe.encoder: one.recipe for one in made}
+        found |= {one.recipe.encoder: one for one in made}
     if refused is not None and not found:
         raise refused
     return found
 
 
-def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]) -> Family | None:
-    """The family of a cache: as the user says, else as names tell, else the model's; None where there is nothing of it.
+def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder]) -> Family | None:
+    """The family of a cache, with the model's widths: as the user says, else as names tell, else the model's; None where there is nothing.
 
     Raises BadInput where they contradict each other, or none tells.
     """
     if not matches.text and not matches.latents and not matches.doubtful:
         return matches.family
-    pipeline = made["text"].make.get("pipeline") if "text" in made else _pipeline_of(request.model)
+    pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
     if matches.family is None and len(matches.families) > 1:
         message = f"{request.folder} holds caches of {', '.join(sorted(matches.families))}: pass --family with the one to import"
@@ -493,7 +493,18 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Recipe]
         raise BadInput(message)
     if request.format not in family.states:
         family.written_as(request.format)  # raises
-    return family
+    return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
+
+
+def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
+    """How wide the text of the claimed model is, by its own configuration; nothing without one."""
+    from cachestore.encode.setup import pooled_width, text_width
+    from cachestore.encode.text import TextEncoder
+
+    if not isinstance(encoder, TextEncoder):
+        return {}
+    parts = {name: part for name, part in encoder.setup.components.items() if name in family.widths}
+    return {name: Width(text_width(part.config), pooled_width(part.config, part.class_name)) for name, part in parts.items()}
 
 
 def _pipeline_of(model: str | None) -> str | None:
@@ -512,7 +523,8 @@ def _pipeline_of(model: str | None) -> str | None:
 def text_recipe(family: Family, wanted: Format, claims: Mapping[str, Json]) -> Recipe:
     """The recipe of imported text: read as the family's own is."""
     row = recipes.text_family(family.pipeline)
-    read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths={"text_encoder_3": T5})
+    widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
+    read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
     return Recipe("text", {**_make(family, wanted, claims), "outputs": recipes.stored_names(row)}, read)
 
 
@@ -541,7 +553,7 @@ def _make(family: Family, wanted: Format, claims: Mapping[str, Json]) -> dict[st
 
 
 def _encoders(
-    cache: CacheFiles, matches: Matches, family: Family | None, request: ImportRequest, made: Mapping[str, Recipe]
+    cache: CacheFiles, matches: Matches, family: Family | None, request: ImportRequest, made: Mapping[str, Encoder]
 ) -> "tuple[_FileEncoder, ...]":
     """Who reads the files: of what is asked for, or of what there is. Raises BadInput for text that is not understood."""
     if family is None:
@@ -559,13 +571,13 @@ def _encoders(
         found.append(_FileEncoder(recipe, _Captions(recipe, cache, matches.text, matches.doubtful, family), cache))
     if "latents" in asked:
         vae = made.get("latents")
-        recipe = latents_recipe(family, cache.format, _claims(request, vae), vae)
+        recipe = latents_recipe(family, cache.format, _claims(request, vae), None if vae is None else vae.recipe)
         found.append(_FileEncoder(recipe, _Pictures(recipe, cache, matches.latents, matches.told, family), cache))
     return tuple(found)
 
 
-def _claims(request: ImportRequest, made: Recipe | None) -> dict[str, Json]:
-    return {**request.claims, **({"recipe": dict(made.make)} if made is not None else {})}
+def _claims(request: ImportRequest, made: Encoder | None) -> dict[str, Json]:
+    return {**request.claims, **({"recipe": dict(made.recipe.make)} if made is not None else {})}
 
 
 @dataclass(slots=True)
@@ -806,7 +818,9 @@ def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size
 
     part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*told["bucket"])
     scaled = placement(part, bucket).resized
-    all_of_it = View(Size(*size), bucket, Placement(scaled, (0, 0, *scaled)), is_flipped=False, variant=None, within=within).facts()
+    all_of_it = View(
+        Size(*size), bucket, Placement(scaled, (0, 0, scaled.width, scaled.height)), is_flipped=False, variant=None, within=within
+    ).facts()
     (left, top, right, bottom), (least, first, most, last) = told["crop"], all_of_it["crop"]
     is_inside = least <= left and first <= top and right <= most and bottom <= last
     return is_inside and list(told["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)

@@ -5,7 +5,7 @@ Names of families are those of `encode/families`. Values alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from cachestore.errors import BadInput
 from cachestore.formats.value import Scale
@@ -27,6 +27,16 @@ class State:
     kind: Kind = "sample"
 
 
+class Width(NamedTuple):
+    """How wide one text encoder's output is."""
+
+    rows: int
+    pooled: int = 0
+
+
+_CLIP_L, _BIG_G, _T5 = Width(768, 768), Width(1280, 1280), Width(4096)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family as other trainers cache it."""
@@ -44,6 +54,8 @@ class Family:
     has_frames: bool = False
     text: frozenset[str] = field(default_factory=frozenset[str])
     """The trainers whose text of it is understood."""
+    widths: Mapping[str, Width] = field(default_factory=dict[str, Width])
+    """By text encoder, as released: a model of other widths has caches of its own widths."""
 
     def written_as(self, trainer: str) -> str:
         """The family's name in files of a trainer. Raises BadInput where it has none."""
@@ -76,6 +88,7 @@ FAMILIES: Final = (
         names={SD_SCRIPTS: ("sdxl",), SIMPLETUNER: ("sdxl",), AI_TOOLKIT: ("sdxl",), DIFFUSION_PIPE: ("sdxl",)},
         states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED, DIFFUSION_PIPE: _SCALED},
         text=_ALL,
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _BIG_G},
     ),
     Family(
         name="sd3",
@@ -86,6 +99,7 @@ FAMILIES: Final = (
         names={SD_SCRIPTS: ("sd3",), SIMPLETUNER: ("sd3",), AI_TOOLKIT: ("sd3",)},
         states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED},
         text=_ALL,
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _BIG_G, "text_encoder_3": _T5},
     ),
     Family(
         name="flux",
@@ -102,6 +116,7 @@ FAMILIES: Final = (
         },
         states=dict.fromkeys((SD_SCRIPTS, SIMPLETUNER, MUSUBI, AI_TOOLKIT, DIFFUSION_PIPE), _SCALED),
         text=_ALL | {MUSUBI, DIFFUSION_PIPE},
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _T5},
     ),
     Family(
         name="wan",

@@ -131,8 +131,8 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
             made = {f"{PROMPT}.text_encoder": _rows(first), f"{PROMPT}.{SECOND}": _rows(second), POOLED: without_batch("pool2", pooled, 1)}
         case "sd3":
             both, pooled, third = _taken(tensors, "lg_out", "lg_pooled", "t5_out")
-            made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both))}
-            made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1))
+            made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both), family)}
+            made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1), family)
         case _:
             pooled, rows = _taken(tensors, "l_pooled", "t5_out")
             ids = tensors.pop("txt_ids", None)

@@ -1,7 +1,6 @@
 """Text embeddings between the form that pipelines take and the one in which each text encoder's are kept apart. Pure functions.
 
-SDXL keeps CLIP-L and bigG, SD3 also T5; joined they are `prompt_embeds`. The widths are those of the released encoders, which all caches
-of other trainers are of.
+SDXL keeps CLIP-L and bigG, SD3 also T5; joined they are `prompt_embeds`. The widths are those that the family says.
 """
 
 from collections.abc import Mapping
@@ -12,9 +11,6 @@ import numpy as np
 from cachestore.formats.families import Family
 from cachestore.formats.value import Raw, Text, as_array, columns, from_array, is_zero, joined, refuse, reshaped, rows, widened
 
-CLIP_L: Final = 768
-BIG_G: Final = 1280
-T5: Final = 4096
 CLIP_ROWS: Final = 77
 
 PROMPT: Final = "prompt_embeds"
@@ -29,30 +25,31 @@ _MASKS: Final = ("sd-scripts.t5_attn_mask", "simpletuner.attention_masks", "ai-t
 
 def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
     """`prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` as each encoder's own. Raises EncodeFailed for other widths."""
+    widths = family.widths
     match family.name:
         case "sdxl":
-            _check(PROMPT, prompt, CLIP_L + BIG_G)
-            _check(POOLED, pooled, BIG_G)
-            return {**_two(PROMPT, prompt), POOLED: pooled}
+            _check(POOLED, pooled, widths[SECOND].pooled)
+            return {**clip_apart(PROMPT, prompt, family), POOLED: pooled}
         case "sd3":
-            _check(PROMPT, prompt, T5)
-            _check(POOLED, pooled, CLIP_L + BIG_G)
+            both = widths[FIRST].rows + widths[SECOND].rows
+            _check(PROMPT, prompt, widths[THIRD].rows)
             clip = rows(prompt, 0, CLIP_ROWS)
-            if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, CLIP_L + BIG_G, T5)):
+            if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
                 what = f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros"
                 raise refuse(what)
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
-            return {**_two(PROMPT, columns(clip, 0, CLIP_L + BIG_G)), **third, **_two(POOLED, pooled)}
+            return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
-            _check(PROMPT, prompt, T5)
-            _check(POOLED, pooled, CLIP_L)
+            _check(PROMPT, prompt, widths[SECOND].rows)
+            _check(POOLED, pooled, widths[FIRST].pooled)
             return {PROMPT: prompt, POOLED: pooled}
 
 
-def clip_apart(name: str, both: Raw) -> dict[str, Raw]:
+def clip_apart(name: str, both: Raw, family: Family) -> dict[str, Raw]:
     """What CLIP-L and bigG made, one beside the other, as each one's own. Raises EncodeFailed for another width."""
-    _check(name, both, CLIP_L + BIG_G)
-    return _two(name, both)
+    first, second = ((width.pooled if name == POOLED else width.rows) for width in (family.widths[FIRST], family.widths[SECOND]))
+    _check(name, both, first + second)
+    return {f"{name}.{FIRST}": columns(both, 0, first), f"{name}.{SECOND}": columns(both, first, first + second)}
 
 
 def clip_together(name: str, tensors: Mapping[str, Raw]) -> Raw:
@@ -86,10 +83,6 @@ def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
 def batched(raw: Raw) -> Raw:
     """With a batch axis of 1 in front."""
     return reshaped(raw, (1, *raw[1]))
-
-
-def _two(name: str, both: Raw) -> dict[str, Raw]:
-    return {f"{name}.{FIRST}": columns(both, 0, CLIP_L), f"{name}.{SECOND}": columns(both, CLIP_L, CLIP_L + BIG_G)}
 
 
 def _check(name: str, raw: Raw, width: int) -> None:
