@@ -37,6 +37,8 @@ class _Place:
     row: int
     column: str
     number: int
+    sample: str
+    """The id of the sample that stood there when it was listed."""
 
 
 @dataclass(slots=True)
@@ -149,7 +151,15 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
     samples = cast("Sequence[Sample]", data)
 
     def fetch(place: _Place) -> object:
-        return _several(samples[place.row].images[place.column])[place.number]
+        sample = samples[place.row]
+        those = _several(sample.images.get(place.column, ()))
+        if sample.id != place.sample or place.number >= len(those):
+            message = (
+                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, and was {place.sample!r} when the samples"
+                " were listed: a sequence gives the same sample each time it is asked for a place"
+            )
+            raise OSError(message)
+        return those[place.number]
 
     memory = Memory(fetch)
     return list_samples(memory, partial(_from_samples, samples, memory, caption_lines), "the samples given", caption)
@@ -168,7 +178,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
             raise BadInput(message)
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
-        images = {role: _references(memory, sample.id, _Place(row, role, 0), value) for role, value in shown.items()}
+        images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in _ROLES), None):
             message = f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}"
             raise BadInput(message)
@@ -178,7 +188,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
         yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
 
 
-def _references(memory: Memory, sample: str, place: _Place, value: object) -> list[str]:
+def _references(memory: Memory, place: _Place, value: object) -> list[str]:
     """References of a sample's pictures of one role: a path is one itself. `place` is that of the first."""
     found: list[str] = []
     for number, picture in enumerate(_several(value)):
@@ -187,15 +197,15 @@ def _references(memory: Memory, sample: str, place: _Place, value: object) -> li
             found.append(f"./{path}" if path.startswith(MEMORY) else path)
             continue
         if not isinstance(picture, bytes | bytearray | memoryview | Mapping) and not _is_pil(picture):
-            what = f"sample {place.row} ({sample!r}): {place.column} is {type(picture).__name__}"
+            what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
             message = f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them"
             raise BadInput(message)
-        found.append(_named(memory, replace(place, number=number), sample))
+        found.append(_named(memory, replace(place, number=number)))
     return found
 
 
-def _named(memory: Memory, place: _Place, sample: str) -> str:
-    reference = f"{MEMORY}{place.column}.{place.number}:{sample}"
+def _named(memory: Memory, place: _Place) -> str:
+    reference = f"{MEMORY}{place.column}.{place.number}:{place.sample}"
     memory.places[reference] = place
     return reference
 
@@ -247,7 +257,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         for row, values in enumerate(texts):
             found = _renamed(values, row)
             for role in columns:
-                found[role] = [_named(memory, _Place(row, role, number), str(found["id"])) for number in range(count(role, row))]
+                found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(count(role, row))]
             yield _from_columns(found, f"row {row} of the data set", caption_lines, remarks)
 
     return list_samples(memory, parse, "the data set given", caption)

@@ -2,6 +2,7 @@
 
 import io
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,21 @@ def test_a_malformed_sample_is_named(sample, says):
 def test_two_samples_of_one_id_are_refused():
     with pytest.raises(BadInput, match="two samples of the samples given have the id 'a'"):
         gather([Sample("a"), Sample("a")])
+
+
+@pytest.mark.parametrize("changed", ["cba", "cab", "-bc"])
+def test_a_sequence_that_gives_another_sample_later_gives_nobodys_picture(changed):
+    """A list that is shuffled meanwhile, or one that makes its samples anew: no sample gets the picture of another."""
+    pictures = {"a": b"one", "b": b"two", "c": b"three"}
+    rows = samples(**pictures)
+    listing = gather(rows)
+    references = {sample.id: sample.images["image"][0] for sample in listing.samples()}
+    rows[:] = [Sample("a") if name == "-" else samples(**pictures)["abc".index(name)] for name in changed]
+    with pytest.raises(OSError, match="was 'a' when the samples were listed"):
+        listing.read(references["a"])
+    for name, reference in references.items():
+        with suppress(OSError):
+            assert listing.read(reference)[0] == pictures[name]
 
 
 # What stands for the time of what has none
