@@ -25,6 +25,7 @@ from cachestore.formats.families import SIMPLETUNER, Family, family_named, famil
 from cachestore.formats.matching import Named, View
 from cachestore.formats.table import Extra, Format, Writing, written_format
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
+from cachestore.gathered import MEMORY
 from cachestore.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, caption_key, cells_each, framing_of, sides_each
 from cachestore.keys import Json, Key, Recipe
 from cachestore.listing import is_alone, labels_of
@@ -83,6 +84,8 @@ class _Tally:
     foreign: list[str] = field(default_factory=list[str])
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     casts: dict[str, None] = field(default_factory=dict[str, None])
+    there: dict[str, int] = field(default_factory=dict[str, int])
+    """By path of each file that is as it should be the row that it is of."""
 
     def fail(self, sample: str, encoder: str, error: Exception) -> None:
         """Remember what could not be exported."""
@@ -149,7 +152,8 @@ def export_cache(
         target = _Target(folder, tally, may_replace=replace)
         for row, encoder, path, contents in export.files():
             try:
-                target.put(path, _encoded(wanted, contents))
+                if target.put(path, _encoded(wanted, contents)):
+                    tally.there[path] = row
             except EncodeFailed as error:
                 tally.fail(catalog.ids[row], encoder, error)
         if (empty := export.empty_caption()) is not None:
@@ -356,15 +360,19 @@ class _Export:
         return self.writing.text(self._family_of[column.encoder], Named(""), text)
 
     def side_data(self) -> dict[str, object]:
-        """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets."""
+        """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets.
+
+        They tell of the samples whose latents stand in the folder: of a file that another sample has they would tell the wrong crop.
+        """
         if self.format.name != SIMPLETUNER:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
         for row in range(len(self.catalog)):
             for column in self._pictures:
                 for place in self._places(row, column):
-                    named = self._named(row, column, place)
-                    rows.setdefault(self._tree(row, column), []).append((str(self._root(row) / named.reference), named))
+                    named, tree = self._named(row, column, place), self._tree(row, column)
+                    if self.tally.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == row:
+                        rows.setdefault(tree, []).append((str(self._root(row) / named.reference), named))
         return {
             f"{tree}{path}": value
             for tree, those in rows.items()
@@ -523,6 +531,8 @@ class _Export:
         }
         told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
         caption = captions[number] if number < len(captions) else ""
+        if reference.removeprefix(f"{source}/").startswith(MEMORY):
+            reference = self.catalog.ids[row]
         return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **told)
 
     def _text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
@@ -618,8 +628,11 @@ class _Target:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
-    def put(self, path: str, data: bytes) -> None:
-        """Have a file hold these bytes, unless it is a stranger's. Raises WriteFailed, EncodeFailed for a path that leads elsewhere."""
+    def put(self, path: str, data: bytes) -> bool:
+        """Have a file hold these bytes, unless it is a stranger's: whether it does.
+
+        Raises WriteFailed, EncodeFailed for a path that leads elsewhere.
+        """
         final = self._inside(path)
         digest = digest_of([data])
         found = _digest_there(final)
@@ -627,12 +640,13 @@ class _Target:
             self.tally.unchanged += 1
         elif found is not None and not self.may_replace and self._ours.get(path) != found:
             self.tally.foreign.append(path)
-            return
+            return False
         else:
             write_outside(final, data)
             self.tally.written += 1
             self.tally.size_bytes += len(data)
         self._ours[path] = digest
+        return True
 
     def _inside(self, path: str) -> Path:
         """The file's place. A name from a catalog never leads out of the folder. Raises EncodeFailed."""

@@ -103,7 +103,7 @@ class Named:
     """What the name of an exported file is made of."""
 
     reference: str
-    """Of the picture, relative to the source; of a sample without one its id."""
+    """Of the picture, relative to the source; of a sample without one, or with one in memory, its id."""
     caption: str = ""
     size: tuple[int, int] | None = None
     """(width, height) of the source picture in pixels."""

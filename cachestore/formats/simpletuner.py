@@ -58,6 +58,11 @@ def latents_name(reference: str) -> str:
     return str(path.parent / f"{hashlib.sha256(path.stem.encode('utf-8', 'surrogatepass')).hexdigest()}.pt")
 
 
+def latents_path(reference: str) -> str:
+    """Where it lies in an exported folder."""
+    return f"{_BOTH}{latents_name(reference)}"
+
+
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are, by the digests of captions and of pictures' names."""
     captions = {_md5(caption): caption for sample in samples for caption in ("", *sample.captions)}
@@ -198,7 +203,7 @@ def _by_position(name: str) -> str:
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents."""
     del family
-    return f"{_BOTH}{latents_name(views[0].named.reference)}", Contents({_WHOLE: views[0].latents.tensor})
+    return latents_path(views[0].named.reference), Contents({_WHOLE: views[0].latents.tensor})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

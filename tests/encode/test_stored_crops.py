@@ -184,3 +184,40 @@ def test_latents_that_sd_scripts_made_beside_a_note_of_ours_are_of_the_whole_pic
     np.savez(path, **arrays | {"latents": arrays["latents"] + 1})
     report = cs.import_cache("sd-scripts", tmp_path / "out", data=rows, store=tmp_path / "back", model=vae, encode=["latents"])
     assert ["of the whole picture" in failure["reason"] for failure in report.report.failures] == [True]
+
+
+def test_the_note_of_sizes_tells_of_the_sample_whose_latents_the_file_holds(tmp_path, data, vae):
+    """Two parts of one picture would share a file: the second one is a failure, and its crop is not said to be the first one's."""
+    rows = write_rows(data, rows_of({"left": PARTS["left"], "right": PARTS["right"]}))
+    encode(rows, vae, tmp_path / "store", latents="sample")
+    report = cs.export_cache(tmp_path / "store", format="simpletuner", folder=tmp_path / "out", family="sdxl")
+    assert [failure["sample"] for failure in report.failures] == ["right"]
+    names: Any = {"family": "sdxl", "model": vae, "encode": ["latents"]}
+    back = cs.import_cache("simpletuner", tmp_path / "out", data=rows, store=tmp_path / "back", **names)
+    assert [failure["sample"] for failure in back.report.failures] == ["right"]
+    own, came = cs.CachedDataset(tmp_path / "store"), cs.CachedDataset(tmp_path / "back")
+    assert torch.equal(own[own.index("left")]["latents"], came[0]["latents"])
+    [indices] = (tmp_path / "out").glob("*indices*.json")
+    assert [len(paths) for paths in json.loads(indices.read_text())["aspect_ratio_bucket_indices"].values()] == [1]
+
+
+def test_no_note_of_sizes_tells_of_a_file_that_is_a_strangers(tmp_path, data, vae):
+    rows = write_rows(data, rows_of({"right": PARTS["right"]}))
+    encode(rows, vae, tmp_path / "store", latents="sample")
+    folder = tmp_path / "out"
+    assert cs.export_cache(tmp_path / "store", format="simpletuner", folder=folder, family="sdxl").written == 3
+    [latents] = (folder / "vae").iterdir()
+    latents.write_bytes(b"a stranger's")
+    for path in folder.glob("aspect*"):
+        path.unlink()
+    assert len(cs.export_cache(tmp_path / "store", format="simpletuner", folder=folder, family="sdxl").foreign) == 1
+    assert [json.loads(path.read_text()) for path in folder.glob("*metadata*.json")] in ([], [{}])
+
+
+def test_a_picture_in_memory_is_exported_by_the_id_of_its_sample(tmp_path, data, vae):
+    samples = [cs.Sample("some/where.png", {"image": (data / "a.png").read_bytes()})]
+    encode(samples, vae, tmp_path / "store")
+    cs.export_cache(tmp_path / "store", format="sd-scripts", folder=tmp_path / "out", family="sdxl")
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz")] == [
+        "some/where_0120x0090_sdxl.npz"
+    ]
