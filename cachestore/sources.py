@@ -167,11 +167,13 @@ class Remarks:
     """Of several sources those that list nothing, by what they are called."""
     videos: int = 0
     """Files of a folder that are passed over."""
+    replaced: list[str] = field(default_factory=list[str])
+    """Members of tars after which another one of their name comes."""
 
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
         self.missing, self.multi_line = other.missing, other.multi_line
-        self.collapsed, self.videos = other.collapsed, other.videos
+        self.collapsed, self.videos, self.replaced = other.collapsed, other.videos, other.replaced
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
@@ -179,6 +181,7 @@ class Remarks:
         self.multi_line += [f"{prefix}{sample}" for sample in other.multi_line]
         self.collapsed += other.collapsed
         self.videos += other.videos
+        self.replaced += [f"{prefix}{name}" for name in other.replaced]
 
     def in_words(self, *, of_videos: str = "--frames says how many frames to take of each") -> tuple[str, ...]:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
@@ -193,6 +196,8 @@ class Remarks:
             words.append(f"{self.collapsed} duplicate prompt lines collapsed")
         if self.empty:
             words.append(f"nothing is listed by {len(self.empty)} of the sources ({_some(self.empty)})")
+        if self.replaced:
+            words.append(f"{len(self.replaced)} members of tars have a later one of their name, which counts ({_some(self.replaced)})")
         if self.videos:
             words.append(f"{self.videos} videos passed over ({of_videos})")
         return tuple(words)

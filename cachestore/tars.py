@@ -10,7 +10,6 @@ import tarfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -223,13 +222,19 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
         raise BadInput(message)
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
+    replaced: list[str] = []
     for path in paths:
         prefix = f"{path.name}/" if len(paths) > 1 else ""
         for name, member in _members(path):
             reference = prefix + name
+            replaced += [reference] if reference in places else []
             places[reference] = member  # of two members of one name the later one counts, as in unpacking
             _sort_in(groups, reference)
-    parse = partial(_samples, groups, places, caption_lines, videos=videos)
+
+    def parse(remarks: Remarks) -> Iterator[Sample]:
+        remarks.replaced += replaced
+        yield from _samples(groups, places, caption_lines, remarks, videos=videos)
+
     where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     return list_samples(_Members(places), parse, where, caption)
 

@@ -107,9 +107,11 @@ def test_hidden_members_folders_and_what_is_no_picture_are_passed_over(tmp_path)
 
 
 def test_of_two_members_of_one_name_the_later_one_counts_as_in_unpacking(tmp_path):
-    listing = list_tars([pack(tmp_path / "a.tar", [("a.png", "before"), ("a.png", "after")])])
-    assert [sample.id for sample in listing.samples()] == ["a.png"]
+    """Of tars that were put one behind the other: the first picture is lost, and its caption the second one's, so it is said."""
+    listing, remarks = list_tars([pack(tmp_path / "a.tar", [("a.png", "before"), ("a.txt", "one"), ("a.png", "after")])]), Remarks()
+    assert [(sample.id, sample.captions) for sample in listing.samples(remarks)] == [("a.png", ("one",))]
     assert listing.read("a.png")[0] == b"after"
+    assert remarks.in_words() == ("1 members of tars have a later one of their name, which counts (a.png)",)
 
 
 # Several tars
