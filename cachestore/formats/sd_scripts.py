@@ -19,7 +19,7 @@ import numpy as np
 
 from cachestore.encode.buckets import Size, placement
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, by_name, only, stem_of
+from cachestore.formats.matching import Matches, Named, Place, View, by_name, only, pictures_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.keys import Json
@@ -47,14 +47,15 @@ def is_ours(path: str) -> bool:
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are: by the picture's path without its extension."""
     pictures = by_name(samples, matches, is_flat=False)
+    stems = {stem_of(reference): reference for reference in pictures_of(samples)}
     latents: dict[str, list[Place]] = {}
     for path in paths:
         stem, family, facts = _parse_text(path) or _parse_latents(path)
         older = path.removesuffix(".npz")
         if stem not in pictures or not matches.counts(family):
             continue
-        if older != stem and older in pictures:
-            matches.remarks.append(f"{path} may be of {pictures[stem][0]} or {pictures[older][0]}, so it is nobody's")
+        if older != stem and older in stems:
+            matches.remarks.append(f"{path} may be of {pictures[stem][0]} or {stems[older]}, so it is nobody's")
         elif facts is None:
             matches.take_text_of(pictures[stem][1], Place(path))
         else:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cachestore.formats.families import family_named
@@ -41,6 +41,7 @@ def paths_of(kind, picture, *, is_older):
 
 @pytest.mark.parametrize("kind", ["sd-scripts", "simpletuner", "musubi", "ai-toolkit"])
 @settings(max_examples=200, deadline=None)
+@example([("x.png", "", ""), ("x_0064x0064_sdxl.png", "", ""), ("x_0064x0064_sdxl.jpg", "older", "")])
 @given(
     st.lists(
         st.tuples(references, st.sampled_from(["", "older", "newer"]), st.sampled_from(["one", "other", ""])),
