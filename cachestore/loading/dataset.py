@@ -129,11 +129,11 @@ class CachedDataset(Dataset[SampleDict]):
     `latents`, the text encoders' outputs by diffusers' names, `caption` (the one that its embeddings are of, by the policy `captions`),
     `sample_id`, `original_size`, `crop_top_left`, `target_size` ((height, width) and (top, left), int64), and the extra columns of its
     source. Where that has control images there is `control_latents`: [C, h, w] where each sample of the data set has exactly one and
-    `buckets` keep them of one size, else a list of such. Where it has masks there is `mask`, float32 [1, h, w] in 0..1, of the latents'
-    height and width; of a sample without one it is 1 everywhere. Where it has videos there are `num_frames` (int64, as encoded, 1 of a
-    picture beside them) and `fps` (float32, 0 of such a picture). Its tensors are writable and its own, without a batch axis, text at its
-    own length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch` before each epoch, or every epoch draws
-    the same latents; BucketBatchSampler does it for you.
+    `buckets` keep them of one size, else a list of such, in a part (`select`) as in its whole. Where it has masks there is `mask`, float32
+    [1, h, w] in 0..1, of the latents' height and width; of a sample without one it is 1 everywhere. Where it has videos there are
+    `num_frames` (int64, as encoded, 1 of a picture beside them) and `fps` (float32, 0 of such a picture). Its tensors are writable and its
+    own, without a batch axis, text at its own length; `collate` adds padding, masks and constants. With plain DataLoaders call `set_epoch`
+    before each epoch, or every epoch draws the same latents; BucketBatchSampler does it for you.
 
     Belongs to one thread of one process; forked, spawned and pickled copies open their own files.
     """
@@ -470,7 +470,14 @@ class CachedDataset(Dataset[SampleDict]):
         chosen = np.asarray(places, dtype=np.int64)
         selection = chosen if self._options.selection is None else self._options.selection[chosen]
         part = CachedDataset.__new__(CachedDataset)
-        part._show(self._reader, replace(self._options, selection=selection), Epoch(self.epoch), self._catalog, self._complete)  # noqa: SLF001 - its own class
+        part._show(  # noqa: SLF001 - its own class
+            self._reader,
+            replace(self._options, selection=selection),
+            Epoch(self.epoch),
+            self._catalog,
+            self._complete,
+            has_one_control=self._has_one_control,  # as the whole hands them out, that parts may be mixed
+        )
         return part
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
@@ -614,6 +621,11 @@ class CachedDataset(Dataset[SampleDict]):
     def latents_form(self) -> LatentsAs:
         """The form in which latents are handed out."""
         return self._options.latents
+
+    @property
+    def has_control_lists(self) -> bool:
+        """Whether samples have lists of control latents, as there is not exactly one for each."""
+        return self._controls is not None and not self._has_one_control and len(self) > 0
 
     @property
     def mask_name(self) -> str | None:

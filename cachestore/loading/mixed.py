@@ -260,6 +260,9 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         message = f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}"
         raise BadInput(message)
+    if one.has_control_lists != other.has_control_lists:
+        message = f"{names} cannot be mixed: one has exactly one control image for each sample, the other has lists of them"
+        raise BadInput(message)
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])
     if differing:

@@ -159,6 +159,18 @@ def test_control_images_of_several_data_sets_are_read_straight(tmp_path, monkeyp
     assert_read_straight(mixed, [3, 0, 2], monkeypatch)
 
 
+def test_parts_have_their_control_images_as_their_whole_has_and_mix(tmp_path):
+    rows = [Row("one", controls=[(64, 48)]), Row("two", controls=[(64, 48), (64, 48)]), Row("three", controls=[(64, 48)])]
+    data = cs.CachedDataset(make_store(tmp_path / "store", rows, recipes()))
+    mixed = cs.MixedDataset([data.select([0, 2]), data.select([1])], [1, 2])
+    assert [len(controls) for controls in mixed.read_batch([0, 2, 1])["control_latents"]] == [1, 2, 1]
+    single = cs.CachedDataset(make_store(tmp_path / "single", rows[:1], recipes()))
+    with pytest.raises(cs.BadInput, match="exactly one control image for each sample"):
+        cs.MixedDataset([data, single])
+    nothing = cs.CachedDataset(make_store(tmp_path / "nothing", [Row("broken", controls=[(64, 48)], control_fails=True)], recipes()))
+    assert len(cs.MixedDataset([single, nothing])) == 1
+
+
 def test_samples_of_which_some_alone_have_sizes_are_refused_as_collate_does(tmp_path):
     rows = [[Row("a")], [Row("b", is_measured=False)]]
     mixed = cs.MixedDataset([cs.CachedDataset(make_store(tmp_path / str(n), some, recipes())) for n, some in enumerate(rows)])
