@@ -1,7 +1,7 @@
 """What callers pass, held against what it should be where it enters. Knows the kinds of arguments and one sentence for all, nothing else.
 
-Checked at the public names alone: inside, types hold. Whole numbers may be numpy's or torch's, paths may be texts or `os.PathLike`; what
-comes out is Python's own.
+Checked at the public names alone: inside, types hold. Numbers may be numpy's or torch's (those of `precompute` numpy's), paths may be
+texts or `os.PathLike`; what comes out is Python's own.
 """
 
 import operator
@@ -39,7 +39,10 @@ def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
 
 
 def as_number(argument: str, given: object) -> float:
-    """A number, whole or not, also numpy's. Raises BadInput for anything else, True and False among it."""
+    """A number, whole or not, also numpy's or torch's. Raises BadInput for anything else, True and False among it."""
+    if not isinstance(given, bool | Real) and hasattr(given, "__float__"):
+        with suppress(TypeError, ValueError, RuntimeError):  # of several numbers there is no one
+            given = float(cast("Any", given))
     if isinstance(given, bool) or not isinstance(given, Real):
         refuse(argument, "a number", given)
     return given if isinstance(given, int | float) and type(given) in {int, float} else float(given)

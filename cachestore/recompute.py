@@ -94,7 +94,7 @@ def repair(
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version; nothing was touched.
         RecipeMismatch: the moved model is another one.
-        BadInput: the source or model cannot be found; pass where they are now. Or a model is given without `refill`.
+        BadInput: the source or model cannot be found; pass where they are now.
     """
     refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
     moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
@@ -122,10 +122,11 @@ def repair(
 
 
 def _check_use(moved: _Moved) -> None:
-    """Without refill: raise BadInput for a model, which nothing would look at, and say of a source where alone it counts."""
-    if name := next(iter(moved.models), None):
-        message = f"{name} is for encoding again what was lost, which is done with refill=True alone (`cachestore repair --refill`)"
-        raise BadInput(message)
+    """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
+    if moved.models:
+        _log.warning(
+            "%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", next(iter(moved.models))
+        )
     if moved.source is not None:
         _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
 

@@ -148,8 +148,8 @@ def precompute(
 def _plain(value: object) -> object:
     """An option as a request holds it: a path as text, numpy's numbers as Python's, several of them as a tuple."""
     match value:
-        case bool() | str():
-            return value
+        case _ if type(value).__name__ in {"bool", "bool_"}:  # numpy's too
+            return bool(value)
         case os.PathLike():
             return os.fspath(cast("os.PathLike[str]", value))
         case Integral():

@@ -10,5 +10,8 @@ import torch
 
 
 def settle() -> None:
-    """Make that first call with one number, which one thread computes. Called when a module that computes is imported: once, and alone."""
-    torch.zeros(1).exp()
+    """Make that first call with one number, which one thread computes. Called when a module that computes is imported, thus once.
+
+    Whatever torch's default dtype and device are: others have kernels of their own.
+    """
+    torch.zeros(1, dtype=torch.float32, device="cpu").exp()

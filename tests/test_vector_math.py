@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class Noted(TorchDispatchMode):
     def __torch_dispatch__(self, called, types, arguments=(), options=None):
-        sizes = [one.numel() for one in arguments if isinstance(one, torch.Tensor)]
-        noted.append([called.overloadpacket.__name__, *sizes])
+        seen = [[one.numel(), str(one.dtype), str(one.device)] for one in arguments if isinstance(one, torch.Tensor)]
+        noted.append([called.overloadpacket.__name__, *seen])
         return called(*arguments, **(options or {}))
 
 
 noted = []
-with Noted():
+torch.set_default_dtype(torch.bfloat16)
+with torch.device("meta"), Noted():
     __import__(sys.argv[1])
 print(json.dumps(noted))
 """
@@ -30,7 +31,7 @@ print(json.dumps(noted))
 
 @pytest.mark.parametrize("module", ["cachestore.loading.dataset", "cachestore.encode.modules"])
 def test_a_module_that_computes_asks_for_one_number_first(module):
-    """What follows where several threads ask first: pytorch issue 188792."""
+    """What follows where several threads ask first: pytorch issue 188792. The default dtype and device are none that would do."""
     done = subprocess.run([sys.executable, "-c", FIRST_CALLS, module], capture_output=True, text=True, check=True)
 
-    assert ["exp", 1] in json.loads(done.stdout)
+    assert ["exp", [1, "torch.float32", "cpu"]] in json.loads(done.stdout)

@@ -1,12 +1,8 @@
 """`cachestore repair`: make a store consistent; with `--refill` also complete."""
 
 import argparse
-from typing import Final
 
-from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, print_error, print_json, say, source_of
-from cachestore.errors import BadInput
-
-_MODELS: Final = ("model", "vae", "text_encoder")
+from cachestore.cli import DAMAGE, OK, add_source, add_store, print_json, say, source_of
 
 HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
 
@@ -26,11 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be; 4 if something is still missing then, an entry or a data set's newest catalog."""
-    unused = [] if arguments.refill else [name for name in _MODELS if getattr(arguments, name) is not None]
-    if unused:
-        message = f"--{unused[0].replace('_', '-')} goes with --refill, which encodes again what was lost and was not asked for"
-        print_error(BadInput(message), as_json=arguments.json)
-        return USAGE
     from cachestore.recompute import repair
 
     report = repair(

@@ -342,14 +342,16 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
         rows = self._row_numbers
+        indices: list[int] = []
         try:
-            return list(map(rows.__getitem__, map(operator.index, places)))
+            indices += map(operator.index, places)
+            return list(map(rows.__getitem__, indices))
         except TypeError:
             for place in places:
                 _place(place, len(rows))  # raises, and says which
             raise
         except IndexError:
-            count, indices = len(rows), map(operator.index, places)
+            count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
             message = f"{self.called} has {count} samples, and none at {outside}"
             raise IndexError(message) from None
@@ -625,7 +627,7 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def has_control_lists(self) -> bool:
         """Whether samples have lists of control latents, as there is not exactly one for each."""
-        return self._controls is not None and not self._has_one_control and len(self) > 0
+        return self._controls is not None and not self._has_one_control
 
     @property
     def mask_name(self) -> str | None:
@@ -705,7 +707,7 @@ class CachedDataset(Dataset[SampleDict]):
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
         shape = self._shape_of_no_mask(masks, row)
-        return None if shape is None else torch.ones(shape)
+        return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
     def _shape_of_no_mask(self, masks: _Masks, row: int) -> tuple[int, ...] | None:
         """Of the mask of a sample that has none; None where it has no picture either."""

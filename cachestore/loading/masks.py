@@ -23,7 +23,7 @@ def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) 
         message = f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
         raise FormatError(message)
     mask = stored[block.stored]
-    out = torch.empty(mask_shape(mask.shape, patch))
+    out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
     read_masks_into(mask[None], patch, out[None])
     return out
 

@@ -7,6 +7,7 @@ from epoch to epoch, as a pure function of (seed, epoch).
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -14,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from cachestore.arguments import as_many, as_number, as_whole, refuse
-from cachestore.errors import BadInput
+from cachestore.errors import BadInput, MissingEntry
 from cachestore.keys import canonical, digest_parts
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
@@ -70,8 +71,9 @@ class MixedDataset(Dataset[SampleDict]):
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
             message = f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}"
             raise BadInput(message)
-        for data in self.datasets[1:]:
-            _check_alike(self.datasets[0], data)
+        first = next((data for data in self.datasets if len(data)), None)
+        for data in self.datasets:
+            _check_alike(self.datasets[0] if first is None else first, data)
         self._seed = as_whole("seed", seed, least=0)
         self._epoch = Epoch(self.datasets[0].epoch if self.datasets else 0)
         self._lay_out()
@@ -161,7 +163,9 @@ class MixedDataset(Dataset[SampleDict]):
         shares = [(self.datasets[number].share(inner), wanted) for number, wanted, inner in self._by_owner(places)]
         there = [share for share, _wanted in shares if share is not None]
         share = join_shares(there, [wanted for _share, wanted in shares]) if shares and len(there) == len(shares) else None
-        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
+        batch = None
+        with suppress(MissingEntry):  # the slower way says of which data set
+            batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
         if batch is not None:
             return batch
         batch = self.collate(self.__getitems__(places))
@@ -239,7 +243,7 @@ class MixedDataset(Dataset[SampleDict]):
 
 
 def _as_weights(given: object) -> list[float]:
-    return [as_number("a weight", weight) for weight in as_many("weights", given, "a list of numbers, one for each data set")]
+    return [float(as_number("a weight", weight)) for weight in as_many("weights", given, "a list of numbers, one for each data set")]
 
 
 def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
@@ -260,8 +264,11 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         message = f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}"
         raise BadInput(message)
-    if one.has_control_lists != other.has_control_lists:
-        message = f"{names} cannot be mixed: one has exactly one control image for each sample, the other has lists of them"
+    if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
+        message = (
+            f"{names} cannot be mixed: one hands out exactly one control image for each sample, the other lists of them (a part does as its"
+            " whole)"
+        )
         raise BadInput(message)
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])

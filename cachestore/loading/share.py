@@ -98,8 +98,8 @@ def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part 
 
 
 def _join_masks(parts: Sequence[MaskPart], places: Sequence[Sequence[int]]) -> MaskPart | None:
-    shapes = {tuple(part.shape) for part in parts if part.shape is not None}
-    if len(shapes) > 1:
+    shapes = {None if part.shape is None else tuple(part.shape) for part in parts if len(part.keys) < part.count}
+    if len(shapes) > 1 or None in shapes:
         return None
     keys = {where[place]: key for part, where in zip(parts, places, strict=True) for place, key in zip(part.places, part.keys, strict=True)}
     having = sorted(keys)

@@ -167,8 +167,28 @@ def test_parts_have_their_control_images_as_their_whole_has_and_mix(tmp_path):
     single = cs.CachedDataset(make_store(tmp_path / "single", rows[:1], recipes()))
     with pytest.raises(cs.BadInput, match="exactly one control image for each sample"):
         cs.MixedDataset([data, single])
+    assert len(cs.MixedDataset([data.select([]), single])) == 1
+    assert len(cs.MixedDataset([single.select([]), data])) == 3
     nothing = cs.CachedDataset(make_store(tmp_path / "nothing", [Row("broken", controls=[(64, 48)], control_fails=True)], recipes()))
     assert len(cs.MixedDataset([single, nothing])) == 1
+
+
+@pytest.mark.parametrize("weights", [[1, 2], np.array([1, 2]), np.array([1.0, 2.0])], ids=repr)
+def test_equal_weights_have_one_digest_however_they_are_written(photos, drawings, weights):
+    import torch
+
+    digest = cs.MixedDataset([photos, drawings], [1.0, 2.0]).digest
+    assert cs.MixedDataset([photos, drawings], weights).digest == digest
+    numbers: Any = torch.tensor([1.0, 2.0])
+    assert cs.MixedDataset([photos, drawings], numbers).digest == digest
+
+
+def test_an_entry_that_is_missing_is_told_with_its_data_set(photos, tmp_path):
+    rows = [Row("a", ("gone",)), Row("b", ("gone",))]
+    other = cs.CachedDataset(make_store(tmp_path / "other", rows, recipes(), name="other", leave_out=["gone"]), "other")
+    places = cs.MixedDataset([photos, other]).buckets[64, 48]
+    with pytest.raises(cs.MissingEntry, match="the data set 'other' of"):
+        cs.MixedDataset([photos, other]).read_batch(places)
 
 
 def test_samples_of_which_some_alone_have_sizes_are_refused_as_collate_does(tmp_path):

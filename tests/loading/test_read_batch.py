@@ -283,6 +283,30 @@ def test_samples_without_a_picture_have_no_mask_and_make_no_batch_with_others(pa
             alone.read_batch(both)
 
 
+def test_samples_whose_masks_are_of_several_shapes_make_no_batch_of_a_mix_either(tmp_path):
+    made = replace(recipes(), masks=mask_recipe(8))
+    rows = [Row("a"), Row("b", bucket=(128, 96)), Row("c", bucket=None), Row("d", has_mask=True)]
+    whole = cs.CachedDataset(make_store(tmp_path / "whole", rows, made), fields=["mask", "prompt_embeds"])
+    other = cs.CachedDataset(make_store(tmp_path / "other", rows[3:], made), fields=["mask", "prompt_embeds"])
+    mixed = cs.MixedDataset([whole, other])
+    for places in ([0, 1, 4], [0, 2, 4]):
+        with pytest.raises(cs.BadInput, match=r"mask of|has mask and"):
+            mixed.read_batch(places)
+
+
+@pytest.mark.parametrize("places", [[0, 2], [0, 1], [1, 3]], ids=str)
+def test_masks_are_float32_whatever_torchs_default_is(path, monkeypatch, places):
+    import torch
+
+    data = masked(path, True, False, True, False)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert_read_straight(data, places, monkeypatch)
+        assert data.read_batch(places)["mask"].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_masks_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
     mixed = cs.MixedDataset([masked(tmp_path / "a", True, False), masked(tmp_path / "b", False, False), masked(tmp_path / "c", True, True)])
     for places in ([3, 0, 1, 2], [1, 3], [5, 0, 4], [4, 2]):
