@@ -373,6 +373,11 @@ def _used(matches: Matches, counted: set[str]) -> set[str]:
 
 def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: Iterable[Sample], counted: set[str]) -> Iterator[str]:
     """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
+    beside: dict[tuple[str, str], list[Place]] = {}
+    for caption, places in matches.text.items():
+        for place in places:
+            if place.beside is not None:
+                beside.setdefault((caption, place.beside), []).append(place)
     for sample in samples:
         reference = next(iter(sample.images.get(IMAGE, ())), None)
         if reference is None:
@@ -382,7 +387,8 @@ def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: 
         if place is not None and source is not None and source[1] > _time_of(request, place):
             yield place.path
         texts = matches.text.get(sample.captions[0], ()) if "text" in counted and sample.captions else ()
-        own = [place for place in texts if place.beside == reference] or [place for place in texts[:1] if place.beside is None]
+        alone = [place for place in texts[:1] if place.beside is None]
+        own = beside.get((sample.captions[0], reference), alone) if texts else alone
         yield from (place.path for place in own if _caption_time(listing, reference) > _time_of(request, place))
 
 
@@ -407,9 +413,14 @@ def _leave_out_older(request: ImportRequest, matches: Matches, listing: Listing)
 
     left_out: list[str] = []
     for caption, places in matches.text.items():
-        fresh = [place for place in places if not is_older(place)] if len(places) > 1 else places
-        if fresh and len(fresh) < len(places):
-            left_out += [place.path for place in places if place not in fresh]
+        if len(places) == 1:
+            continue
+        older: list[Place] = []
+        fresh: list[Place] = []
+        for place in places:
+            (older if is_older(place) else fresh).append(place)
+        if older and fresh:
+            left_out += [place.path for place in older]
             matches.text[caption] = fresh
     return left_out
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import cachestore as cs
 from cachestore.errors import BadInput
+from cachestore.formats.matching import Place
 from tests.formats import trainers
 from tests.formats.caches import bring, equal
 from tests.formats.trainers import PICTURES
@@ -195,6 +196,20 @@ def test_of_several_texts_of_one_caption_one_that_is_older_than_its_caption_does
     report = bring("sd-scripts", data, store, data)
     assert (report.complete, report.stale) == (True, ("a/one_flux_te.npz",))
     assert texts_of(store, BIRD.caption) == [True, True]
+
+
+def test_files_of_one_caption_are_told_apart_without_comparing_each_with_all(tmp_path, store, monkeypatch):
+    """A trigger word alone may be the caption of every picture."""
+    pictures = [trainers.Picture(f"{number:02}.png", "a fish", (64, 64), (8, 8)) for number in range(20)]
+    data = trainers.make_source(tmp_path / "many", pictures)
+    trainers.write_sd_scripts(data, "flux", pictures)
+    for picture in pictures[::2]:
+        os.utime(data / f"{picture.stem}_flux_te.npz", (1e9, 1e9))
+    compared: list[Place] = []
+    monkeypatch.setattr(Place, "__eq__", lambda self, other: compared.append(self) or self is other)
+    report = bring("sd-scripts", data, store, data)
+    assert (report.complete, len(report.stale)) == (True, 10)
+    assert len(compared) <= len(pictures)
 
 
 def write_rows(data, captions):
