@@ -27,6 +27,7 @@ _SHARD: Final = re.compile(r"shard_(\d+)")
 _TEXT_FOLDER: Final = re.compile(r"text_embeddings_\d+")
 _PREFIX: Final = f"{DIFFUSION_PIPE}."
 _SPEC: Final = "image_spec"
+_CAPTION: Final = re.compile(r"caption(\.\d+)?")
 _LARGEST: Final = 1 << 30
 
 
@@ -100,24 +101,31 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         else:
             matches.remarks.append(f"{len(those)} latents are of {reference!r}, so none is taken")
     for reference, those in text.items():
-        said = next((item.values.get("caption") for item in latents.get(reference, ())), None)
+        said = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in _captions_of(item)))
         _match_text(reference, those, said, pictures[reference], matches)
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
 
 
-def _match_text(reference: str, those: Sequence[Item], said: Json, samples: Sequence[Sample], matches: Matches) -> None:
-    """Take the parts of a picture's text; `said` is the caption that its latents name."""
+def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Take the parts of a picture's text; `said` are the captions that its latents name, if any."""
     if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
         matches.remarks.append(f"{len(those)} texts are of {reference!r}, so none is taken")
         return
     first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
     captions = dict.fromkeys(map(first_caption, samples))
-    if isinstance(said, str) and len(captions) == 1 and said not in captions:
-        what = f"{first.path} is beside latents that say they are of the caption {said[:60]!r}, and the picture's is another now"
+    if said and len(captions) == 1 and not captions.keys() & set(said):
+        named = " or ".join(repr(caption[:60]) for caption in said[:3])
+        what = f"{first.path} is beside latents that say they are of the caption {named}, and the picture's is another now"
         matches.doubt_text(captions, what)
     else:
         matches.take_text_of(samples, replace(first, more=tuple(rest)))
+
+
+def _captions_of(item: Item) -> list[str]:
+    """The captions that latents say they are of: a list of them in the file, or a single one."""
+    own = (value for name, value in item.values.items() if _CAPTION.fullmatch(name))
+    return [value for value in own if isinstance(value, str)]
 
 
 def _path_of(item: Item) -> str:

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import cachestore as cs
 from cachestore.errors import BadInput
-from cachestore.formats.matching import Place
+from cachestore.formats import diffusion_pipe
+from cachestore.formats.matching import Matches, Place
+from cachestore.samples import Sample
 from tests.formats import trainers
 from tests.formats.caches import bring, equal
 from tests.formats.trainers import PICTURES
@@ -255,6 +257,19 @@ def test_text_of_diffusion_pipe_beside_latents_that_say_another_caption_is_not_t
     assert failures_of(report, "text").keys() == {"two.png"}
     assert "ein grüner Vogel" in failures_of(report, "text")["two.png"]
     assert failures_of(report, "latents") == {}
+
+
+@pytest.mark.parametrize(("said", "is_taken"), [("one", True), (["one", "other"], True), (["another", "other"], False), ([], True)])
+def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_the_pictures_too(said, is_taken):
+    place = Place("cache/latents/shard_0.bin")
+    values = {f"caption.{number}": one for number, one in enumerate(said)} if isinstance(said, list) else {"caption": said}
+    items = [
+        diffusion_pipe.Item(place, is_text=False, values={"image_spec.1": "/x/1.png", **values}),
+        diffusion_pipe.Item(Place("cache/text_embeddings_1/shard_0.bin"), is_text=True, values={"image_spec.1": "/x/1.png"}),
+    ]
+    matches = Matches(None)
+    diffusion_pipe.match(items, [Sample("1", {"image": ("1.png",)}, ("one",))], matches)
+    assert ("one" in matches.text, "one" in matches.doubtful) == (is_taken, not is_taken)
 
 
 # What is kept, and handed out by no data set

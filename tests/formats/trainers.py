@@ -366,7 +366,7 @@ def write_diffusion_pipe(folder, family="flux", pictures=PICTURES, *, dtype=torc
         spec = (None, f"/elsewhere/data/{picture.reference}")
         size = f"{picture.latent[1] * 8}x{picture.latent[0] * 8}"
         name = picture.stem.replace("/", "-")
-        latents = {"latents": latents_of(picture, family, dtype), "mask": None, "image_spec": spec, "caption": picture.caption}
+        latents = {"latents": latents_of(picture, family, dtype), "mask": None, "image_spec": spec, "caption": [picture.caption]}
         write_shards(folder / f"cache_{name}x{size}x1" / "latents", [latents])
         made = text_of(picture.caption, family, dtype)
         write_shards(folder / f"ar_frames_{name}_1" / "text_embeddings_1", [{"clip_embed": made["pooled"], "image_spec": spec}])
