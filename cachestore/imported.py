@@ -13,7 +13,7 @@ from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import Family
 from cachestore.formats.matching import Place, Told
-from cachestore.formats.value import Array, Latents, Raw, Text, numbers
+from cachestore.formats.value import Array, Latents, Misplaced, Raw, Text, numbers
 from cachestore.inputs import WITHIN, caption_key
 from cachestore.keys import Json, Key, Recipe, canonical, digest_bytes, digest_text, input_key
 from cachestore.samples import CAPTION, IMAGE
@@ -140,24 +140,27 @@ class Pictures:
     recipe: Recipe
     cache: CacheFiles
     places: Mapping[str, Place]
+    doubtful: Mapping[str, str]
+    """By reference, why latents that may be of it are not taken."""
     told: Mapping[str, Sequence[Told]]
     """What further files say of each picture."""
     family: Family
     role: str = IMAGE
     beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
+    several: set[str] = field(default_factory=set[str])
+    """Pictures that had latents of other resolutions too: those that were read here."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
         reference = str(request["image"])
         place = self.places.get(reference)
         if place is None:
-            message = f"no file of {self.cache.root} is of the picture {reference!r}"
+            message = self.doubtful.get(reference, f"no file of {self.cache.root} is of the picture {reference!r}")
             raise EncodeFailed(message)
-        picture, data = read(reference), self.cache.bytes_at(place)
+        picture = read(reference)
         digest = digest_bytes(picture)
-        latents = self.cache.latents(place, data, self.family)
-        self._check_channels(place, latents)
+        place, data, latents = self._largest(reference, place)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
         for path, facts in ((told.path, told.facts), (place.path, latents.facts)):
@@ -171,6 +174,37 @@ class Pictures:
         provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})
         about = {"input_digest": digest, "bucket": facts["bucket"], **provenance}
         return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, about, facts)
+
+    def _largest(self, reference: str, first: Place) -> tuple[Place, bytes, Latents]:
+        """The latents of a picture and their file, of several resolutions the largest; others' are passed over.
+
+        Raises EncodeFailed, also where two are as large: they were cut otherwise, and nothing says which count. OSError.
+        """
+        found: list[tuple[Place, bytes, Latents]] = []
+        misplaced: Misplaced | None = None
+        for place in (first, *first.rivals):
+            data = self.cache.bytes_at(place)
+            try:
+                latents = self.cache.latents(place, data, self.family)
+            except Misplaced as error:
+                misplaced = misplaced or error
+                continue
+            self._check_channels(place, latents)
+            found.append((place, data, latents))
+        if not found:
+            assert misplaced is not None
+            raise misplaced
+        areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _place, _data, latents in found]
+        largest = [one for one, area in zip(found, areas, strict=True) if area == max(areas)]
+        if len({data for _place, data, _latents in largest}) > 1:
+            names = " and ".join(
+                f"{place.path} (byte {place.start})" if place.size else place.path for place, _data, _latents in largest[:3]
+            )
+            message = f"{names} are all of {reference!r}, and as large: leave the one that counts in the folder"
+            raise EncodeFailed(message)
+        if len(set(areas)) > 1:
+            self.several.add(reference)
+        return largest[0]
 
     def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
         """What further files say of a picture that was cut to this bucket; nothing where none does. Raises EncodeFailed.

@@ -6,7 +6,7 @@ its fingerprint, and with it every key, is another. Whether the claim holds is f
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -367,8 +367,8 @@ def _used(matches: Matches, counted: set[str]) -> set[str]:
     """Files that are some sample's, of what was asked for."""
     texts = chain.from_iterable(matches.text.values()) if "text" not in counted else ()
     text = {one.path for place in texts for one in (place, *place.more)}
-    latents = {place.path for place in matches.latents.values()} if "latents" not in counted else set[str]()
-    return matches.used - text - latents
+    pictures = matches.latents.values() if "latents" not in counted else ()
+    return matches.used - text - {one.path for place in pictures for one in (place, *place.rivals)}
 
 
 def _stale(request: ImportRequest, matches: Matches, listing: Listing, samples: Iterable[Sample], counted: set[str]) -> Iterator[str]:
@@ -426,19 +426,30 @@ def _leave_out_older(request: ImportRequest, matches: Matches, listing: Listing)
 
 
 def _doubts(matches: Matches, counted: set[str]) -> list[str]:
-    """One remark on files of text that may be of several captions, which shows one of them; none where there is no such file."""
-    reason = next(iter(matches.doubtful.values()), None) if "text" in counted else None
-    return [] if reason is None else [f"text of pictures that samples with other captions share is not taken: {reason}"]
+    """One remark on text and one on latents of which nobody knows whose they are, each with the first reason; none where all is clear."""
+    captions = [caption for caption in matches.doubtful if caption not in matches.text] if "text" in counted else []
+    pictures = list(matches.doubtful_latents) if "latents" in counted else []
+    remarks = [f"text of {len(captions)} captions is not taken: {matches.doubtful[captions[0]]}"] if captions else []
+    if pictures:
+        remarks.append(f"latents of {_named(pictures)} are not taken: {matches.doubtful_latents[pictures[0]]}")
+    return remarks
+
+
+def _named(pictures: Collection[str]) -> str:
+    """How many pictures, and the first of them."""
+    return f"{len(pictures)} pictures ({', '.join(sorted(pictures)[:3])}{', …' if len(pictures) > 3 else ''})"
 
 
 def _kept(encoders: Iterable["FileEncoder"]) -> Iterator[str]:
-    """Remarks on what lay beside latents: it comes out of an export again, and no training sees it.
+    """Remarks on further resolutions, and on what lay beside latents: it comes out of an export again, and no training sees it.
 
     A mask cannot have a column: whether there is one is known when the file is opened, and a plan is laid out before.
     """
     for encoder in encoders:
         if not isinstance(encoder.values, Pictures):
             continue
+        if encoder.values.several:
+            yield f"{_named(encoder.values.several)} have latents of several resolutions, and the largest are taken"
         for name, pictures in sorted(encoder.values.beside.items()):
             if name in _TOLD_ELSEWHERE:
                 continue
@@ -475,7 +486,7 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder
 
     Raises BadInput where they contradict each other, or none tells.
     """
-    if not matches.text and not matches.latents and not matches.doubtful:
+    if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
         return matches.family
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
@@ -559,7 +570,9 @@ def _encoders(
     if family is None:
         return ()
     asked = request.encode or tuple(
-        name for name, places in (("text", matches.text or matches.doubtful), ("latents", matches.latents)) if places
+        name
+        for name, places in (("text", matches.text or matches.doubtful), ("latents", matches.latents or matches.doubtful_latents))
+        if places
     )
     found: list[FileEncoder] = []
     if "text" in asked:
@@ -572,7 +585,8 @@ def _encoders(
     if "latents" in asked:
         vae = made.get("latents")
         recipe = latents_recipe(family, cache.format, _claims(request, vae), None if vae is None else vae.recipe)
-        found.append(FileEncoder(recipe, Pictures(recipe, cache, matches.latents, matches.told, family), cache))
+        pictures = Pictures(recipe, cache, matches.latents, matches.doubtful_latents, matches.told, family)
+        found.append(FileEncoder(recipe, pictures, cache))
     return tuple(found)
 
 

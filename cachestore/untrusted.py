@@ -268,7 +268,7 @@ class CacheFiles:
             return read()
         except EncodeFailed as error:
             message = f"{place.path}: {error}"
-            raise EncodeFailed(message) from error
+            raise type(error)(message) from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
             message = f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})"
             raise EncodeFailed(message) from error

@@ -11,13 +11,14 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.formats.families import AI_TOOLKIT, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, first_caption, only, pictures_of
+from cachestore.formats.matching import Matches, Named, Place, View, first_caption, pictures_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, together
-from cachestore.formats.value import Contents, Latents, Text, refuse, without_batch
+from cachestore.formats.value import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.keys import Json
 from cachestore.samples import Sample
 
@@ -67,10 +68,10 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             reference = those[0][0]
             latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
         elif those:
-            matches.remarks.append(f"{path} may be of {those[0][0]} or {those[1][0]}, so it is nobody's")
-    for reference, places in latents.items():
-        if (place := only(places, reference, matches)) is not None:
-            matches.take_latents(reference, place)
+            references = [reference for reference, _sharing in those]
+            matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is nobody's")
+    for reference, (first, *rest) in latents.items():
+        matches.take_latents(reference, replace(first, rivals=tuple(rest)))
 
 
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
@@ -86,7 +87,7 @@ def _family(name: str) -> Family | None:
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed, also for pixels and for another model's latents."""
+    """Latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for another picture's or model's latents."""
     raw = contents.tensors.get("latent")
     if raw is None or raw[0] == "U8":
         what = (
@@ -97,7 +98,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
         what = f"it says its latents are of {space!r}, not of {family.name}"
-        raise refuse(what)
+        raise Misplaced(what)
     _check_own(info, place)
     tensor = without_batch("latent", raw, 3)
     facts: dict[str, Json] = {**place.facts, **_facts(info)}
@@ -107,7 +108,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
 
 
 def _check_own(info: Mapping[str, Json], place: Place) -> None:
-    """Refuse latents that say they are of another picture, or of this one mirrored. Raises EncodeFailed."""
+    """Refuse latents that say they are of another picture, or of this one mirrored. Raises Misplaced."""
     said = info.get(_INFO[0])
     if (
         isinstance(said, str)
@@ -115,10 +116,10 @@ def _check_own(info: Mapping[str, Json], place: Place) -> None:
         and len({unicodedata.normalize("NFC", name) for name in (said, place.expected)}) > 1
     ):
         what = f"it says it is of {said!r}, and its name makes it one of {place.expected!r}"
-        raise refuse(what)
+        raise Misplaced(what)
     if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
         what = f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
-        raise refuse(what)
+        raise Misplaced(what)
 
 
 def _parsed(text: str) -> Json:

@@ -95,11 +95,8 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
             strangers += 1
         else:
             (text if item.is_text else latents).setdefault(reference, []).append(item)
-    for reference, those in latents.items():
-        if len(those) == 1:
-            matches.take_latents(reference, those[0].place)
-        else:
-            matches.remarks.append(f"{len(those)} latents are of {reference!r}, so none is taken")
+    for reference, (one, *others) in latents.items():
+        matches.take_latents(reference, replace(one.place, rivals=tuple(item.place for item in others)))
     for reference, those in text.items():
         said = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in _captions_of(item)))
         _match_text(reference, those, said, pictures[reference], matches)
@@ -110,7 +107,8 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
 def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Take the parts of a picture's text; `said` are the captions that its latents name, if any."""
     if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
-        matches.remarks.append(f"{len(those)} texts are of {reference!r}, so none is taken")
+        what = f"{those[0].place.path} holds one of {len(those)} texts of {reference!r}, and nothing says which counts"
+        matches.doubt_text(map(first_caption, samples), what)
         return
     first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
     captions = dict.fromkeys(map(first_caption, samples))

@@ -34,6 +34,8 @@ class Place:
     """Further places that hold the rest of the value."""
     beside: str | None = None
     """Of text that is found by its picture's name that picture's reference."""
+    rivals: tuple["Place", ...] = ()
+    """Further latents of the picture, of other resolutions or of its other side: which of all counts is seen when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Matches:
     """What further files say, by the picture's reference."""
     doubtful: dict[str, str] = field(default_factory=dict[str, str])
     """By caption, why a file that may be of it is nobody's."""
+    doubtful_latents: dict[str, str] = field(default_factory=dict[str, str])
+    """By the picture's reference, why latents that may be of it are nobody's, or nobody knows how they were cut."""
 
     def counts(self, family: Family | None) -> bool:
         """Whether a file of this family counts, which is remembered; one whose name tells none does."""
@@ -93,9 +97,15 @@ class Matches:
             self.doubtful.setdefault(caption, f"{reason}, so it is nobody's")
 
     def take_latents(self, reference: str, place: Place) -> None:
-        """A file is of this picture."""
-        self.used.add(place.path)
+        """A file is of this picture, or one of its rivals is. What else may be of it no longer matters."""
+        self.used.update(one.path for one in (place, *place.rivals))
         self.latents[reference] = place
+        self.doubtful_latents.pop(reference, None)
+
+    def doubt_latents(self, references: Iterable[str], reason: str) -> None:
+        """Of these pictures it is not known which latents are theirs, or how they were cut."""
+        for reference in references:
+            self.doubtful_latents.setdefault(reference, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +195,8 @@ def first_caption(sample: Sample) -> str:
 
 
 def only(candidates: Sequence[Place], reference: str, matches: Matches) -> Place | None:
-    """The only file of a picture; None of none. Of several none is taken, and it is said."""
+    """The only file of a picture; None of none. Of several none is taken, and the picture's latents are doubtful."""
     if len(candidates) > 1:
         paths = " and ".join(place.path for place in candidates[:3])
-        matches.remarks.append(f"{paths} are all of {reference!r}: leave the one that counts in the folder")
+        matches.doubt_latents([reference], f"{paths} are all of {reference!r}: leave the one that counts in the folder")
     return candidates[0] if len(candidates) == 1 else None

@@ -55,7 +55,8 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         if stem not in pictures or not matches.counts(family):
             continue
         if older != stem and older in stems:
-            matches.remarks.append(f"{path} may be of {pictures[stem][0]} or {stems[older]}, so it is nobody's")
+            those = (pictures[stem][0], stems[older])
+            matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is nobody's")
         elif facts is None:
             matches.take_text_of(pictures[stem][1], Place(path))
         else:

@@ -89,7 +89,7 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
         if len(references) == 1:
             latents.setdefault(next(iter(references)), []).append(Place(path))
         elif references:
-            matches.remarks.append(f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
+            matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
     for reference, places in latents.items():
         digest = PurePosixPath(latents_name(reference)).name
         newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now

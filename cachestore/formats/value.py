@@ -73,6 +73,10 @@ class Text:
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
+class Misplaced(EncodeFailed):
+    """A file says that it is of another picture, of its other side or of another model: one beside it may be the right one."""
+
+
 def refuse(what: str) -> EncodeFailed:
     """The error of a file that is not what its name says."""
     return EncodeFailed(what)

@@ -105,6 +105,58 @@ def test_latents_of_ai_toolkit_of_the_mirrored_picture_alone_are_not_the_picture
     assert "mirrored" in failures_of(report, "latents")[BIRD.reference]
 
 
+def write_more(data, picture, latent, **said):
+    """One more file of ai-toolkit's, of this size."""
+    info = trainers.aitk_info(dataclasses.replace(picture, latent=latent), "flux") | said
+    path = trainers.aitk_paths(data, picture, "flux")[0].with_name(f"{picture.stem}_{trainers.aitk_hash(info)}.safetensors")
+    latents = trainers.noise(str(info), shape=(16, *latent))
+    save_file({"latent": latents}, path, metadata={name: json.dumps(value) for name, value in info.items()})
+    return latents
+
+
+def test_of_several_resolutions_that_ai_toolkit_cached_of_a_picture_the_largest_counts(data, store):
+    """Its example configuration has three, and with mirrored pictures each has two files."""
+    trainers.write_ai_toolkit(data, "flux")
+    write_more(data, BIRD, (4, 4))
+    largest = write_more(data, BIRD, (16, 16))
+    write_more(data, BIRD, (16, 16), flip_x=True)
+    report = bring("ai-toolkit", data, store, data, encode=["latents"])
+    assert (report.complete, report.unmatched[:-3]) == (True, ())
+    assert report.remarks == ("1 pictures (two.png) have latents of several resolutions, and the largest are taken",)
+    assert equal(latents_by_sample(store)["two.png"], largest)
+
+
+def test_of_two_latents_of_ai_toolkit_of_one_size_that_were_cut_otherwise_none_is_taken(data, store):
+    trainers.write_ai_toolkit(data, "flux")
+    write_more(data, BIRD, BIRD.latent, crop_x=1)
+    report = bring("ai-toolkit", data, store, data, encode=["latents"])
+    assert failures_of(report, "latents").keys() == {BIRD.reference}
+    assert "and as large: leave the one that counts" in failures_of(report, "latents")[BIRD.reference]
+
+
+def test_of_several_resolutions_that_diffusion_pipe_cached_of_a_picture_the_largest_counts(tmp_path, data, store):
+    trainers.write_diffusion_pipe(tmp_path / "flux")
+    larger = trainers.noise("larger", shape=(16, 16, 16), dtype=torch.bfloat16)
+    spec = (None, f"/elsewhere/data/{BIRD.reference}")
+    item = {"latents": larger, "mask": None, "image_spec": spec, "caption": [BIRD.caption]}
+    trainers.write_shards(tmp_path / "flux" / "cache_128x128x1" / "latents", [item])
+    assert bring("diffusion-pipe", tmp_path / "flux", store, data).complete
+    assert equal(latents_by_sample(store)["two.png"], larger)
+
+
+def test_where_all_latents_may_be_several_files_the_reason_is_given_once_and_for_each(data, store):
+    pictures = [trainers.Picture(f"{number}.png", "a fish", (64, 64), (8, 8)) for number in range(4)]
+    data = trainers.make_source(data / "many", pictures)
+    trainers.write_sd_scripts(data, "flux", pictures)
+    for picture in pictures:
+        path = trainers.sd_latents_path(data, picture, "flux")
+        shutil.copy(path, path.with_name(path.name.replace("0064x0064", "0032x0032")))
+    report = bring("sd-scripts", data, store, data, encode=["latents"])
+    assert failures_of(report, "latents").keys() == {picture.reference for picture in pictures}
+    assert all("leave the one that counts" in reason for reason in failures_of(report, "latents").values())
+    assert [remark.partition(")")[0] for remark in report.remarks] == ["latents of 4 pictures (0.png, 1.png, 2.png, …"]
+
+
 def test_of_two_latents_that_simpletuner_named_for_one_picture_the_newer_name_counts(tmp_path, data, store):
     """SimpleTuner itself looks for the digest alone since names are digests."""
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
