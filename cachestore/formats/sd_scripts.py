@@ -28,6 +28,7 @@ from cachestore.samples import Sample
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
+_WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
 _PREFIX: Final = f"{SD_SCRIPTS}."
 _VIEW: Final = "cachestore_view"
@@ -98,11 +99,19 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     }
     others |= {_PREFIX + name: contents.tensors[name] for name in keys if name != key}
     facts = {**place.facts, **_viewed(others.pop(_PREFIX + _VIEW, None), tensor)}
-    size = others.get(_PREFIX + "original_size")
-    if size is not None and "size" not in facts and size[1] == (2,):
-        facts["size"] = np.frombuffer(size[2], "<i8" if size[0] == "I64" else "<i4").tolist()
+    size = _size_of(others.get(_PREFIX + "original_size"))
+    if size is not None and "size" not in facts:
+        facts["size"] = size
     state = family.states[SD_SCRIPTS]
     return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts)
+
+
+def _size_of(raw: Raw | None) -> list[int] | None:
+    """(width, height) of the picture as an older file says; None where that is no pair of whole numbers of pixels."""
+    if raw is None or raw[1] != (2,) or raw[0] not in _WHOLE_NUMBERS:
+        return None
+    size: list[int] = as_array(raw).tolist()
+    return size if all(1 <= side < 1 << 31 for side in size) else None
 
 
 def _view_of(named: Named, latents: Raw) -> dict[str, Raw]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,39 @@ def test_a_note_of_simpletuner_about_a_picture_of_another_size_is_of_an_earlier_
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {BIRD.reference}
     assert "of a picture of 64 x 64" in failures_of(report, "latents")[BIRD.reference]
+
+
+def write_older(data, size):
+    """The bird's latents under sd-scripts' older name, with this `original_size`."""
+    trainers.write_sd_scripts(data, "sdxl", [BIRD])
+    path = trainers.sd_latents_path(data, BIRD, "sdxl")
+    arrays: dict[str, Any] = {**np.load(path), "original_size": size}
+    np.savez(data / "two.npz", **arrays)
+    path.unlink()
+
+
+SIZES = {
+    "float64": np.array([64.0, 64.0]),
+    "three": np.array([64, 64, 3]),
+    "nothing": np.array([0, 64]),
+    "negative": np.array([-64, 64], np.int16),
+    "flag": np.array([True, True]),
+    "huge": np.array([2**63, 64], np.uint64),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_older_file_of_sd_scripts_whose_size_makes_no_sense_is_taken_without_it(data, store, size):
+    write_older(data, SIZES[size])
+    bring("sd-scripts", data, store, data, family="sdxl", encode=["latents"])
+    assert cs.CachedDataset(store)[0]["original_size"].tolist() == [64, 64]
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.int32, np.uint64])
+def test_the_size_in_an_older_file_of_sd_scripts_is_read_in_any_whole_number(data, store, kind):
+    write_older(data, np.array([32, 48], kind))
+    report = bring("sd-scripts", data, store, data, family="sdxl", encode=["latents"])
+    assert "32 x 48" in failures_of(report, "latents")[BIRD.reference]
 
 
 # Files under a name that is not their own
