@@ -209,9 +209,12 @@ class Pictures:
     def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
         """What further files say of a picture that was cut to this bucket; nothing where none does. Raises EncodeFailed.
 
-        A file of another resolution says nothing of these latents; where none is of theirs, nobody knows how they were cut.
+        A file of another resolution says nothing of these latents; where none is of theirs, or what may be is doubtful, nobody knows how
+        they were cut.
         """
         those = self.told.get(reference, ())
+        if not those and reference in self.doubtful:
+            raise EncodeFailed(self.doubtful[reference])
         fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
         if those and not fitting:
             sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])

@@ -428,7 +428,7 @@ def _leave_out_older(request: ImportRequest, matches: Matches, listing: Listing)
 def _doubts(matches: Matches, counted: set[str]) -> list[str]:
     """One remark on text and one on latents of which nobody knows whose they are, each with the first reason; none where all is clear."""
     captions = [caption for caption in matches.doubtful if caption not in matches.text] if "text" in counted else []
-    pictures = list(matches.doubtful_latents) if "latents" in counted else []
+    pictures = [one for one in matches.doubtful_latents if not matches.told.get(one)] if "latents" in counted else []
     remarks = [f"text of {len(captions)} captions is not taken: {matches.doubtful[captions[0]]}"] if captions else []
     if pictures:
         remarks.append(f"latents of {_named(pictures)} are not taken: {matches.doubtful_latents[pictures[0]]}")

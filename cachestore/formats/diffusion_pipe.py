@@ -87,11 +87,13 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
     pictures = pictures_of(samples)
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
-    strangers = 0
+    strangers = doubted = 0
     known = references_of(map(_path_of, items), pictures)
     for item in items:
-        reference = known.get(_path_of(item))
-        if reference is None:
+        reference = known.known.get(_path_of(item))
+        if _path_of(item) in known.doubtful:
+            doubted += 1
+        elif reference is None:
             strangers += 1
         else:
             (text if item.is_text else latents).setdefault(reference, []).append(item)
@@ -100,6 +102,11 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
     for reference, those in text.items():
         said = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in _captions_of(item)))
         _match_text(reference, those, said, pictures[reference], matches)
+    if doubted:
+        what = f"{doubted} values are of paths that may be of {known.may_be()}"
+        matches.doubt_latents((reference for reference in known.open_to() if reference not in latents), f"{what}, so they are nobody's")
+        samples_of = (sample for reference in known.open_to() if reference not in text for sample in pictures[reference])
+        matches.doubt_text(map(first_caption, samples_of), what)
     if strangers:
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
 

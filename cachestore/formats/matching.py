@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachestore.formats.families import Family
 from cachestore.formats.value import Latents, Raw
@@ -150,18 +150,38 @@ def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     return found
 
 
-def references_of(paths: Iterable[str], pictures: Collection[str]) -> dict[str, str]:
-    """By a path as it was on another machine, the reference at its end; nothing of a path that is no picture's.
+class Ends(NamedTuple):
+    """What paths as they were on another machine end with."""
+
+    known: dict[str, str]
+    """By path the reference that it is; nothing of a path that is no picture's."""
+    doubtful: dict[str, list[str]]
+    """By path the references that it may be, longest first, where nothing decides."""
+
+    def open_to(self) -> list[str]:
+        """The references that doubtful paths may be."""
+        return list(dict.fromkeys(reference for those in self.doubtful.values() for reference in those))
+
+    def may_be(self) -> str:
+        """What the first of the doubtful paths may be, in words."""
+        path, those = next(iter(self.doubtful.items()))
+        return " or ".join(those[:3]) if len(those) > 1 else f"{those[0]} or of a picture that the source lacks ({path})"
+
+
+def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
+    """Which pictures these paths are, as they were on another machine: by the references at their ends.
 
     All paths below one folder lay there as they do in the source: of two such folders, one in the other, that counts from which more paths
     lead to pictures, and of equally many neither. So `b/1.png`, which the source lacks, is not taken for its `1.png`.
     """
     ends = {path: _ends_of(path, pictures) for path in dict.fromkeys(paths)}
     counts = Counter(root for those in ends.values() for root in those)
-    beaten = {one for one in counts for other in _above(one) if other in counts and counts[other] >= counts[one]}
-    beaten |= {other for one in counts for other in _above(one) if other in counts and counts[one] >= counts[other]}
-    found = {path: [end for root, end in those.items() if root not in beaten] for path, those in ends.items()}
-    return {path: those[0] for path, those in found.items() if those}
+    pairs = [(one, other) for one in counts for other in _above(one) if other in counts]
+    beaten = {min(pair, key=counts.__getitem__) for pair in pairs if counts[pair[0]] != counts[pair[1]]}
+    tied = {root for pair in pairs if counts[pair[0]] == counts[pair[1]] for root in pair}
+    left = {path: {root: end for root, end in those.items() if root not in beaten} for path, those in ends.items()}
+    known = {path: end for path, those in left.items() for root, end in those.items() if root not in tied}
+    return Ends(known, {path: list(those.values()) for path, those in left.items() if those and path not in known})
 
 
 def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]:

@@ -105,7 +105,8 @@ def tells(name: str) -> bool:
 def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
     """Take in what one of the two files says of these pictures, whose paths end with their references. Raises BadInput.
 
-    An entry that makes no sense is passed over, and so is one of another picture; the first kind is remarked.
+    An entry that makes no sense is passed over, and so is one of another picture; the first kind is remarked, and so are
+    paths that may be of several, of which no crop is known then.
     """
     try:
         body: object = json.loads(data)
@@ -119,12 +120,16 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
     senseless, entries = 0, _as_mapping(body)
     known = references_of(entries, references)
     for path, entry in entries.items():
-        reference = known.get(path)
+        reference = known.known.get(path)
         facts = _facts_of(_as_mapping(entry)) if reference is not None else None
         if reference is not None and facts is not None:
             info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
             matches.told.setdefault(reference, []).append(Told(name, facts, info))
         senseless += reference is not None and facts is None
+    if known.doubtful:
+        what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
+        matches.remarks.append(what)
+        matches.doubt_latents((reference for reference in known.open_to() if reference in matches.latents), what)
     if senseless:
         matches.remarks.append(f"{senseless} entries of {name} have no sizes that make sense, and are passed over")
 
@@ -133,7 +138,8 @@ def _read_indices(name: str, body: object, references: Collection[str], matches:
     """Say which pictures the data set left out: they have no latents, and need none."""
     buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
     paths = [str(path) for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
-    listed = set(references_of(paths, references).values())
+    ends = references_of(paths, references)
+    listed = {*ends.known.values(), *ends.open_to()}
     lacking = sorted(set(references) - listed)
     if lacking and len(lacking) < len(references):
         named = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")

@@ -272,6 +272,29 @@ def test_a_note_of_simpletuner_from_a_folder_that_the_source_lacks_says_nothing_
     assert crops[0] == crops[1] != [3, 10]
 
 
+def test_a_note_of_simpletuner_that_may_be_of_two_pictures_leaves_neither_with_a_crop_that_nobody_knows(tmp_path, store):
+    pictures = [trainers.Picture(reference, "a fish", (64, 64), (8, 8)) for reference in ("0.png", "512/0.png", "1.png")]
+    data = trainers.make_source(tmp_path / "two", pictures)
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    trainers.write_st_sizes(data, "train", pictures[:1], root="/old/512")
+    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    assert failures_of(report, "latents").keys() == {"0.png", "512/0.png"}
+    assert "may be of 512/0.png or 0.png, so nothing is taken" in failures_of(report, "latents")["0.png"]
+    assert any("1 paths of" in remark and "may be of 512/0.png or 0.png" in remark for remark in report.remarks)
+    assert bring("simpletuner", tmp_path / "text", store, data, family="sdxl", name="text").complete
+
+
+def test_values_of_diffusion_pipe_that_may_be_of_two_pictures_are_not_said_to_be_of_pictures_that_lack(tmp_path, store):
+    pictures = [trainers.Picture(reference, reference, (64, 64), (8, 8)) for reference in ("0.png", "512/0.png")]
+    data = trainers.make_source(tmp_path / "two", pictures)
+    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=pictures[1:])
+    report = bring("diffusion-pipe", tmp_path / "flux", store, data)
+    for encoder in ("text", "latents"):
+        assert failures_of(report, encoder).keys() == {"0.png", "512/0.png"}
+        assert all("may be of 512/0.png or 0.png" in reason for reason in failures_of(report, encoder).values())
+    assert not any("does not have" in remark for remark in report.remarks)
+
+
 # Captions that changed, or that several pictures have
 
 

@@ -77,16 +77,25 @@ folders = st.lists(st.sampled_from("abc"), max_size=3).map(lambda parts: "".join
 def test_paths_of_a_source_that_lay_elsewhere_are_of_their_own_pictures_or_of_none(root, pictures, data):
     """Of any part of them, wherever they lay; alone a path may be of any picture that it ends with, and is then of none."""
     some = data.draw(st.sets(st.sampled_from(sorted(pictures)))) if pictures else set()
-    found = references_of([f"/{root}{picture}" for picture in some], pictures)
-    assert all(path == f"/{root}{picture}" for path, picture in found.items())
+    paths = [f"/{root}{picture}" for picture in some]
+    found = references_of(paths, pictures)
+    assert all(path == f"/{root}{picture}" for path, picture in found.known.items())
+    assert all(path.removeprefix(f"/{root}") in those for path, those in found.doubtful.items())
+    assert found.known.keys() | found.doubtful.keys() <= set(paths)
+
+
+def test_a_path_that_ends_with_two_pictures_alike_is_said_to_be_of_either():
+    found = references_of(["/old/512/0.png"], ["0.png", "512/0.png"])
+    assert found == ({}, {"/old/512/0.png": ["512/0.png", "0.png"]})
+    assert (found.open_to(), found.may_be()) == (["512/0.png", "0.png"], "512/0.png or 0.png")
 
 
 def test_of_no_paths_nothing_is_found():
-    assert references_of([], ["1.png"]) == references_of(["/x/2.png"], ["1.png"]) == {}
+    assert references_of([], ["1.png"]) == references_of(["/x/2.png"], ["1.png"]) == ({}, {})
 
 
 def test_a_windows_path_is_one_too():
-    assert references_of(["C:\\data\\a\\1.png", "C:\\data\\2.png"], ["a/1.png", "2.png"]) == {
+    assert references_of(["C:\\data\\a\\1.png", "C:\\data\\2.png"], ["a/1.png", "2.png"]).known == {
         "C:\\data\\a\\1.png": "a/1.png",
         "C:\\data\\2.png": "2.png",
     }
