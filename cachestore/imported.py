@@ -61,7 +61,7 @@ class FileEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """Imported text. Its key needs no file."""
+    """Imported text. Its key follows from the caption; of several files of one caption up to three are opened, to see that two agree."""
 
     recipe: Recipe
     cache: CacheFiles

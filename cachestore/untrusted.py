@@ -23,6 +23,7 @@ from cachestore.formats.containers import LARGEST_BYTES, read_npz, read_safetens
 from cachestore.formats.families import Family
 from cachestore.formats.matching import Place
 from cachestore.formats.table import Format
+from cachestore.formats.text import check_widths
 from cachestore.formats.value import Contents, Latents, Raw, Text, is_finite
 from cachestore.keys import canonical
 
@@ -226,7 +227,13 @@ class CacheFiles:
 
     def text(self, place: Place, data: bytes, family: Family) -> Text:
         """Text of a caption. Raises as `latents`."""
-        found: Text = self._named(place, lambda: self.format.read_text(self.contents(place, data), family, place))
+
+        def read() -> Text:
+            text = self.format.read_text(self.contents(place, data), family, place)
+            check_widths(family, text.tensors)
+            return text
+
+        found: Text = self._named(place, read)
         self._check_finite(place, found.tensors)
         return found
 

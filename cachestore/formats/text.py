@@ -70,6 +70,19 @@ def together(family: Family, tensors: Mapping[str, Raw]) -> tuple[Raw, Raw]:
             return tensors[PROMPT], tensors[POOLED]
 
 
+def check_widths(family: Family, tensors: Mapping[str, Raw]) -> None:
+    """Refuse text that is not as wide as the family's encoders make it; of a family without widths nothing is. Raises EncodeFailed."""
+    widths = family.widths
+    if not widths:
+        return
+    for name, raw in tensors.items():
+        kind, _, encoder = name.partition(".")
+        if kind == POOLED:
+            _check(name, raw, widths[encoder or (SECOND if family.name == "sdxl" else FIRST)].pooled)
+        else:
+            _check(name, raw, widths[encoder or SECOND].rows)
+
+
 def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
     """int64 `[length]`, 1 where T5 read a token: as the imported file has it, else by the number of tokens; all 1 where nobody knows."""
     for name in _MASKS:

@@ -10,6 +10,7 @@ import torch
 import cachestore as cs
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.views import View
+from cachestore.formats import families
 from tests.formats import trainers
 from tests.formats.caches import bring, equal
 from tests.formats.trainers import PICTURES
@@ -65,6 +66,15 @@ def fox_of(kind):
     if kind == "musubi":
         return trainers.musubi_text(PICTURES[0], "flux", torch.float32)
     return trainers.text_of(PICTURES[0].caption, "flux", torch.bfloat16 if kind == "diffusion-pipe" else torch.float32)["prompt"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_text_of_another_width_than_the_models_is_a_failure_in_every_format(data, store, kind, monkeypatch):
+    """What SD3's or another model's T5 made may bear the same name, and is as long."""
+    monkeypatch.setattr("cachestore.importing._widths_of", lambda _made, _family: {"text_encoder_2": families.Width(2048)})
+    report = bring_rows(kind, data, store, [row("m0")], encode=["text"])
+    assert "where its last axis should be 2048" in failures_of(report, "text")["m0"]
+    assert report.report.encoded == 0
 
 
 @pytest.mark.parametrize("kind", BY_PICTURE)
