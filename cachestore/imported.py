@@ -163,8 +163,8 @@ class Pictures:
         place, data, latents = self._largest(reference, place)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
-        for path, facts in ((told.path, told.facts), (place.path, latents.facts)):
-            _check_size(path, facts, measured)
+        _check_size(f"{told.path} says that the picture has", told.facts, measured)
+        _check_size(f"{place.path} is of a picture of", latents.facts, measured)
         _check_crop(request, {"bucket": [width * factor, height * factor], **told.facts, **latents.facts}, measured, place)
         facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
         for name in latents.others:
@@ -260,16 +260,16 @@ def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str,
     return facts
 
 
-def _check_size(path: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
+def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
     """Refuse what is said to be of a picture of another size: it is of an earlier one under this name. Raises EncodeFailed.
 
-    Trainers take the size before or after they turn a picture upright.
+    `said` begins the sentence, up to the size. Trainers take the size before or after they turn a picture upright.
     """
     if "size" not in told or measured is None or tuple(told["size"]) in measured:
         return
     (width, height), own = told["size"], measured.upright
     message = (
-        f"{path} is of a picture of {width} x {height} pixels, and this one has {own[0]} x {own[1]}: it was another when it was cached;"
+        f"{said} {width} x {height} pixels, and it has {own[0]} x {own[1]}: it may be of an earlier picture of this name;"
         " `cachestore precompute` encodes it"
     )
     raise EncodeFailed(message)

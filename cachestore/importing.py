@@ -274,9 +274,11 @@ def _check_roots(request: ImportRequest, files: Sequence[str], samples: Iterable
     else:
         return
     if any(PurePosixPath(path).is_relative_to(inner.as_posix()) for path in paths):
+        inside, outside = (folder, root) if folder.is_relative_to(root) else (root, folder)
+        advice = f", or {folder} as --data" if Path(request.data).is_dir() else ""
         message = (
-            f"{request.format} caches beside the pictures, and of {request.folder} and {root} one lies in the other, so that files would be"
-            f" taken for those of other pictures: pass {root} as the cache's folder, or {folder} as --data"
+            f"{request.format} caches beside the pictures, and {inside} lies in {outside}: paths in the one are other pictures' paths in"
+            f" the other; pass {root} as the cache's folder{advice}"
         )
         raise BadInput(message)
 

@@ -59,8 +59,7 @@ def test_latents_whose_name_tells_another_size_than_the_picture_has_now_are_of_a
     report = bring(kind, folder, store, data)
     failed = failures_of(report, "latents")
     assert failed.keys() == {BIRD.reference}
-    assert "of a picture of 64 x 64" in failed[BIRD.reference]
-    assert "has 48 x 80" in failed[BIRD.reference]
+    assert "is of a picture of 64 x 64 pixels, and it has 48 x 80: it may be of an earlier" in failed[BIRD.reference]
     assert len(cs.CachedDataset(store)) == 2
 
 
@@ -79,7 +78,7 @@ def test_a_note_of_simpletuner_about_a_picture_of_another_size_is_of_an_earlier_
     Image.new("RGB", (48, 80)).save(data / BIRD.reference)
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {BIRD.reference}
-    assert "of a picture of 64 x 64" in failures_of(report, "latents")[BIRD.reference]
+    assert "says that the picture has 64 x 64 pixels, and it has 48 x 80" in failures_of(report, "latents")[BIRD.reference]
 
 
 def write_older(data, size):
@@ -228,9 +227,16 @@ def test_a_cache_beside_pictures_is_not_taken_from_a_folder_above_or_below_the_s
     folder, source = (data / "a", data) if outer == "source" else (data, data / "a")
     if outer == "cache":
         {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data, "flux", inner)
-    with pytest.raises(BadInput, match="one lies in the other"):
+    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}: .* or {folder} as --data"):
         bring(kind, folder, store, source, encode=["latents"])
     assert not store.exists()
+
+
+def test_a_manifest_is_not_told_to_be_a_folder_of_pictures(data, store):
+    trainers.write_sd_scripts(data / "a", "flux", [trainers.Picture("two.png", BIRD.caption, BIRD.size, BIRD.latent)])
+    write_one(data, "a/two.png")
+    with pytest.raises(BadInput, match=rf"pass {data} as the cache's folder$"):
+        bring("sd-scripts", data / "a", store, write_rows(data, ["one", "two", "three"]))
 
 
 def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobodys(data, store):
