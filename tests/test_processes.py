@@ -1,5 +1,6 @@
 """Workers as processes: what the caller sees, what is left when it returns or dies, and how a bad end is said."""
 
+import gc
 import json
 import os
 import signal
@@ -366,7 +367,8 @@ def test_without_a_worker_that_reached_the_end_its_error_is_raised(child, error,
 
 
 def possessions():
-    """What this process holds: threads, descriptors, children, handlers."""
+    """What this process holds: threads, descriptors, children, handlers. Not what tests before left to the garbage."""
+    gc.collect()
     children = {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
     descriptors = {one.name: os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists()}
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
