@@ -10,8 +10,8 @@ import torch
 
 
 def settle() -> None:
-    """Make that first call with one number, which one thread computes. Called when a module that computes is imported, thus once.
+    """Make that first call with one number, which one thread computes. Called when a room that computes is imported.
 
-    Whatever torch's default dtype and device are: others have kernels of their own.
+    A later call changes nothing. It is float32 on the CPU whatever torch's defaults are: others have kernels of their own.
     """
     torch.zeros(1, dtype=torch.float32, device="cpu").exp()
