@@ -1,4 +1,7 @@
-"""The read side with tensors out. Takes no lock, writes nothing, starts no thread, and survives fork, spawn and forkserver."""
+"""The read side with tensors out. Takes no lock, writes nothing, and survives fork, spawn and forkserver.
+
+Starts no thread, but where `fill` is asked for one, which ends before it returns.
+"""
 
 import os
 import threading
@@ -140,16 +143,16 @@ class Reader:
                 located = None
         return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
 
-    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """Read entries straight to where they belong, as they were found by `locate`, and check them as `get` does.
 
-        `targets` as for `Fetcher.fetch_into`.
+        `targets` and `side_by_side` as for `Fetcher.fetch_into`.
 
         False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
         other copies and in a newer snapshot, gives the entries or the error.
         """
         try:
-            self._fetcher.fetch_into(keys, located, targets)
+            self._fetcher.fetch_into(keys, located, targets, side_by_side=side_by_side)
         except (CorruptEntry, FormatError, OSError):
             return False
         return True

@@ -74,7 +74,7 @@ class Source(Protocol):
         """As `Reader.locate`."""
         ...
 
-    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """As `Reader.fill`."""
         ...
 
@@ -212,7 +212,9 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_latents(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        if not source.fill(keys, draft.located, draft.all_targets()) or not draft.copy_all():
+        # As many threads as torch may use for one operation: one in DataLoader workers and, unless told otherwise, under torchrun.
+        side_by_side = torch.get_num_threads() > 1
+        if not source.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
             return None
         for step in draft.finish:
             step()

@@ -143,11 +143,11 @@ class _Sources:
             found |= {row: located.place(number) for number, row in enumerate(rows)}
         return Located.of([found[row] for row in range(len(keys))])
 
-    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> bool:
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """As `Reader.fill`, asking each store once."""
         for source, rows in self._by_source(keys):
             own = Located.of([located.place(row) for row in rows])
-            if not source.fill([keys[row] for row in rows], own, [targets[row] for row in rows]):
+            if not source.fill([keys[row] for row in rows], own, [targets[row] for row in rows], side_by_side=side_by_side):
                 return False
         return True
 

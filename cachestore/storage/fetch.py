@@ -1,11 +1,14 @@
-"""Fetching the bytes of entries: positional reads into fresh buffers or the caller's, checked against the key. No thread, no lock."""
+"""Fetching the bytes of entries: positional reads into fresh buffers or the caller's, checked against the key.
+
+No lock, and no thread but one that a caller asks for, which ends before its call does.
+"""
 
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal, NamedTuple, NoReturn
 
 from cachestore.errors import CorruptEntry, FormatError
 from cachestore.files.container import ALIGNMENT
@@ -21,6 +24,7 @@ from cachestore.files.opening import (
 )
 from cachestore.files.paths import Layout
 from cachestore.keys import Key
+from cachestore.side_by_side import run_side_by_side
 from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Located, Place, SegmentRef
 
@@ -31,6 +35,10 @@ _DESCRIPTORS: Final = 256
 _READ_BYTES: Final = 256 * 1024
 """Read at once at most, unless one entry is larger: what was read is checked while it is still in the processor's cache."""
 _READ_ENTRIES: Final = 64
+_SHARED_BYTES: Final = 4 << 20
+"""From here on two threads read faster than one: starting the second takes as long as copying about 1 MiB."""
+_LARGE_COPY: Final = 64 * 1024
+"""From here on it pays to let go of the interpreter's lock while copying out of a map."""
 _NOWHERE: Final = memoryview(bytearray(ALIGNMENT))
 """Takes the filler between neighbours. Never looked at."""
 
@@ -91,6 +99,17 @@ _Read = tuple[SegmentRef, int, int, list[int]]
 """One read of entries next to each other in one segment: (segment, start, size, which of the entries, in the order of their bytes)."""
 
 
+class _Wanted(NamedTuple):
+    """What one call is to read: `located` and `targets` as `fetch_into` has them, and what follows from them."""
+
+    keys: Sequence[Key]
+    located: Located
+    targets: Sequence[Sequence[memoryview]]
+    reads: Sequence[_Read]
+    doubted: set[int]
+    """Which entries are to be checked."""
+
+
 class _Segment:
     """An open segment, closed when nobody uses it any more: a descriptor closed under a read would be another file's soon."""
 
@@ -134,20 +153,39 @@ class Fetcher:
             self._check(key, Located.of([place]), 0, [run])
         return run
 
-    def fetch_into(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
+    def fetch_into(
+        self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False
+    ) -> None:
         """Read entries straight to where they belong, in the order of their places. Nothing located, nothing read.
 
         `targets` holds for each entry a writable buffer for each of its tensors, in the order of its specs, or one for all its bytes.
         Neighbours are read at once. Where bytes turn out not to be in memory, all that is still to come is asked for before waiting.
+        `side_by_side` has a second thread take part where the entries are many bytes; it has ended when this returns or raises.
         Raises as `fetch`; the targets then hold anything.
         """
         # Few steps for each entry, and none that can be done beforehand: what a large entry's bytes pushed out of the processor's cache
         # takes several times as long.
-        reads = _plan_reads(located)
-        doubted = self._doubted(located)
+        wanted = _Wanted(keys, located, targets, _plan_reads(located), self._doubted(located))
+        turns = enumerate(wanted.reads)
+
+        def read() -> None:
+            """Read what comes next until nothing does. Where one of two threads fails, both stop."""
+            try:
+                self._read_each(turns, wanted)
+            finally:
+                for _turn in turns:
+                    pass
+
+        if side_by_side and len(wanted.reads) > 1 and sum(size for _ref, _start, size, _rows in wanted.reads) >= _SHARED_BYTES:
+            run_side_by_side(read)
+        else:
+            read()
+
+    def _read_each(self, turns: Iterator[tuple[int, _Read]], wanted: _Wanted) -> None:
+        located, targets = wanted.located, wanted.targets
         is_waiting = False
         segment, last = None, None
-        for number, (ref, start, size, rows) in enumerate(reads):
+        for number, (ref, start, size, rows) in turns:
             if segment is None or ref is not last:
                 segment, last = self._segment(ref), ref
             buffers = targets[rows[0]] if len(rows) == 1 else _join_buffers(start, rows, located, targets)
@@ -155,11 +193,12 @@ class Fetcher:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
                 if not is_waiting:
-                    self._ask_for(reads[number:])
+                    self._ask_for(wanted.reads[number:])
                     is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
-            if doubted:
-                self._check_some([row for row in rows if row in doubted], keys, located, targets)
+            for row in rows if wanted.doubted else ():
+                if row in wanted.doubted:
+                    self._check(wanted.keys[row], located, row, targets[row])
 
     def _doubted(self, located: Located) -> set[int]:
         """Which of these entries are to be checked."""
@@ -170,10 +209,6 @@ class Fetcher:
                 return set(range(len(located.offsets)))
             case "never":
                 return set()
-
-    def _check_some(self, rows: Sequence[int], keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]]) -> None:
-        for row in rows:
-            self._check(keys[row], located, row, targets[row])
 
     def ask_ahead(self, places: Sequence[Place]) -> None:
         """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
@@ -309,8 +344,18 @@ def _join_buffers(start: int, rows: Sequence[int], located: Located, targets: Se
 def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) -> None:
     for buffer in buffers:
         end = position + len(buffer)
-        buffer[:] = view[position:end]
+        if len(buffer) < _LARGE_COPY:
+            buffer[:] = view[position:end]
+        else:
+            _copy_large(buffer, view[position:end])
         position = end
+
+
+def _copy_large(target: memoryview, source: memoryview) -> None:
+    """Copy without the interpreter's lock, which a slice's assignment keeps."""
+    import numpy as np
+
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def is_gone(error: Exception) -> bool:

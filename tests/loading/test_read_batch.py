@@ -186,7 +186,7 @@ def test_a_key_that_is_asked_for_twice_is_read_once(path, monkeypatch):
     data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)))
     asked: list[Any] = []
     fill = data._reader.fill
-    monkeypatch.setattr(data._reader, "fill", lambda keys, *rest: asked.append(keys) or fill(keys, *rest))
+    monkeypatch.setattr(data._reader, "fill", lambda keys, *rest, **options: asked.append(keys) or fill(keys, *rest, **options))
     data.read_batch(ALIKE)
     assert (len(asked), len(asked[0]), len(set(asked[0]))) == (1, 5, 5)
 
@@ -425,3 +425,77 @@ def test_threads_with_buffers_of_their_own_read_from_one_data_set(path):
 
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(read_all, (0, 9, 17)))
+
+
+# Two threads
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """How often two threads read, however little."""
+    from cachestore.storage import fetch
+
+    monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
+    counted, real = [], fetch.run_side_by_side
+    monkeypatch.setattr(fetch, "run_side_by_side", lambda work: counted.append(1) or real(work))
+    return counted
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads torch may use."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("io", ["pread", "mmap"])
+def test_a_batch_that_two_threads_read_is_the_one_that_its_samples_make(path, tmp_path, monkeypatch, shared, threads, io):
+    threads(2)
+    rows = [Row(f"{n}.png", (f"caption {n}",), bucket=(512, 512)) for n in range(8)]
+    one, other = (cs.CachedDataset(make_store(at, rows, recipes()), io=io) for at in (path, tmp_path / "other"))
+    for _epoch in range(2):
+        assert_read_straight(one, [5, 0, 7, 1, 3, 3], monkeypatch)
+        assert_read_straight(cs.MixedDataset([one, other]), [5, 0, 15, 8, 3, 3], monkeypatch)
+    assert len(shared) == 6, "one for each store that is read"
+
+
+def test_a_damaged_entry_that_two_threads_meet_is_an_error_that_says_what_to_run(path, shared, threads):
+    threads(2)
+    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)]
+    data = cs.CachedDataset(make_store(path, rows, recipes(None)))
+    flip_all(path)
+    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+        data.read_batch(range(6))
+    assert shared
+
+
+def flip_all(path):
+    """Damage the last byte of every segment."""
+    for segment in path.glob("segments/*/*.safetensors"):
+        segment.chmod(0o644)
+        content = bytearray(segment.read_bytes())
+        content[-1] ^= 1
+        segment.write_bytes(content)
+
+
+def test_one_thread_reads_where_torch_may_use_one(path, shared, threads):
+    threads(1)
+    cs.CachedDataset(make_store(path, ROWS, recipes())).read_batch(ALIKE)
+    assert not shared
+
+
+def test_one_thread_reads_in_a_worker_of_a_data_loader(path, monkeypatch, threads):
+    from cachestore.storage import fetch
+
+    threads(2)
+    monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(fetch, "run_side_by_side", lambda _work: pytest.fail("two threads"))
+    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
+    with pytest.raises(pytest.fail.Exception, match="two threads"):
+        data.read_batch(ALIKE)
+    loader = cs.make_loader(data, batch_size=1, num_workers=1)
+    loader.multiprocessing_context = "fork"  # which inherits the patches
+    assert len(list(loader)) == 4

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachestore.errors import CorruptEntry, FormatError
+from cachestore.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
@@ -21,6 +22,8 @@ from cachestore.storage.fetch import Checked, Fetcher, is_gone
 from cachestore.storage.places import Located, Place, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
 from tests.storage.stores import flip, key_of, plain, put, tensors_of
+
+LIMIT_SECONDS = 30
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
@@ -392,6 +395,75 @@ class TestFetchingInto:
         for _time in range(2):
             reading.fetch_into(*wanted)
         assert sorted(checked) == sorted([key_of(1), key_of(2)])
+
+
+class TestFetchingSideBySide(TestFetchingInto):
+    """All of the above by two threads, and what only two can do."""
+
+    @pytest.fixture(autouse=True)
+    def _by_two(self, monkeypatch):
+        monkeypatch.setattr(fetching, "_SHARED_BYTES", 0)
+        real = Fetcher.fetch_into
+        monkeypatch.setattr(Fetcher, "fetch_into", lambda *given: real(*given, side_by_side=True))
+
+    @pytest.fixture
+    def meeting(self, monkeypatch):
+        """Has two threads meet in their first read; gives who read, thread by thread."""
+        barrier, readers, real = threading.Barrier(2, timeout=LIMIT_SECONDS), [], fetching.read_scattered
+
+        def meet(*given):
+            if threading.get_ident() not in readers:
+                barrier.wait()
+            readers.append(threading.get_ident())
+            return real(*given)
+
+        monkeypatch.setattr(fetching, "read_present", meet)
+        return readers
+
+    def test_two_threads_read_at_once(self, layout, fetcher, meeting):
+        for n in range(6):
+            put(layout, n)
+        wanted = self.wanted(layout, *range(6))
+        fetcher().fetch_into(*wanted)
+        assert self.read(wanted) == [tensors_of(n) for n in range(6)]
+        assert (len(meeting), len(set(meeting))) == (6, 2)
+
+    def test_an_error_of_either_thread_ends_both(self, layout, fetcher, meeting, monkeypatch):
+        for n in range(6):
+            put(layout, n)
+        here, meet = threading.get_ident(), fetching.read_present
+
+        def fail_there(*given):
+            count = meet(*given)
+            if threading.get_ident() != here:
+                raise OSError(errno.EIO, "the disk is gone")
+            while meeting.count(here) + 1 < len(meeting):
+                pass
+            return count
+
+        monkeypatch.setattr(fetching, "read_present", fail_there)
+        with pytest.raises(ReadFailed, match="the disk is gone"):
+            fetcher().fetch_into(*self.wanted(layout, *range(6)))
+        assert meeting.count(here) < 6
+
+    def test_little_is_read_by_one(self, layout, fetcher, monkeypatch):
+        put(layout, 1)
+        put(layout, 2)
+        monkeypatch.setattr(fetching, "_SHARED_BYTES", 1 << 20)
+        monkeypatch.setattr(fetching, "run_side_by_side", lambda _work: pytest.fail("two threads"))
+        wanted = self.wanted(layout, 1, 2)
+        fetcher().fetch_into(*wanted)
+        assert self.read(wanted) == [tensors_of(1), tensors_of(2)]
+
+
+@BOTH
+def test_large_entries_are_copied_whole(layout, fetcher, io):
+    large = {"x": ("U8", (300_001,), os.urandom(300_001)), "y": ("U8", (7,), b"seven b")}
+    publish_segment(layout, [make_entry(key_of(1), large, {})], origin="")
+    located = Located.of([place_of(layout, 1)])
+    target = memoryview(bytearray(located.place(0).size_bytes))
+    fetcher(io=io).fetch_into([key_of(1)], located, [[target]])
+    assert plain(split(located.specs[0], target)) == large
 
 
 class TestChecked:
