@@ -503,9 +503,8 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     Each caption; each image or video that is trained on, and each image that controls; or each mask.
     """
     name, shown = encoder.recipe.encoder, _shown_to(encoder)
-    if shown is not None and request.flip:
-        message = "--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out"
-        raise BadInput(message)
+    if shown is not None:
+        _check_shown(request)
     if name == "text":
         wanted = [(CAPTION, {} if shown is None else {SHOWN: shown})]
     else:
@@ -517,6 +516,19 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
         ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role in {MASK, VIDEO})
         for role, options in wanted
     ]
+
+
+def _check_shown(request: PrecomputeRequest) -> None:
+    """Refuse what does not go with a text encoder that is shown pictures. Raises BadInput."""
+    if request.flip:
+        message = "--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out"
+        raise BadInput(message)
+    if request.policy.dropout:
+        message = (
+            "captions are to be dropped, and this model's text encoder is shown each sample's own pictures, so that no embeddings stand for"
+            " the empty caption of all of them: leave the dropout of --captions out"
+        )
+        raise BadInput(message)
 
 
 def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None:

@@ -13,8 +13,10 @@ Files are brought into the page cache by reading them from their start to their 
 random, or written while memory was in pieces, lies there in pages of 4 KiB, which the kernel copies out at half the speed. One row
 says what that costs.
 
-Pairs are measured in turn, their order alternating; a ratio is the median of the pairs' ratios, above 1 where ours is faster. Bytes
-are random; bf16 stands in the .npz files as whole numbers, which numpy can write.
+Pairs are measured in turn, their order alternating; a ratio is the median of the pairs' ratios, above 1 where ours is faster. Beside it
+stands which share of the processors' time went to other machines on the same host ("stolen"): large batches are read by two threads,
+which gain nothing from a processor that is not there. Bytes are random; bf16 stands in the .npz files as whole numbers, which numpy can
+write.
 """
 
 import environment
@@ -60,6 +62,8 @@ class Row:
     """Median of the pairs; above 1 where ours is better."""
     lowest: float
     highest: float
+    stolen: float = 0.0
+    """Which share of the processors' time the machine below a virtual one gave to others meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,15 +296,27 @@ def compare(
 ) -> Row:
     """Run both in turn, the order changing from pair to pair; `before` runs outside of the time taken."""
     times: list[tuple[float, float]] = []
+    stolen, passed = ticks()
     for number in range(PAIRS + 1):
         pair = [_seconds(function, before) for function in ((ours, other) if number % 2 else (other, ours))]
         times.append((pair[0], pair[1]) if number % 2 else (pair[1], pair[0]))
     del times[0]  # warms up
     ratios = [theirs / mine for mine, theirs in times]
     rates = [size / statistics.median(pair[side] for pair in times) for side in range(2)]
-    row = Row(what, round(rates[0], 1), round(rates[1], 1), unit, *(round(f(ratios), 2) for f in (statistics.median, min, max)))
-    print(f"{row.what}: {row.ratio}", file=sys.stderr)
+    share = (ticks()[0] - stolen) / max(1, ticks()[1] - passed)
+    ratio, lowest, highest = (round(f(ratios), 2) for f in (statistics.median, min, max))
+    row = Row(what, round(rates[0], 1), round(rates[1], 1), unit, ratio, lowest, highest, round(share, 2))
+    print(f"{row.what}: {row.ratio}, {row.stolen:.0%} of the processors stolen", file=sys.stderr)
     return row
+
+
+def ticks() -> tuple[int, int]:
+    """How long the processors were stolen, and how long there were any; (0, 0) where nothing tells."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0, 0
+    times = [int(word) for word in path.read_text().split("\n", 1)[0].split()[1:9]]
+    return times[7], sum(times)
 
 
 def _seconds(function: Callable[[], object], before: Callable[[], object]) -> float:
@@ -341,6 +357,18 @@ def read_all(data: Any, batches: Sequence[Sequence[int]], buffers: Any) -> None:
         data.read_batch(batch, into=buffers)
 
 
+def read_all_alone(data: Any, batches: Sequence[Sequence[int]], buffers: Any) -> None:
+    """The same by one thread, as in a DataLoader's worker."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        read_all(data, batches, buffers)
+    finally:
+        torch.set_num_threads(before)
+
+
 def measure_batches(folder: Path, kind: Kind) -> list[Row]:
     """Every row of one kind of item, in the page cache."""
     import cachestore as cs
@@ -367,6 +395,15 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
                 f"{title}, {how} / limit",
                 *bytes_of,
                 lambda h=how, b=batches: read_all(handles[h], b, buffers),
+                lambda b=batches: raw.copy_out(b),
+            )
+            for how in handles
+        ]
+        rows += [
+            compare(
+                f"{title}, {how}, by one thread / limit",
+                *bytes_of,
+                lambda h=how, b=batches: read_all_alone(handles[h], b, buffers),
                 lambda b=batches: raw.copy_out(b),
             )
             for how in handles
@@ -766,9 +803,10 @@ def main() -> int:
         print(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}))
         return 0
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"; {PAIRS} pairs\n")
-    print(f"{'':84} {'ours':>10} {'other':>10} {'ratio':>6}  lowest to highest")
+    print(f"{'':84} {'ours':>10} {'other':>10} {'ratio':>6} stolen  lowest to highest")
     for row in rows:
-        print(f"{row.what:84} {row.ours:>10} {row.other:>10} {row.ratio:>6}  {row.lowest} to {row.highest} ({row.unit})")
+        between = f"{row.lowest} to {row.highest} ({row.unit})"
+        print(f"{row.what:84} {row.ours:>10} {row.other:>10} {row.ratio:>6} {row.stolen:>6.0%}  {between}")
     return 0
 
 

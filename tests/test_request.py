@@ -228,6 +228,12 @@ def test_pictures_that_a_text_encoder_sees_are_not_mirrored(tmp_path, makers):
         plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), flip=True)
 
 
+def test_captions_beside_which_a_text_encoder_sees_pictures_are_not_dropped(tmp_path, makers):
+    makers.options["shown"] = "control"
+    with pytest.raises(BadInput, match=r"leave the dropout of --captions out"):
+        plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), captions=CaptionPolicy(dropout=0.1))
+
+
 def plan_for(tmp_path, data, **options):
     request = asked(data, tmp_path / "store", **options)
     return look_at_request(create_store(tmp_path / "store"), request).plan

@@ -6,13 +6,14 @@ another type or too long, an entry that is damaged) is left to that slower way, 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, cast
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
 from cachestore.keys import Key
 from cachestore.loading.buffers import BatchBuffers, Rows, Taken
-from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents_into
+from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents, read_latents_into
 from cachestore.loading.masks import mask_shape, read_masks_into
 from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
@@ -62,7 +63,21 @@ class MaskPart:
     """Of the masks of those that have none, as it is handed out; None where every sample has one, or they are not of one shape."""
 
 
-Part = TextPart | LatentsPart | MaskPart
+@dataclass(frozen=True, slots=True)
+class ControlsPart:
+    """Several latents of each sample, under `name`: a list for each, as they may be of different sizes."""
+
+    name: str
+    block: LatentsBlock
+    wanted: LatentsAs
+    """Never "sample" of moments: nothing is drawn."""
+    keys: Sequence[Key]
+    """Those of one sample after those of the other."""
+    counts: Sequence[int]
+    """How many each sample has."""
+
+
+Part = TextPart | LatentsPart | MaskPart | ControlsPart
 
 _NOTHING: Final = torch.empty(0)
 
@@ -114,7 +129,7 @@ class _Draft:
     bools: list[memoryview] = field(default_factory=list[memoryview])
     """Targets of bools, whose bytes must be 0 or 1."""
     finish: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    batch: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    batch: dict[str, Any] = field(default_factory=dict[str, Any])
     names: set[str] = field(default_factory=set[str])
 
     @classmethod
@@ -197,7 +212,7 @@ def _aside(spec: TensorSpec) -> memoryview:
     return memoryview(bytearray(spec.size_bytes))
 
 
-def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, torch.Tensor] | None:
+def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
     """The stored tensors of a batch, in `memory`; None where they have to be put together in the slower way. Raises MissingEntry.
 
     The parts name as many samples each, at least one. No parts make an empty batch.
@@ -210,6 +225,8 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_text(draft, part, number)
             elif isinstance(part, LatentsPart):
                 _lay_out_latents(draft, part)
+            elif isinstance(part, ControlsPart):
+                _lay_out_controls(draft, part)
             else:
                 _lay_out_masks(draft, part)
         # As many threads as torch may use for one operation: one in DataLoader workers and, unless told otherwise, under torchrun.
@@ -237,6 +254,22 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     draft.read(column, rows)
     if not is_as_stored(part.block, part.wanted):
         draft.finish.append(lambda: read_latents_into(part.block, part.wanted, stored, part.noise, out))
+
+
+def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
+    draft.claim(part.name)
+    stored: Sequence[torch.Tensor] = ()
+    if part.keys:
+        stored = _read_aside(draft, part.keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
+    draft.finish.append(lambda: _put_controls(draft, part, stored))
+
+
+def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
+    """Tensors of their own: who lends buffers out looks at those of the batch, not into its lists."""
+    is_as_it_is = is_as_stored(part.block, part.wanted)
+    read = (read_latents(part.block, part.wanted, {part.block.stored: each}, torch.Generator()) for each in stored)
+    made = (each.clone() if is_as_it_is else each for each in read)
+    draft.batch[part.name] = [list(islice(made, count)) for count in part.counts]
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:

@@ -27,7 +27,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.table import take
 from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
 from cachestore.keys import Key, Recipe, digest_parts
-from cachestore.loading.assemble import LatentsPart, MaskPart, Part, TextPart
+from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate
@@ -41,7 +41,6 @@ from cachestore.loading.columns import (
     complete_rows,
     has_extras,
     is_one_a_bucket,
-    joined,
     keys_at,
     packed_buckets,
     sizes_of,
@@ -51,19 +50,29 @@ from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form, noise_for, noise_seed, read_latents
 from cachestore.loading.masks import mask_shape, read_mask
 from cachestore.loading.order import turn_of
-from cachestore.loading.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.loading.share import Share, read_share
 from cachestore.loading.texts import read_outputs
+from cachestore.loading.wanted import (
+    CAPTION,
+    LatentsColumn,
+    MaskColumn,
+    TextColumn,
+    check_views,
+    chosen_fields,
+    chosen_resolution,
+    latents_column,
+    mask_column,
+    text_columns,
+    trained_column,
+    views_of,
+)
 from cachestore.reader import Reader
-from cachestore.samples import CONTROL, IMAGE, MASK, VIDEO
+from cachestore.samples import CONTROL, MASK
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.tensors import RawTensor, to_torch
 
 CONTROL_LATENTS: Final = "control_latents"
-
-CAPTION: Final = "caption"
-"""The role of the key columns that captions made."""
 
 SAMPLE_ID: Final = "sample_id"
 
@@ -97,26 +106,6 @@ class _Asked(NamedTuple):
     """Which of its captions each has now."""
     views: Sequence[int]
     """Which view of its picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    column: KeyColumn
-    block: TextBlock
-
-
-@dataclass(frozen=True, slots=True)
-class _Latents:
-    column: KeyColumn
-    block: LatentsBlock
-
-
-@dataclass(frozen=True, slots=True)
-class _Masks:
-    column: KeyColumn
-    block: MaskBlock
-    patch: int
-    """Of the latents beside them, as they are handed out."""
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -188,8 +177,8 @@ class CachedDataset(Dataset[SampleDict]):
         policy = None if captions is None else CaptionPolicy.parse(captions)
         with _Naming(reader.layout.root, name):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
-            chosen = _find_resolution(catalog, resolution)
-            _check_views(catalog)
+            chosen = chosen_resolution(catalog, resolution)
+            check_views(catalog)
             options = _Options(name, found, latents, seed, generation is not None, policy, _as_names(fields), chosen)
             self._show(reader, options, Epoch(), catalog, complete_rows(catalog))
             self._check_captions()
@@ -212,17 +201,18 @@ class CachedDataset(Dataset[SampleDict]):
         self._rows = complete if options.selection is None else complete[options.selection]
         self._row_numbers: memoryview[int] = self._rows.data
         """The same, for a few of them at a time: an array takes longer than its numbers."""
-        self._pictures = _trained_column(catalog, options)
+        resolution = options.resolution
+        self._pictures = trained_column(catalog, resolution)
         """What buckets come from, wanted or not."""
-        texts, pictures, controls = _text_columns(catalog), self._pictures, _latents_column(catalog, CONTROL, options)
-        masks = _mask_column(catalog, options, pictures)
+        texts, pictures, controls = text_columns(catalog), self._pictures, latents_column(catalog, CONTROL, resolution)
+        masks = mask_column(catalog, resolution, pictures, options.latents)
         made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
-        self._fields = _chosen_fields(texts, made, options)
+        self._fields = chosen_fields(texts, made, options.fields)
         self._texts = [replace(text, block=text.block.only(self._fields)) for text in texts if set(text.block.fields()) & self._fields]
         self._latents = pictures if LATENTS in self._fields else None
         self._controls = controls if CONTROL_LATENTS in self._fields else None
         self._masks = masks if MASK in self._fields else None
-        self._views = _views_of(catalog, pictures, options)
+        self._views = views_of(catalog, pictures, resolution)
         """How many views of each picture, or clip of each video, there are; by row where these differ."""
         check_form(None if self._latents is None else self._latents.block, options.latents)
         if has_one_control is None and self._controls is not None:
@@ -365,8 +355,7 @@ class CachedDataset(Dataset[SampleDict]):
     def _share(self, rows: Sequence[int]) -> Share | None:
         asked = _Asked(rows, take(self._catalog.ids, rows), self._chosen_texts(rows), self._chosen_views(rows))
         parts = self._parts(asked)
-        is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart))
-        is_alike = is_alike and (self._controls is None or self._has_one_control)
+        is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
         made = {part.name for part in parts if not isinstance(part, TextPart)}
         pairs: Mapping[str, Sequence[int]] | None = {}
         clips: Mapping[str, torch.Tensor] | None = {}
@@ -406,12 +395,19 @@ class CachedDataset(Dataset[SampleDict]):
         if self._masks is not None and (masks := self._mask_part(self._masks, rows, views)) is not None:
             parts.append(masks)
         if self._controls is not None:
-            keys, form = _view_keys(self._controls.column, rows, views), self._control_form(self._controls)
-            parts.append(LatentsPart(CONTROL_LATENTS, self._controls.block, form, keys, []))
+            parts.append(self._controls_part(self._controls, rows, views))
         parts += [TextPart(text.block, self._text_keys(text, rows, texts)) for text in self._texts]
-        return [part for part in parts if part.keys or isinstance(part, MaskPart)]
+        return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
-    def _mask_part(self, masks: _Masks, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
+    def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], views: Sequence[int]) -> Part:
+        """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
+        column, form = controls.column, self._control_form(controls)
+        if self._has_one_control:
+            return LatentsPart(CONTROL_LATENTS, controls.block, form, _view_keys(column, rows, views), [])
+        each = [_control_keys(column, row, view) for row, view in zip(rows, views, strict=True)]
+        return ControlsPart(CONTROL_LATENTS, controls.block, form, [key for keys in each for key in keys], list(map(len, each)))
+
+    def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
         """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
         having = [place for place, row in enumerate(rows) if masks.column.count(row)]
         shapes = {self._shape_of_no_mask(masks, rows[place]) for place in {*range(len(rows))}.difference(having)}
@@ -440,7 +436,7 @@ class CachedDataset(Dataset[SampleDict]):
         """The key of a caption by itself, of each text encoder. Raises BadInput where it has none."""
         if not self._texts:
             help_text = (
-                "`fields` leaves them out" if _text_columns(self._catalog) else "run `cachestore precompute` with --encode text,latents"
+                "`fields` leaves them out" if text_columns(self._catalog) else "run `cachestore precompute` with --encode text,latents"
             )
             message = f"it has no text embeddings; {help_text}"
             raise BadInput(message)
@@ -662,18 +658,16 @@ class CachedDataset(Dataset[SampleDict]):
             if part is not None:
                 column = part.column
                 keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
-        controls = self._controls.column if self._controls is not None else None
-        places = range(controls.at[row] + view, controls.at[row + 1], cells_each(controls.options)) if controls else ()
-        return keys + ([Key(controls.keys[place]) for place in places] if controls else [])
+        return [*keys, *(_control_keys(self._controls.column, row, view) if self._controls is not None else ())]
 
-    def _text_keys(self, texts: _Texts, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
+    def _text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """As `_text_key` of each row, but for rows without one."""
         if self._options.captions is None:
             return _view_keys(texts.column, rows, [0] * len(rows))
         keys = (self._text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
         return [key for key in keys if key is not None]
 
-    def _text_key(self, texts: _Texts, row: int, text: int | None) -> Key | None:
+    def _text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
         if not texts.column.count(row):
             return None
         return _caption_key(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
@@ -702,14 +696,14 @@ class CachedDataset(Dataset[SampleDict]):
             sample |= sizes_of(self._latents.column, self._latents.column.at[row] + view)
         return sample | self._extras(row, taken={*sample, *SIZES, *(name for one in self._texts for name in one.block.names())})
 
-    def _mask(self, masks: _Masks, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
+    def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
         """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
         shape = self._shape_of_no_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
-    def _shape_of_no_mask(self, masks: _Masks, row: int) -> tuple[int, ...] | None:
+    def _shape_of_no_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
         """Of the mask of a sample that has none; None where it has no picture either."""
         column = self._pictures.column if self._pictures is not None else None
         bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
@@ -718,13 +712,13 @@ class CachedDataset(Dataset[SampleDict]):
         width, height = (side // masks.block.factor for side in bucket[:2])
         return mask_shape((1, height, width), masks.patch)
 
-    def _control_form(self, controls: _Latents) -> LatentsAs:
+    def _control_form(self, controls: LatentsColumn) -> LatentsAs:
         """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
         is_drawn = self._options.latents == "sample" and controls.block.stored == "moments"
         return "mean" if is_drawn else self._options.latents
 
     def _control_latents(
-        self, controls: _Latents, stored: Sequence[Mapping[str, torch.Tensor] | None]
+        self, controls: LatentsColumn, stored: Sequence[Mapping[str, torch.Tensor] | None]
     ) -> torch.Tensor | list[torch.Tensor]:
         form = self._control_form(controls)
         made = [read_latents(controls.block, form, found, torch.Generator()) for found in stored if found is not None]
@@ -780,14 +774,6 @@ def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
     return generation
 
 
-def _text_columns(catalog: Catalog) -> list[_Texts]:
-    """The first caption column of each encoder."""
-    first = {column.encoder: column for column in reversed(catalog.columns) if column.role == CAPTION}
-    return [
-        _Texts(column, parse_text(catalog.recipes[column.fingerprint])) for column in catalog.columns if first.get(column.encoder) is column
-    ]
-
-
 def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(fields, str):
         message = f"fields is a set of names: fields={{{fields!r}}}"
@@ -795,19 +781,7 @@ def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
     return None if fields is None else frozenset(as_text("a field", name) for name in as_many("fields", fields, "a set of names"))
 
 
-def _chosen_fields(texts: Sequence[_Texts], images: Collection[str], options: _Options) -> frozenset[str]:
-    """What is handed out: everything that is made, or what was asked for. Raises BadInput for what there is not."""
-    whole = {*images, *(name for text in texts for name in text.block.outputs)}
-    if options.fields is None:
-        return frozenset(whole)
-    known = whole.union(*(text.block.fields() for text in texts))
-    if unknown := sorted(options.fields - known):
-        message = f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
-        raise BadInput(message)
-    return options.fields
-
-
-def _caption_key(texts: _Texts, caption: str) -> Key:
+def _caption_key(texts: TextColumn, caption: str) -> Key:
     """The key of a caption that an encoder has encoded, or would."""
     return caption_key(texts.column.fingerprint, caption)
 
@@ -818,82 +792,15 @@ def _encoded_for(catalog: Catalog) -> CaptionPolicy:
     return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
 
-def _find_resolution(catalog: Catalog, asked: int | None) -> int | None:
-    """The resolution that is handed out; None where there is no choice. Raises BadInput for one there is not, or for none of several."""
-    found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
-    if asked is not None and asked not in found:
-        names = ", ".join(map(str, filter(None, found))) or "none"
-        message = f"it was not encoded at the resolution {asked!r}; it has {names}"
-        raise BadInput(message)
-    if len(found) < 2:
-        return None
-    if asked is None:
-        names = ", ".join(map(str, found))
-        message = (
-            f"it was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
-            f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
-        )
-        raise BadInput(message)
-    return asked
-
-
-def _check_views(catalog: Catalog) -> None:
-    """Raise FormatError where a row does not have as many cells as the column says that there are views of each image."""
-    for column in catalog.columns:
-        each = cells_each(column.options)
-        if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
-            message = f"{column.encoder} does not have {each} views of each {column.role}"
-            message += "; run `cachestore precompute` again"
-            raise FormatError(message)
-
-
-def _images_column(catalog: Catalog, role: str, options: _Options) -> KeyColumn | None:
-    """The column of images of a role, at the resolution that was chosen where there are several."""
-    wanted = options.resolution
-    columns = (column for column in catalog.columns if column.role == role)
-    return next((column for column in columns if wanted is None or column.options.get("resolution") == wanted), None)
-
-
-def _latents_column(catalog: Catalog, role: str, options: _Options) -> _Latents | None:
-    column = _images_column(catalog, role, options)
-    return None if column is None else _Latents(column, parse_latents(catalog.recipes[column.fingerprint]))
-
-
-def _trained_column(catalog: Catalog, options: _Options) -> _Latents | None:
-    """The column of what is trained on: pictures, videos, or both as one."""
-    pictures, videos = _latents_column(catalog, IMAGE, options), _latents_column(catalog, VIDEO, options)
-    if pictures is None or videos is None:
-        return pictures or videos
-    if not len(pictures.column.keys) or not len(videos.column.keys):
-        return videos if len(videos.column.keys) else pictures
-    if pictures.column.fingerprint != videos.column.fingerprint:
-        message = "its pictures and videos were encoded by two VAEs; run `cachestore precompute` again"
-        raise FormatError(message)
-    return _Latents(joined(pictures.column, videos.column), videos.block)
-
-
-def _views_of(catalog: Catalog, trained: _Latents | None, options: _Options) -> int | NDArray[np.int64]:
-    """How many views there are of what is trained on, by row where pictures and videos have different numbers."""
-    found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, options)) is not None and len(column.keys)]
-    each = [cells_each(column.options) for column in found]
-    if trained is None or not found or len(set(each)) == 1:
-        return each[0] if each else 1
-    has_cells = np.diff(np.asarray(found[1].at, np.int64)) > 0
-    return np.where(has_cells, each[1], each[0])
-
-
-def _mask_column(catalog: Catalog, options: _Options, pictures: _Latents | None) -> _Masks | None:
-    """The column of masks; None without one, or without pictures that they belong to."""
-    column = _images_column(catalog, MASK, options)
-    if column is None or pictures is None:
-        return None
-    patch = pictures.block.patchify if options.latents in {"sample", "mean"} else 1
-    return _Masks(column, parse_mask(catalog.recipes[column.fingerprint]), patch)
-
-
 def _view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
     """The key of the chosen cell of each row, but for rows without one."""
     return keys_at(column, cells_at(column, rows, views))
+
+
+def _control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
+    """The keys of this view of each of a row's control images."""
+    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[place]) for place in places]
 
 
 def _tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

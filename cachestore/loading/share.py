@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import torch
 
 from cachestore.keys import Key
-from cachestore.loading.assemble import LatentsPart, MaskPart, Part, Source, TextPart, assemble
+from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
 from cachestore.loading.read_block import TextBlock
@@ -92,6 +93,9 @@ def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part 
     masks = [part for part in parts if isinstance(part, MaskPart)]
     if masks:
         return _join_masks(masks, places)
+    controls = [part for part in parts if isinstance(part, ControlsPart)]
+    if controls:
+        return _join_controls(controls, places)
     joined = replace(parts[0], keys=_spread([part.keys for part in parts], places))
     noise = [part.noise for part in parts if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
     return replace(joined, noise=_spread(noise, places)) if isinstance(joined, LatentsPart) and noise else joined
@@ -107,6 +111,15 @@ def _join_masks(parts: Sequence[MaskPart], places: Sequence[Sequence[int]]) -> M
     return replace(parts[0], keys=[keys[place] for place in having], places=having, count=count, shape=shape)
 
 
+def _join_controls(parts: Sequence[ControlsPart], places: Sequence[Sequence[int]]) -> ControlsPart:
+    lists: list[list[list[Key]]] = []
+    for part in parts:
+        keys = iter(part.keys)
+        lists.append([list(islice(keys, count)) for count in part.counts])
+    joined = _spread(lists, places)
+    return replace(parts[0], keys=[key for keys in joined for key in keys], counts=[len(keys) for keys in joined])
+
+
 def _without_samples(part: Part) -> Part:
     """What parts of different samples have in common."""
     match part:
@@ -114,6 +127,8 @@ def _without_samples(part: Part) -> Part:
             return replace(part, keys=(), noise=())
         case MaskPart():
             return replace(part, keys=(), places=(), count=0, shape=None)
+        case ControlsPart():
+            return replace(part, keys=(), counts=())
         case TextPart():
             return replace(part, keys=())
 

@@ -159,6 +159,12 @@ def test_control_images_of_several_data_sets_are_read_straight(tmp_path, monkeyp
     assert_read_straight(mixed, [3, 0, 2], monkeypatch)
 
 
+def test_lists_of_control_images_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
+    rows = [[Row(f"{name}{n}", controls=[(64, 48)] * n) for n in range(3)] for name in "ab"]
+    mixed = cs.MixedDataset([cs.CachedDataset(make_store(tmp_path / str(n), some, recipes())) for n, some in enumerate(rows)])
+    assert_read_straight(mixed, [5, 0, 1, 3, 2, 4], monkeypatch)
+
+
 def test_parts_have_their_control_images_as_their_whole_has_and_mix(tmp_path):
     rows = [Row("one", controls=[(64, 48)]), Row("two", controls=[(64, 48), (64, 48)]), Row("three", controls=[(64, 48)])]
     data = cs.CachedDataset(make_store(tmp_path / "store", rows, recipes()))

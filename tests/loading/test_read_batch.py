@@ -34,13 +34,23 @@ def assert_same(found, expected):
 
     assert list(found) == list(expected)
     for name, value in expected.items():
-        if not isinstance(value, torch.Tensor):
+        if name == "control_latents" and isinstance(value, list):
+            assert list(map(len, found[name])) == list(map(len, value))
+            for ours, theirs in zip(found[name], value, strict=True):
+                for one, other in zip(ours, theirs, strict=True):
+                    assert_equal_bits(one, other, name)
+        elif isinstance(value, torch.Tensor):
+            assert_equal_bits(found[name], value, name)
+        else:
             assert found[name] == value
-            continue
-        other = found[name]
-        assert (other.dtype, other.shape) == (value.dtype, value.shape), name
-        assert other.is_contiguous(), name
-        assert torch.equal(other.contiguous().view(-1).view(torch.uint8), value.contiguous().view(-1).view(torch.uint8)), name
+
+
+def assert_equal_bits(found, expected, name):
+    import torch
+
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+    assert found.is_contiguous(), name
+    assert torch.equal(found.view(-1).view(torch.uint8), expected.contiguous().view(-1).view(torch.uint8)), name
 
 
 def assert_read_straight(data, places, monkeypatch, into=None):
@@ -167,13 +177,24 @@ def test_control_latents_are_read_straight_too_where_there_is_one_for_each_sampl
     assert_read_straight(data, [1, 0, 1], monkeypatch, into=data.make_buffers())
 
 
-def test_control_latents_that_come_as_lists_are_those_of_collate(path):
-    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (48, 64)])]
-    data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents="mean")
-    found, expected = data.read_batch([1, 0]), data.collate(data.__getitems__([1, 0]))
-    lists = [[[one.tolist() for one in of_sample] for of_sample in batch.pop("control_latents")] for batch in (found, expected)]
-    assert lists[0] == lists[1]
-    assert_same(found, expected)
+@pytest.mark.parametrize("io", ["pread", "mmap"])
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+def test_control_latents_that_come_as_lists_are_read_straight_too(path, monkeypatch, latents, io):
+    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (48, 64)]), Row("c.png")]
+    data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents, io=io)
+    for places in ([1, 0], [2], [0, 2, 1, 1]):
+        assert_read_straight(data, places, monkeypatch, into=data.make_buffers())
+
+
+@pytest.mark.parametrize("latents", ["mean", "moments"])
+def test_lists_of_control_latents_are_the_callers_own(path, latents):
+    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (64, 48)])]
+    data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents)
+    buffers = data.make_buffers()
+    kept = data.read_batch([0], into=buffers)["control_latents"]
+    before = kept[0][0].clone()
+    data.read_batch([1], into=buffers)
+    assert kept[0][0].equal(before)
 
 
 def test_an_extra_column_under_a_name_of_the_batch_is_an_error(path):

@@ -1,0 +1,140 @@
+"""Which columns of a catalog a data set hands out, and how each is read. Looks at whole columns, opens nothing, knows no sample."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.errors import BadInput, FormatError
+from cachestore.inputs import cells_each
+from cachestore.loading.columns import joined
+from cachestore.loading.latents import LatentsAs
+from cachestore.loading.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
+from cachestore.samples import IMAGE, MASK, VIDEO
+from cachestore.storage.catalog import Catalog, KeyColumn
+
+CAPTION: Final = "caption"
+"""The role of the key columns that captions made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """What one text encoder made."""
+
+    column: KeyColumn
+    block: TextBlock
+
+
+@dataclass(frozen=True, slots=True)
+class LatentsColumn:
+    """What a VAE made of pictures, videos or control images."""
+
+    column: KeyColumn
+    block: LatentsBlock
+
+
+@dataclass(frozen=True, slots=True)
+class MaskColumn:
+    """The masks of pictures."""
+
+    column: KeyColumn
+    block: MaskBlock
+    patch: int
+    """Of the latents beside them, as they are handed out."""
+
+
+def text_columns(catalog: Catalog) -> list[TextColumn]:
+    """The first caption column of each encoder."""
+    first = {column.encoder: column for column in reversed(catalog.columns) if column.role == CAPTION}
+    return [
+        TextColumn(column, parse_text(catalog.recipes[column.fingerprint]))
+        for column in catalog.columns
+        if first.get(column.encoder) is column
+    ]
+
+
+def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: frozenset[str] | None) -> frozenset[str]:
+    """What is handed out: everything that is made, or what was asked for. Raises BadInput for what there is not."""
+    whole = {*images, *(name for text in texts for name in text.block.outputs)}
+    if asked is None:
+        return frozenset(whole)
+    known = whole.union(*(text.block.fields() for text in texts))
+    if unknown := sorted(asked - known):
+        message = f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+        raise BadInput(message)
+    return asked
+
+
+def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
+    """The resolution that is handed out; None where there is no choice. Raises BadInput for one there is not, or for none of several."""
+    found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
+    if asked is not None and asked not in found:
+        names = ", ".join(map(str, filter(None, found))) or "none"
+        message = f"it was not encoded at the resolution {asked!r}; it has {names}"
+        raise BadInput(message)
+    if len(found) < 2:
+        return None
+    if asked is None:
+        names = ", ".join(map(str, found))
+        message = (
+            f"it was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
+            f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
+        )
+        raise BadInput(message)
+    return asked
+
+
+def check_views(catalog: Catalog) -> None:
+    """Raise FormatError where a row does not have as many cells as the column says that there are views of each image."""
+    for column in catalog.columns:
+        each = cells_each(column.options)
+        if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
+            message = f"{column.encoder} does not have {each} views of each {column.role}"
+            message += "; run `cachestore precompute` again"
+            raise FormatError(message)
+
+
+def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:
+    """The column of images of a role, at the resolution that was chosen where there are several."""
+    columns = (column for column in catalog.columns if column.role == role)
+    return next((column for column in columns if resolution is None or column.options.get("resolution") == resolution), None)
+
+
+def latents_column(catalog: Catalog, role: str, resolution: int | None) -> LatentsColumn | None:
+    """The column of a VAE's values of this role, at the resolution that was chosen; None without one."""
+    column = _images_column(catalog, role, resolution)
+    return None if column is None else LatentsColumn(column, parse_latents(catalog.recipes[column.fingerprint]))
+
+
+def trained_column(catalog: Catalog, resolution: int | None) -> LatentsColumn | None:
+    """The column of what is trained on: pictures, videos, or both as one."""
+    pictures, videos = latents_column(catalog, IMAGE, resolution), latents_column(catalog, VIDEO, resolution)
+    if pictures is None or videos is None:
+        return pictures or videos
+    if not len(pictures.column.keys) or not len(videos.column.keys):
+        return videos if len(videos.column.keys) else pictures
+    if pictures.column.fingerprint != videos.column.fingerprint:
+        message = "its pictures and videos were encoded by two VAEs; run `cachestore precompute` again"
+        raise FormatError(message)
+    return LatentsColumn(joined(pictures.column, videos.column), videos.block)
+
+
+def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
+    """How many views there are of what is trained on, by row where pictures and videos have different numbers."""
+    found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, resolution)) is not None and len(column.keys)]
+    each = [cells_each(column.options) for column in found]
+    if trained is None or not found or len(set(each)) == 1:
+        return each[0] if each else 1
+    has_cells = np.diff(np.asarray(found[1].at, np.int64)) > 0
+    return np.where(has_cells, each[1], each[0])
+
+
+def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None, form: LatentsAs) -> MaskColumn | None:
+    """The column of masks; None without one, or without pictures, which are handed out in `form`, that they belong to."""
+    column = _images_column(catalog, MASK, resolution)
+    if column is None or pictures is None:
+        return None
+    patch = pictures.block.patchify if form in {"sample", "mean"} else 1
+    return MaskColumn(column, parse_mask(catalog.recipes[column.fingerprint]), patch)
