@@ -17,7 +17,7 @@ from cachestore.errors import CorruptEntry, FormatError, MissingEntry
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.storage.entry import size_of, split
-from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, is_of_a_signal
 from cachestore.storage.index import Verdict
 from cachestore.storage.places import Located, Place
 from cachestore.storage.segment import read_contents
@@ -28,14 +28,23 @@ _looking = threading.RLock()
 """Held while keys are looked up, and while a newer snapshot takes the place of one whose index another thread may be looking into."""
 
 
+def _hold_still() -> None:
+    """Before a fork: nobody looks into LMDB meanwhile. In the child nobody would end that look, for which closing the index waits."""
+    _looking.acquire()
+
+
+def _go_on() -> None:
+    _looking.release()
+
+
 def _renew_lock() -> None:
-    """In a forked child: whichever thread of the parent held it is not there to give it back."""
+    """In a forked child: a lock of its own, as after any fork."""
     global _looking  # noqa: PLW0603 - one lock for each process
     _looking = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(before=_hold_still, after_in_parent=_go_on, after_in_child=_renew_lock)
 
 AnyKey = Key | bytes | str
 T = TypeVar("T")
@@ -153,7 +162,9 @@ class Reader:
         """
         try:
             self._fetcher.fetch_into(keys, located, targets, side_by_side=side_by_side)
-        except (CorruptEntry, FormatError, OSError):
+        except (CorruptEntry, FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
             return False
         return True
 
@@ -228,7 +239,8 @@ class Reader:
 
     def __len__(self) -> int:
         """How many keys there are."""
-        return len(self.snapshot)
+        with _looking:
+            return len(self.snapshot)
 
     def keys(self) -> Iterator[Key]:
         """All keys, each once."""

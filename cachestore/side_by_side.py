@@ -1,49 +1,91 @@
 """Work that two threads of one process share for as long as one call takes."""
 
 import _thread
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Final
 
 _LOOK_SECONDS: Final = 1.0
 
+_HERE: Final = "here"
+_THERE: Final = "there"
+
 
 def run_side_by_side(work: Callable[[], None]) -> None:
-    """Run `work` here and in a second thread at once; both have come to their end when this returns or raises.
+    """Run `work` here and in a second thread at once; the thread has ended when this returns or raises.
 
-    For work that two can take piece by piece from one place: who finds nothing left returns, so a second thread that gets no processor
-    is not waited for longer than its last piece takes. Where no thread can be started, all is done here.
+    For work that two can take piece by piece from one place, so that who finds nothing left returns: what is waited for at the end is
+    the other's last piece, or its start where it got no processor (or not the interpreter's lock) until then. Where no thread can be
+    started, all is done here.
 
-    Raises what `work` raised; here, where both did.
+    Raises what `work` raised; here, where both did. A signal's exception is raised when the other thread is at work no more. Raises
+    RuntimeError in a child that was forked inside of the call, by a signal's handler.
     """
-    # Not threading.Thread, whose start waits until the other thread runs: twice the time of this, and a fifth of a batch of 8 MiB.
-    turn = iter([work])
-    ended = _thread.allocate_lock()
-    ended.acquire()
-    outcome: list[BaseException | None] = []
-
-    def run_there() -> None:
-        error = None
+    other = _Other(work)
+    error: BaseException | None = None
+    steps: Iterator[Callable[[], None]] = iter((other.start, work, other.wait))
+    # A signal's exception may come after every single step of this process, also of those between two lines: it is kept, and what is
+    # left to do is to wait.
+    while not other.has_ended:
         try:
-            for mine in turn:
-                mine()
-        except BaseException as raised:  # noqa: BLE001 - the border between two threads: it is raised in the other one
-            error = raised
-        finally:
-            outcome.append(error)
-            ended.release()
-
-    is_started = False
+            for step in steps:
+                step()
+        except BaseException as raised:  # noqa: BLE001 - raised below
+            error = raised if error is None else error
+            steps = iter((other.wait,))
     try:
-        is_started = _start(run_there)
-        work()
+        if error is not None:
+            raise error
+        if other.error is not None:
+            raise other.error
     finally:
-        # An interruption may have come between the start and our knowing of it. Who took the turn must be waited for; a thread that
-        # finds it taken touches nothing.
-        is_begun = next(turn, None) is None
-        if is_started or is_begun:
-            _wait(outcome, ended)
-    if outcome and outcome[0] is not None:
-        raise outcome[0]
+        error = other.error = None  # or what was raised would refer to itself, and keep the caller's memory
+
+
+class _Other:
+    """The other thread of one call."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.has_ended = False
+        self.error: BaseException | None = None
+        self._work = work
+        self._process = os.getpid()
+        self._begun: dict[str, str] = {}
+        """Who was first to say whether this thread does anything; `setdefault` is one step, and says the same again."""
+        self._is_started = False
+        self._has_run: list[bool] = []
+        self._running = _thread.allocate_lock()
+        """Held until the thread has run; waited for a little at a time, as a signal's exception may leave it with the one who waited."""
+        self._running.acquire()
+
+    def start(self) -> None:
+        # Not threading.Thread, whose start waits until the other thread runs: twice the time of this, and a fifth of a batch of 8 MiB.
+        self._is_started = _start(self._run)
+
+    def _run(self) -> None:
+        try:
+            if self._begun.setdefault("by", _THERE) == _THERE:
+                self._work()
+        except BaseException as raised:  # noqa: BLE001 - the border between two threads: it is raised in the other one
+            self.error = raised
+        finally:
+            self._has_run.append(True)
+            self._running.release()
+
+    def wait(self) -> None:
+        """Until the thread has ended; one that had not begun, and that an interruption kept us from knowing of, will touch nothing."""
+        if self._begun.setdefault("by", _HERE) == _THERE or self._is_started:
+            while not self._has_run:
+                self._check_process()
+                self._running.acquire(timeout=_LOOK_SECONDS)
+        self.has_ended = True
+
+    def _check_process(self) -> None:
+        """In a forked child the thread is not there, nor what it was to do."""
+        if os.getpid() != self._process:
+            self.has_ended = True
+            message = "this process was forked while two threads shared some work, and one of them is not in it; do the work again"
+            raise RuntimeError(message)
 
 
 def _start(function: Callable[[], None]) -> bool:
@@ -52,15 +94,3 @@ def _start(function: Callable[[], None]) -> bool:
     except RuntimeError:  # as many threads as this user may have
         return False
     return True
-
-
-def _wait(outcome: list[BaseException | None], ended: "_thread.LockType") -> None:
-    """Wait for the other thread, which is at its last piece of work. A signal's exception is raised after that."""
-    interruption = None
-    while not outcome:
-        try:
-            ended.acquire(timeout=_LOOK_SECONDS)
-        except BaseException as raised:  # noqa: BLE001 - raised below, when nobody writes to the caller's memory any more
-            interruption = raised
-    if interruption is not None:
-        raise interruption

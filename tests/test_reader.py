@@ -1,5 +1,6 @@
 """The read side: what was stored for a key, or a miss or a corrupt entry, in every process and at every moment."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -197,7 +198,7 @@ class TestFilling:
         wanted = self.wanted(reading, 1)
 
         def fail(*_arguments):
-            raise PermissionError
+            raise PermissionError(errno.EACCES, "it is locked away")
 
         monkeypatch.setattr(fetching, "open_regular", fail)
         assert not reading.fill(*wanted)
@@ -217,27 +218,68 @@ class TestFilling:
         layout.segment(digest).unlink()
         other.ask_ahead([key_of(1)])
 
-    def test_a_forked_child_looks_up_although_another_thread_held_the_lock(self, layout):
+    def test_a_fork_waits_until_no_thread_looks_keys_up(self, layout):
         put(layout, 1)
         commit(layout).close()
         program = """
-import threading
-from cachestore import reader as module
+import threading, time
+from cachestore.storage.snapshot import Snapshot
 reader = Reader(sys.argv[1])
-held, done = threading.Event(), threading.Event()
-def hold():
-    with module._looking:
-        held.set()
-        done.wait(30)
-thread = threading.Thread(target=hold)
+began, real = threading.Event(), Snapshot.locate
+over = []
+def take_long(snapshot, keys):
+    began.set()
+    time.sleep(0.5)
+    over.append(True)
+    return real(snapshot, keys)
+Snapshot.locate = take_long
+thread = threading.Thread(target=reader.locate, args=([key_of(1)],))
 thread.start()
-held.wait(30)
-said = child(lambda: good(reader, 1))
-done.set()
+began.wait(30)
+said = child(lambda: [list(over), good(reader, 1)])
 thread.join()
 print(said)
 """
-        assert run(program, layout.root) == "True"
+        assert run(program, layout.root) == "[[True], True]"
+
+    def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout):
+        for n in range(4):
+            put(layout, n)
+        commit(layout).close()
+        program = """
+import threading
+reader, stop, wrong = Reader(sys.argv[1]), threading.Event(), []
+def go_on():
+    while not stop.is_set():
+        if not good(reader, 0, 1, 2, 3):
+            wrong.append(True)
+threads = [threading.Thread(target=go_on) for _ in range(2)]
+for thread in threads:
+    thread.start()
+said = [child(lambda: good(reader, 1)) for _ in range(30)]
+stop.set()
+for thread in threads:
+    thread.join()
+print(all(said), wrong)
+"""
+        assert run(program, layout.root) == "True []"
+
+    @BOTH
+    def test_an_exception_of_a_signals_handler_is_not_taken_for_the_disks(self, layout, reader, monkeypatch, io):
+        put(layout, 1)
+        reading = reader(io=io)
+        wanted = self.wanted(reading, 1)
+
+        def time_out(*_arguments):
+            raise TimeoutError("the watchdog")
+
+        for name in ("read_present", "_copy_out", "read_at"):
+            monkeypatch.setattr(fetching, name, time_out)
+        with pytest.raises(TimeoutError, match="the watchdog"):
+            reading.fill(*wanted)
+        if io == "pread":
+            with pytest.raises(TimeoutError, match="the watchdog"):
+                values(reading, 1)
 
 
 class TestRefreshing:

@@ -1,6 +1,7 @@
 """Work that two threads share: each piece once, and nobody at work when the call is over."""
 
 import _thread
+import os
 import signal
 import threading
 import time
@@ -126,6 +127,29 @@ def test_where_no_thread_can_be_started_all_is_done_here(monkeypatch):
     assert work.done == [(number, threading.get_ident()) for number in range(3)]
 
 
+def test_a_child_that_was_forked_inside_of_the_call_says_so_and_does_not_wait_for_a_thread_it_does_not_have():
+    here, met, children = threading.get_ident(), Meeting(), []
+
+    def fork_here(number):
+        met(number)
+        if threading.get_ident() != here:
+            time.sleep(0.2)
+            return
+        children.append(os.fork())
+
+    code = 1
+    try:
+        run_side_by_side(Pieces(2, fork_here))
+        code = 2
+    except RuntimeError as error:
+        code = 0 if "was forked" in str(error) else 3
+    finally:
+        if children == [0]:
+            os._exit(code)
+    assert code == 2, "the parent has all"
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
 class Interrupted(Exception):
     """What a signal's handler raises."""
 
@@ -154,6 +178,25 @@ def test_an_interruption_while_waiting_is_raised_when_the_other_thread_has_ended
         signal.signal(signal.SIGALRM, before)
     assert work.running == 0
     assert here not in {thread for _number, thread in work.done[-1:]}
+
+
+def test_whenever_an_interruption_comes_nobody_is_at_work_when_it_is_raised():
+    seen, before = 0, signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for trial in range(300):
+            work = Pieces(40, lambda _number: time.sleep(0.00002))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + trial * 0.00001)
+                run_side_by_side(work)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert work.numbers() == list(range(40))
+            except Interrupted:
+                seen += 1
+            assert work.running == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen > 0
 
 
 @pytest.mark.parametrize("is_running", [False, True], ids=["before the thread runs", "while it runs"])

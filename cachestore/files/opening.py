@@ -9,6 +9,7 @@ import mmap
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _PRESENT_ONLY: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+_seeking: Final = threading.Lock()
+"""Held where there are no positional reads; systems that fork have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,15 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """One positional read. Windows has no preadv: there, seek and read, which is why a descriptor belongs to one thread."""
+    """One positional read. Windows has none: there, seek and read, one thread at a time."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    data = os.read(descriptor, len(buffer))
+    if hasattr(os, "pread"):
+        data = os.pread(descriptor, len(buffer), offset)
+    else:
+        with _seeking:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            data = os.read(descriptor, len(buffer))
     buffer[: len(data)] = data
     return len(data)
 

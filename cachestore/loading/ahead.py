@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+import cachestore.reader  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
 from cachestore.loading.batches import Bucketed
 from cachestore.loading.order import Places
 
@@ -275,6 +276,7 @@ _forking: Final = threading.RLock()
 
 
 def _before_fork() -> None:
+    # What was registered last comes first: the reader's hook, which ends all looking, must come after the threads here have been joined.
     _forking.acquire()
     for each in list(_iterating):
         each.rest_for_fork()

@@ -128,7 +128,8 @@ class _Draft:
     """(target, source): what one entry is wanted for more than once."""
     bools: list[memoryview] = field(default_factory=list[memoryview])
     """Targets of bools, whose bytes must be 0 or 1."""
-    finish: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    finish: list[Callable[["_Draft"], None]] = field(default_factory=list[Callable[["_Draft"], None]])
+    """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
     batch: dict[str, Any] = field(default_factory=dict[str, Any])
     names: set[str] = field(default_factory=set[str])
 
@@ -234,7 +235,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
         if not source.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
             return None
         for step in draft.finish:
-            step()
+            step(draft)
     except _Irregular:
         return None
     return draft.batch
@@ -253,7 +254,7 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
         stored, rows = draft.memory.take_rows(f"{part.name} as stored", stored_shape, dtype, pin=False)
     draft.read(column, rows)
     if not is_as_stored(part.block, part.wanted):
-        draft.finish.append(lambda: read_latents_into(part.block, part.wanted, stored, part.noise, out))
+        draft.finish.append(lambda _made: read_latents_into(part.block, part.wanted, stored, part.noise, out))
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
@@ -261,7 +262,7 @@ def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
     stored: Sequence[torch.Tensor] = ()
     if part.keys:
         stored = _read_aside(draft, part.keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
-    draft.finish.append(lambda: _put_controls(draft, part, stored))
+    draft.finish.append(lambda made: _put_controls(made, part, stored))
 
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
@@ -288,10 +289,10 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
     if part.shape is None:
-        draft.finish.append(lambda: read_masks_into(stored, part.patch, out))
+        draft.finish.append(lambda _made: read_masks_into(stored, part.patch, out))
         return
     those = draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
-    draft.finish.append(lambda: _put_masks(stored, part, those, out))
+    draft.finish.append(lambda _made: _put_masks(stored, part, those, out))
 
 
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
@@ -312,7 +313,7 @@ def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
         return
     stored = _read_aside(draft, part.keys, {leaf for form in later.values() for leaf in _leaves(form)}, f"text {number} as stored")
     block = TextBlock(later, part.block.padding, {}, None)
-    draft.finish.append(lambda: _join(draft, block, stored))
+    draft.finish.append(lambda made: _join(made, block, stored))
 
 
 def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> bool:

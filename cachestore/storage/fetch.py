@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, Literal, NamedTuple, NoReturn
 
-from cachestore.errors import CorruptEntry, FormatError
+from cachestore.errors import CacheStoreError, CorruptEntry, FormatError
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import (
     ask_for,
@@ -108,6 +108,8 @@ class _Wanted(NamedTuple):
     reads: Sequence[_Read]
     doubted: set[int]
     """Which entries are to be checked."""
+    asking: Iterator[bool]
+    """Gives one True, to the first thread that has to wait: it asks for all that is still to come."""
 
 
 class _Segment:
@@ -165,8 +167,9 @@ class Fetcher:
         """
         # Few steps for each entry, and none that can be done beforehand: what a large entry's bytes pushed out of the processor's cache
         # takes several times as long.
-        wanted = _Wanted(keys, located, targets, _plan_reads(located), self._doubted(located))
-        turns = enumerate(wanted.reads)
+        reads = _plan_reads(located)
+        turns = enumerate(reads)
+        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), asking=iter((True,)))
 
         def read() -> None:
             """Read what comes next until nothing does. Where one of two threads fails, both stop."""
@@ -176,7 +179,7 @@ class Fetcher:
                 for _turn in turns:
                     pass
 
-        if side_by_side and len(wanted.reads) > 1 and sum(size for _ref, _start, size, _rows in wanted.reads) >= _SHARED_BYTES:
+        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= _SHARED_BYTES:
             run_side_by_side(read)
         else:
             read()
@@ -192,9 +195,9 @@ class Fetcher:
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
-                if not is_waiting:
+                if next(wanted.asking, False):
                     self._ask_for(wanted.reads[number:])
-                    is_waiting = True
+                is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
             for row in rows if wanted.doubted else ():
                 if row in wanted.doubted:
@@ -266,6 +269,8 @@ class Fetcher:
         return run
 
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
+        if is_of_a_signal(error):
+            raise error
         self._forget(ref.digest)
         refuse_reading(self._layout.segment(ref.digest), error)
 
@@ -284,7 +289,12 @@ class Fetcher:
             os.close(descriptor)
             message = f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run `cachestore repair {self._layout.root}`"
             raise CorruptEntry(message)
-        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
+        mapping = None
+        try:
+            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
+        except (OSError, ValueError) as error:  # too little address space, or a file without bytes
+            os.close(descriptor)
+            refuse_reading(path, error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error)))
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
 
@@ -356,6 +366,11 @@ def _copy_large(target: memoryview, source: memoryview) -> None:
     import numpy as np
 
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def is_of_a_signal(error: Exception) -> bool:
+    """Whether a signal's handler raised this, such as a watchdog's TimeoutError: what the system refuses bears a number."""
+    return isinstance(error, OSError) and error.errno is None and not isinstance(error, CacheStoreError)
 
 
 def is_gone(error: Exception) -> bool:

@@ -13,6 +13,7 @@ import math
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ class Index:
         self._path = layout.index(verdict.name)
         self._pid = -1
         self._environment: lmdb.Environment | None = None
+        self._giving_back: weakref.finalize[..., Index] | None = None
+        """Gives the environment back in the process that opened it, at the latest when nobody has this object any more."""
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
         try:
@@ -130,6 +133,10 @@ class Index:
                 raise FormatError(message)
         self._environment = _open(self._path, self.verdict.identity)
         self._pid = os.getpid()
+        if self._giving_back is not None:
+            self._giving_back.detach()  # of the process that forked this one
+        self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
+        self._giving_back.atexit = False
         self._tables = {}
         return self._environment
 
@@ -267,9 +274,9 @@ class Index:
 
     def close(self) -> None:
         """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""
-        if self._environment is not None and self._pid == os.getpid():
-            _release(self.verdict.identity)
-        self._environment = None
+        if self._giving_back is not None:
+            self._giving_back()
+        self._environment = self._giving_back = None
 
 
 def digest_table(entries: Iterable[StoredEntry]) -> bytes:
@@ -426,10 +433,13 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
         return held.environment
 
 
-def _release(identity: FileIdentity) -> None:
+def _release(identity: FileIdentity, pid: int) -> None:
+    """Give an environment back that this process opened; what was inherited by a fork is closed when another one is opened."""
     file = (identity.device, identity.inode)
     with _registry:
-        held = _environments[file]
+        held = _environments.get(file)
+        if held is None or not held.pid == pid == os.getpid():
+            return
         held.users -= 1
         if held.users == 0:
             held.environment.close()

@@ -1,7 +1,10 @@
 """Reading a batch straight into place: the same as collating samples, bit for bit, and what its buffers promise."""
 
+import gc
 import json
 import os
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -188,12 +191,15 @@ def test_control_latents_that_come_as_lists_are_read_straight_too(path, monkeypa
 
 @pytest.mark.parametrize("latents", ["mean", "moments"])
 def test_lists_of_control_latents_are_the_callers_own(path, latents):
-    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (64, 48)])]
+    rows = [Row("a.png", controls=[(64, 48)] * 2), Row("b.png", controls=[(64, 48)] * 2), Row("c.png", controls=[(64, 48)])]
     data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents)
     buffers = data.make_buffers()
     kept = data.read_batch([0], into=buffers)["control_latents"]
     before = kept[0][0].clone()
-    data.read_batch([1], into=buffers)
+    held = buffers.size_bytes
+    other = data.read_batch([1], into=buffers)["control_latents"]
+    assert buffers.size_bytes == held, "the same memory was read into"
+    assert not other[0][0].equal(before)
     assert kept[0][0].equal(before)
 
 
@@ -448,6 +454,29 @@ def test_threads_with_buffers_of_their_own_read_from_one_data_set(path):
         assert all(threads.map(read_all, (0, 9, 17)))
 
 
+@pytest.fixture
+def _no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
+@pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.name)
+def test_a_batches_memory_goes_with_the_batch_and_not_with_the_next_collection(path, family, latents):
+    from cachestore.loading.buffers import BatchBuffers
+
+    rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (64, 48)])]
+    data = cs.CachedDataset(make_store(path, rows, recipes(family)), latents=latents)
+    buffers = BatchBuffers()
+    data.read_batch([1, 0], into=buffers)
+    memory = weakref.ref(buffers)
+    del buffers
+    assert memory() is None
+
+
 # Two threads
 
 
@@ -493,6 +522,24 @@ def test_a_damaged_entry_that_two_threads_meet_is_an_error_that_says_what_to_run
     assert shared
 
 
+@pytest.mark.usefixtures("_no_collection")
+def test_the_memory_of_a_batch_that_failed_goes_with_the_error(path, shared, threads):
+    from cachestore.loading.buffers import BatchBuffers
+
+    threads(2)
+    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)]
+    data = cs.CachedDataset(make_store(path, rows, recipes(None)))
+    flip_all(path)
+    for _batch in range(10):
+        buffers = BatchBuffers()
+        memory = weakref.ref(buffers)
+        with pytest.raises(cs.CorruptEntry) as caught:
+            data.read_batch(range(6), into=buffers)
+        del buffers, caught
+        assert memory() is None
+    assert len(shared) == 10
+
+
 def flip_all(path):
     """Damage the last byte of every segment."""
     for segment in path.glob("segments/*/*.safetensors"):
@@ -500,6 +547,36 @@ def flip_all(path):
         content = bytearray(segment.read_bytes())
         content[-1] ^= 1
         segment.write_bytes(content)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="native threads are counted by the proc file system")
+def test_no_thread_is_left_after_a_batch_that_two_threads_read(path, shared, threads):
+    threads(2)
+    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)]
+    # As stored: torch's own threads have nothing to compute.
+    data, before = cs.CachedDataset(make_store(path, rows, recipes(None)), latents="moments"), set(os.listdir("/proc/self/task"))
+    for _batch in range(20):
+        data.read_batch(range(6))
+    deadline = time.monotonic() + 30
+    while set(os.listdir("/proc/self/task")) - before and time.monotonic() < deadline:
+        time.sleep(0.001)  # what has ended is listed for an instant more
+    assert set(os.listdir("/proc/self/task")) <= before
+    assert len(shared) == 20
+
+
+def test_two_threads_read_right_where_there_are_no_positional_reads(path, monkeypatch, shared, threads):
+    from cachestore.files import opening
+
+    threads(2)
+    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(12)]
+    data = cs.CachedDataset(make_store(path, rows, recipes(None)), verify="always")
+    data.read_batch(range(12))  # LMDB reads too
+    for name in ("preadv", "pread"):
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.setattr(opening, "_PRESENT_ONLY", 0)
+    for _batch in range(10):
+        assert_read_straight(data, range(12), monkeypatch)
+    assert len(shared) == 11
 
 
 def test_one_thread_reads_where_torch_may_use_one(path, shared, threads):

@@ -191,6 +191,16 @@ def test_two_indexes_on_one_file_share_it_and_close_apart(layout):
     assert indexing._environments == {}
 
 
+def test_an_index_that_nobody_has_any_more_gives_its_file_back(layout):
+    verdict = built(layout, 1, put(layout, 1))
+    first, second = Index(layout, verdict), Index(layout, verdict)
+    assert first.find([key_of(1)])[0]
+    del first
+    assert second.find([key_of(1)])[0]
+    del second
+    assert indexing._environments == {}
+
+
 def test_two_stores_can_be_open_at_once(layout, tmp_path):
     other = create_store(tmp_path / "other")
     other.indexes.mkdir()
