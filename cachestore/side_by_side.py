@@ -2,7 +2,7 @@
 
 import _thread
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 _LOOK_SECONDS: Final = 1.0
@@ -23,16 +23,18 @@ def run_side_by_side(work: Callable[[], None]) -> None:
     """
     other = _Other(work)
     error: BaseException | None = None
-    steps: Iterator[Callable[[], None]] = iter((other.start, work, other.wait))
-    # A signal's exception may come after every single step of this process, also of those between two lines: it is kept, and what is
-    # left to do is to wait.
+    is_to_work = True
+    # A signal's exception may come after every call and every jump: it is kept, and what is left to do then is to wait. Nothing is called
+    # where it would be raised; a second signal at the one jump from there back to the loop's head is what could still be.
     while not other.has_ended:
         try:
-            for step in steps:
-                step()
+            if is_to_work:
+                is_to_work = False
+                other.start()
+                work()
+            other.wait()
         except BaseException as raised:  # noqa: BLE001 - raised below
             error = raised if error is None else error
-            steps = iter((other.wait,))
     try:
         if error is not None:
             raise error
