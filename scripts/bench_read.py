@@ -358,7 +358,7 @@ def read_all(data: Any, batches: Sequence[Sequence[int]], buffers: Any) -> None:
 
 
 def read_all_alone(data: Any, batches: Sequence[Sequence[int]], buffers: Any) -> None:
-    """The same by one thread, as in a DataLoader's worker."""
+    """The same where torch, and so we, may use one thread, as in a DataLoader's worker."""
     import torch
 
     before = torch.get_num_threads()
@@ -401,7 +401,7 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
         ]
         rows += [
             compare(
-                f"{title}, {how}, by one thread / limit",
+                f"{title}, {how}, torch on one thread / limit",
                 *bytes_of,
                 lambda h=how, b=batches: read_all_alone(handles[h], b, buffers),
                 lambda b=batches: raw.copy_out(b),

@@ -72,7 +72,7 @@ class ControlsPart:
     wanted: LatentsAs
     """Never "sample" of moments: nothing is drawn."""
     keys: Sequence[Key]
-    """Those of one sample after those of the other."""
+    """Those of a sample after those of the one before it."""
     counts: Sequence[int]
     """How many each sample has."""
 
