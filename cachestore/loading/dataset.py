@@ -6,6 +6,7 @@ Of several resolutions one is handed out; the columns of the others count for wh
 
 import json
 import operator
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -574,7 +575,7 @@ class CachedDataset(Dataset[SampleDict]):
             return self._places[normal]
         row = next((row for row, found in enumerate(self._catalog.ids) if found == normal), None)
         if row is not None and not self._catalog.is_complete(row):
-            command = f"`cachestore why {self._reader.layout.root} {normal}`"
+            command = self._reader.layout.command(f"why {shlex.quote(normal)}")
             message = f"sample {sample_id!r} of {self.called} could not be encoded whole; {command} says why"
             raise MissingEntry(message)
         whose = "this part of " if self._options.selection is not None else ""

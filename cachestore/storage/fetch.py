@@ -287,7 +287,7 @@ class Fetcher:
         descriptor, status = open_regular(path)
         if status.st_size != ref.size_bytes:
             os.close(descriptor)
-            message = f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run `cachestore repair {self._layout.root}`"
+            message = f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}"
             raise CorruptEntry(message)
         mapping = None
         try:
@@ -313,7 +313,7 @@ class Fetcher:
 
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
-        return f"{what} {where}; run `cachestore repair {self._layout.root}`"
+        return f"{what} {where}; run {self._layout.command('repair')}"
 
 
 def _plan_reads(located: Located) -> list[_Read]:

@@ -130,18 +130,18 @@ def open_layout(layout_root: Layout) -> Layout:
     except (FileNotFoundError, NotADirectoryError) as error:
         help_text = "`cachestore precompute … --store` makes one"
         if list_segments(layout_root):
-            help_text = f"it holds segments: `cachestore repair {layout_root.root}` makes it a store again"
+            help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         message = f"there is no store at {layout_root.root} (no {path.name} in it); {help_text}"
         raise StoreNotFound(message) from error
     except FormatError as error:
         if NEWER in str(error):
             raise
-        message = f"{error}; `cachestore repair {layout_root.root}` makes it anew"
+        message = f"{error}; {layout_root.command('repair')} makes it anew"
         raise FormatError(message) from error
     try:
         return Layout(layout_root.root, Mode(body["mode"]))
     except (KeyError, ValueError) as error:
-        message = f"{path} does not say a mode that this cachestore knows; `cachestore repair {layout_root.root}` makes it anew"
+        message = f"{path} does not say a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
         raise FormatError(message) from error
 
 

@@ -168,7 +168,7 @@ def test_a_sample_that_an_encoder_failed_for_is_left_out(path):
     data = cs.CachedDataset(make_store(path, rows, recipes()))
     assert (len(data), list(data.ids), data.buckets) == (2, ["a", "c"], {(64, 48): [0], (48, 64): [1]})
     assert (data[1]["sample_id"], data[-1]["sample_id"], data.index("c")) == ("c", "c", 1)
-    with pytest.raises(cs.MissingEntry, match="cachestore why"):
+    with pytest.raises(cs.MissingEntry, match=r"`cachestore why \S+ broken` says why"):
         data.index("broken")
     with pytest.raises(cs.BadInput, match=r"no sample 'z'"):
         data.index("z")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -105,6 +106,17 @@ def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(layo
     flip(layout.segment(digest), place.offset)
     with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*segments/../{digest}.*cachestore repair"):
         fetcher(io=io, verify=verify).fetch(key_of(1), place)
+
+
+def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp_path):
+    layout = create_store(tmp_path / "my store")
+    digest = put(layout, 1)
+    place = place_of(layout, 1)
+    flip(layout.segment(digest), place.offset)
+    with closing(load_snapshot(layout)) as snapshot:
+        reading = Fetcher(layout, Checked(snapshot.segments()))
+    with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}'`")):
+        reading.fetch(key_of(1), place)
 
 
 def test_damage_after_the_first_look_is_seen_by_always_and_not_looked_for_by_first(layout, fetcher):
