@@ -6,7 +6,6 @@ Starts no thread, but where `fill` is asked for one, which ends before it return
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +13,11 @@ from typing import Any, Self, TypeVar, get_args
 
 from cachestore.arguments import as_many, as_word
 from cachestore.errors import CorruptEntry, FormatError, MissingEntry
+from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.storage.entry import size_of, split
-from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, is_of_a_signal
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
 from cachestore.storage.index import Verdict
 from cachestore.storage.places import Located, Place
 from cachestore.storage.segment import read_contents
@@ -28,23 +28,14 @@ _looking = threading.RLock()
 """Held while keys are looked up, and while a newer snapshot takes the place of one whose index another thread may be looking into."""
 
 
-def _hold_still() -> None:
-    """Before a fork: nobody looks into LMDB meanwhile. In the child nobody would end that look, for which closing the index waits."""
-    _looking.acquire()
-
-
-def _go_on() -> None:
-    _looking.release()
-
-
 def _renew_lock() -> None:
-    """In a forked child: a lock of its own, as after any fork."""
+    """In a forked child: whichever thread of the parent held it is not there to give it back."""
     global _looking  # noqa: PLW0603 - one lock for each process
     _looking = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(before=_hold_still, after_in_parent=_go_on, after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 AnyKey = Key | bytes | str
 T = TypeVar("T")
@@ -276,6 +267,9 @@ def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T])
     """What the first copy gives that is not gone or damaged and can be read; the last one's error where there is none."""
     *others, last = places
     for place in others:
-        with suppress(CorruptEntry, FormatError, OSError):
+        try:
             return look(key, place)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
     return look(key, last)

@@ -23,25 +23,19 @@ def run_side_by_side(work: Callable[[], None]) -> None:
     """
     other = _Other(work)
     error: BaseException | None = None
-    is_to_work = True
     # A signal's exception may come after every call and every jump: it is kept, and what is left to do then is to wait. Nothing is called
-    # where it would be raised; a second signal at the one jump from there back to the loop's head is what could still be.
+    # where it would be raised. Of several signals at once the next is raised at the jump back, so there is a loop around the loop.
     while not other.has_ended:
         try:
-            if is_to_work:
-                is_to_work = False
-                other.start()
-                work()
-            other.wait()
+            other.work_and_wait()
         except BaseException as raised:  # noqa: BLE001 - raised below
             error = raised if error is None else error
     try:
-        if error is not None:
-            raise error
-        if other.error is not None:
-            raise other.error
+        for failed in (other.error_here, error, other.error_there):
+            if failed is not None:
+                raise failed
     finally:
-        error = other.error = None  # or what was raised would refer to itself, and keep the caller's memory
+        failed = error = other.error_here = other.error_there = None  # or what was raised would keep the caller's memory
 
 
 class _Other:
@@ -49,8 +43,10 @@ class _Other:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.has_ended = False
-        self.error: BaseException | None = None
+        self.error_here: BaseException | None = None
+        self.error_there: BaseException | None = None
         self._work = work
+        self._is_to_work = True
         self._process = os.getpid()
         self._begun: dict[str, str] = {}
         """Who was first to say whether this thread does anything; `setdefault` is one step, and says the same again."""
@@ -60,21 +56,38 @@ class _Other:
         """Held until the thread has run; waited for a little at a time, as a signal's exception may leave it with the one who waited."""
         self._running.acquire()
 
-    def start(self) -> None:
+    def work_and_wait(self) -> None:
+        """Do the part of the thread that waits; called again it only waits."""
+        while not self.has_ended:
+            try:
+                if self._is_to_work:
+                    self._is_to_work = False
+                    self._start()
+                    self._work()
+                self._wait()
+            except BaseException as raised:  # noqa: BLE001 - raised by who called
+                self.error_here = raised if self.error_here is None else self.error_here
+
+    def _start(self) -> None:
         # Not threading.Thread, whose start waits until the other thread runs: twice the time of this, and a fifth of a batch of 8 MiB.
-        self._is_started = _start(self._run)
+        try:
+            _thread.start_new_thread(self._run, ())
+            self._is_started = True
+        except RuntimeError as error:  # as many threads as this user may have; a signal's handler may raise one of its own
+            if "can't start" not in str(error):
+                raise
 
     def _run(self) -> None:
         try:
             if self._begun.setdefault("by", _THERE) == _THERE:
                 self._work()
         except BaseException as raised:  # noqa: BLE001 - the border between two threads: it is raised in the other one
-            self.error = raised
+            self.error_there = raised
         finally:
             self._has_run.append(True)
             self._running.release()
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Until the thread has ended; one that had not begun, and that an interruption kept us from knowing of, will touch nothing."""
         if self._begun.setdefault("by", _HERE) == _THERE or self._is_started:
             while not self._has_run:
@@ -88,11 +101,3 @@ class _Other:
             self.has_ended = True
             message = "this process was forked while two threads shared some work, and one of them is not in it; do the work again"
             raise RuntimeError(message)
-
-
-def _start(function: Callable[[], None]) -> bool:
-    try:
-        _thread.start_new_thread(function, ())
-    except RuntimeError:  # as many threads as this user may have
-        return False
-    return True

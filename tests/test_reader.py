@@ -218,22 +218,41 @@ class TestFilling:
         layout.segment(digest).unlink()
         other.ask_ahead([key_of(1)])
 
-    def test_a_fork_waits_until_no_thread_looks_keys_up(self, layout):
+    def test_a_forked_child_looks_up_although_another_thread_held_the_lock(self, layout):
+        put(layout, 1)
+        commit(layout).close()
+        program = """
+import threading
+from cachestore import reader as module
+reader = Reader(sys.argv[1])
+held, done = threading.Event(), threading.Event()
+def hold():
+    with module._looking:
+        held.set()
+        done.wait(30)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(30)
+said = child(lambda: good(reader, 1))
+done.set()
+thread.join()
+print(said)
+"""
+        assert run(program, layout.root) == "True"
+
+    def test_a_fork_waits_until_no_thread_is_inside_of_lmdb(self, layout):
         put(layout, 1)
         commit(layout).close()
         program = """
 import threading, time
-from cachestore.storage.snapshot import Snapshot
-reader = Reader(sys.argv[1])
-began, real = threading.Event(), Snapshot.locate
-over = []
-def take_long(snapshot, keys):
-    began.set()
-    time.sleep(0.5)
-    over.append(True)
-    return real(snapshot, keys)
-Snapshot.locate = take_long
-thread = threading.Thread(target=reader.locate, args=([key_of(1)],))
+from cachestore.storage import index
+reader, began, over = Reader(sys.argv[1]), threading.Event(), []
+def take_long():
+    with index._looking:
+        began.set()
+        time.sleep(0.5)
+        over.append(True)
+thread = threading.Thread(target=take_long)
 thread.start()
 began.wait(30)
 said = child(lambda: [list(over), good(reader, 1)])
@@ -242,21 +261,22 @@ print(said)
 """
         assert run(program, layout.root) == "[[True], True]"
 
-    def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout):
+    @pytest.mark.parametrize("does", ["good(reader, 0, 1, 2, 3)", "len(list(reader.keys())) == 4", "Reader(sys.argv[1]).close() is None"])
+    def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout, does):
         for n in range(4):
             put(layout, n)
         commit(layout).close()
-        program = """
+        program = f"""
 import threading
 reader, stop, wrong = Reader(sys.argv[1]), threading.Event(), []
 def go_on():
     while not stop.is_set():
-        if not good(reader, 0, 1, 2, 3):
+        if not ({does}):
             wrong.append(True)
 threads = [threading.Thread(target=go_on) for _ in range(2)]
 for thread in threads:
     thread.start()
-said = [child(lambda: good(reader, 1)) for _ in range(30)]
+said = [child(lambda: good(reader, 1)) for _ in range(40)]
 stop.set()
 for thread in threads:
     thread.join()
@@ -280,6 +300,26 @@ print(all(said), wrong)
         if io == "pread":
             with pytest.raises(TimeoutError, match="the watchdog"):
                 values(reading, 1)
+
+    @pytest.mark.parametrize("call", ["open", "fstat", "mmap"])
+    def test_a_watchdog_over_a_segment_that_cannot_be_opened_is_heard(self, layout, reader, monkeypatch, call):
+        put(layout, 1)
+        put(layout, 2)
+        reading = reader(io="mmap")
+        wanted = self.wanted(reading, 1)
+
+        def time_out(*_arguments, **_options):
+            raise TimeoutError("the watchdog")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fetching.mmap if call == "mmap" else os, call, time_out)
+            for look in (lambda: reading.fill(*wanted), lambda: values(reading, 1)):
+                with pytest.raises(TimeoutError, match="the watchdog"):
+                    look()
+        put(layout, 3)
+        monkeypatch.setattr(snapshots, "read_contents", time_out)
+        with pytest.raises(TimeoutError, match="the watchdog"):
+            reading.refresh()
 
 
 class TestRefreshing:

@@ -128,14 +128,16 @@ def test_where_no_thread_can_be_started_all_is_done_here(monkeypatch):
 
 
 def test_a_child_that_was_forked_inside_of_the_call_says_so_and_does_not_wait_for_a_thread_it_does_not_have():
-    here, met, children = threading.get_ident(), Meeting(), []
+    here, met, forked, children = threading.get_ident(), Meeting(), threading.Event(), []
 
     def fork_here(number):
         met(number)
         if threading.get_ident() != here:
-            time.sleep(0.2)
+            assert forked.wait(WAIT_SECONDS)
             return
         children.append(os.fork())
+        if children[0]:
+            forked.set()
 
     code = 1
     try:
@@ -199,18 +201,54 @@ def test_whenever_an_interruption_comes_nobody_is_at_work_when_it_is_raised():
     assert seen > 0
 
 
+def test_of_two_signals_at_once_neither_leaves_somebody_at_work():
+    here, met = threading.get_ident(), Meeting()
+
+    def take_long_there(number):
+        met(number)
+        if threading.get_ident() != here:
+            time.sleep(0.3)
+
+    def send_both():
+        time.sleep(0.1)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+
+    before = [signal.signal(number, interrupt) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    try:
+        for _trial in range(5):
+            work, sender = Pieces(2, take_long_there), threading.Thread(target=send_both)
+            sender.start()
+            with pytest.raises(Interrupted):
+                run_side_by_side(work)
+            assert work.running == 0
+            sender.join()
+    finally:
+        for number, handler in zip((signal.SIGUSR1, signal.SIGUSR2), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_an_error_of_a_signals_handler_is_not_taken_for_a_thread_that_cannot_be_started(monkeypatch):
+    def interrupt_start(*_arguments):
+        raise RuntimeError("DataLoader worker exited unexpectedly")
+
+    monkeypatch.setattr(side_by_side._thread, "start_new_thread", interrupt_start)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        run_side_by_side(Pieces(3))
+
+
 @pytest.mark.parametrize("is_running", [False, True], ids=["before the thread runs", "while it runs"])
 def test_an_interruption_right_after_the_start_leaves_nobody_at_work(monkeypatch, is_running):
-    began, real = threading.Event(), side_by_side._start
+    began, real = threading.Event(), _thread.start_new_thread
     hold = threading.Event()
 
-    def start_and_interrupt(function):
+    def start_and_interrupt(function, arguments):
         def run():
             if not is_running:
                 assert hold.wait(WAIT_SECONDS)
             function()
 
-        real(run)
+        real(run, arguments)
         if is_running:
             assert began.wait(WAIT_SECONDS)
         raise Interrupted
@@ -219,7 +257,7 @@ def test_an_interruption_right_after_the_start_leaves_nobody_at_work(monkeypatch
         began.set()
         time.sleep(0.2)
 
-    monkeypatch.setattr(side_by_side, "_start", start_and_interrupt)
+    monkeypatch.setattr(side_by_side._thread, "start_new_thread", start_and_interrupt)
     work = Pieces(1, slow)
     with pytest.raises(Interrupted):
         run_side_by_side(work)

@@ -11,7 +11,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -181,10 +181,20 @@ def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset
     return total
 
 
+@contextmanager
+def _optional() -> "Generator[None, None, None]":
+    """For what may be refused."""
+    try:
+        yield
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
+
+
 def ask_for(descriptor: int, offset: int, size: int) -> None:
     """Have a part of a file brought into memory, without waiting for it. Does nothing where the system cannot."""
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a file system may know no such advice
+        with _optional():  # a file system may know no such advice
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
 
@@ -192,7 +202,7 @@ def ask_for_mapped(mapping: mmap.mmap, offset: int, size: int) -> None:
     """As `ask_for`, for a mapped file."""
     if hasattr(mapping, "madvise"):
         start = offset - offset % mmap.PAGESIZE
-        with suppress(OSError):
+        with _optional():
             mapping.madvise(mmap.MADV_WILLNEED, start, offset + size - start)
 
 
@@ -272,11 +282,16 @@ def free_bytes(folder: Path) -> int:
 
 def refuse_reading(path: Path, error: OSError) -> NoReturn:
     """Raise what a refused look is raised as: ReadFailed; an error of ours, and that of a file that is not there, as they are."""
-    if isinstance(error, (CacheStoreError, *_ABSENT)):
+    if isinstance(error, (CacheStoreError, *_ABSENT)) or is_of_a_signal(error):
         raise error
     failed = ReadFailed(f"cannot read {path}: {reason_of(error)}; mend that, then run the same command again")
     failed.errno = error.errno
     raise failed from error
+
+
+def is_of_a_signal(error: Exception) -> bool:
+    """Whether a signal's handler raised this, such as a watchdog's TimeoutError: what the system refuses bears a number."""
+    return isinstance(error, OSError) and type(error) is not OSError and error.errno is None and not isinstance(error, CacheStoreError)
 
 
 def reason_of(error: OSError) -> str:

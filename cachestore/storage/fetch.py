@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, Literal, NamedTuple, NoReturn
 
-from cachestore.errors import CacheStoreError, CorruptEntry, FormatError
+from cachestore.errors import CorruptEntry, FormatError
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import (
     ask_for,
@@ -269,8 +269,6 @@ class Fetcher:
         return run
 
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
-        if is_of_a_signal(error):
-            raise error
         self._forget(ref.digest)
         refuse_reading(self._layout.segment(ref.digest), error)
 
@@ -292,9 +290,12 @@ class Fetcher:
         mapping = None
         try:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        except (OSError, ValueError) as error:  # too little address space, or a file without bytes
+        except OSError as error:  # too little address space
             os.close(descriptor)
-            refuse_reading(path, error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error)))
+            refuse_reading(path, error)
+        except BaseException:
+            os.close(descriptor)
+            raise
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
 
@@ -366,11 +367,6 @@ def _copy_large(target: memoryview, source: memoryview) -> None:
     import numpy as np
 
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
-
-
-def is_of_a_signal(error: Exception) -> bool:
-    """Whether a signal's handler raised this, such as a watchdog's TimeoutError: what the system refuses bears a number."""
-    return isinstance(error, OSError) and error.errno is None and not isinstance(error, CacheStoreError)
 
 
 def is_gone(error: Exception) -> bool:

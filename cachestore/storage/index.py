@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,9 @@ class _Opened:
     pid: int
     users: int
 
+
+_WALKED: Final = 1024
+"""Entries that one look of a walk over all of them takes."""
 
 _environments: dict[tuple[int, int], _Opened] = {}
 """By (device, inode). Entries of another pid were inherited by a fork and are closed before anything else is opened."""
@@ -121,7 +125,7 @@ class Index:
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
         try:
-            self.segments: Mapping[int, SegmentRef] = dict(self._read_segments())
+            self.segments: Mapping[int, SegmentRef] = self._read_segments()
         except FormatError:
             self.close()
             raise
@@ -131,10 +135,10 @@ class Index:
             if FileIdentity.of(status) != self.verdict.identity:
                 message = f"{self._path} changed since it was checked; open the store again"
                 raise FormatError(message)
-        self._environment = _open(self._path, self.verdict.identity)
-        self._pid = os.getpid()
         if self._giving_back is not None:
             self._giving_back.detach()  # of the process that forked this one
+        self._environment = _open(self._path, self.verdict.identity)
+        self._pid = os.getpid()
         self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
         self._giving_back.atexit = False
         self._tables = {}
@@ -151,28 +155,40 @@ class Index:
 
     @contextmanager
     def _reading(self) -> Generator[tuple[lmdb.Transaction, Mapping[bytes, Any]], None, None]:
-        """A read transaction in this process."""
+        """A read transaction in this process, which no fork interrupts."""
         try:
-            with self._attached().begin() as transaction:
+            with _looking, self._attached().begin() as transaction:
                 yield transaction, self._tables
         except _UNREADABLE as error:
             raise self._complaint(error) from error
+
+    def _walk(self) -> Iterator[tuple[bytes, bytes]]:
+        """All keys and their packed places. Looks at some at a time, as what is held while nobody looks would hold up a fork."""
+        following: bytes | None = b""
+        while following is not None:
+            with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
+                cursor.set_range(following)
+                some = [(bytes(raw), bytes(value)) for raw, value in islice(cursor.iternext(), _WALKED + 1)]
+            following = some.pop()[0] if len(some) > _WALKED else None
+            yield from some
 
     def _complaint(self, error: Exception) -> FormatError:
         return FormatError(
             f"{self._path} is not an index that can be read ({error}); it is derived: {to_repair(self._path)} builds it again"
         )
 
-    def _read_segments(self) -> Iterator[tuple[int, SegmentRef]]:
+    def _read_segments(self) -> dict[int, SegmentRef]:
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
-            for number, value in cursor:
-                digest, size, entries, origin = json.loads(bytes(value))
-                yield _NUMBER.unpack(bytes(number))[0], SegmentRef(digest, size, entries, origin)
+            found = ((number, json.loads(bytes(value))) for number, value in cursor)
+            return {
+                _NUMBER.unpack(bytes(number))[0]: SegmentRef(digest, size, entries, origin)
+                for number, (digest, size, entries, origin) in found
+            }
 
     def find(self, keys: Sequence[Key]) -> list[list[Place]]:
         """The places of each key, in the order of `keys`; an empty list for a key that the index does not hold."""
         try:  # as `_reading` does, without the third of the time that a generator takes
-            with self._attached().begin() as transaction:
+            with _looking, self._attached().begin() as transaction:
                 tables = self._tables
                 get, entries = transaction.get, tables[b"entries"]
                 found = [get(key, db=entries) for key in keys]
@@ -183,9 +199,10 @@ class Index:
     def locate(self, keys: Sequence[Key]) -> Located | None:
         """The first copy of each key, in the order of `keys`: half the time of `find`. None where the index lacks one of them."""
         try:
-            environment = self._attached()
-            with environment.begin(self._tables[b"entries"]) as transaction:
-                values: list[Any] = list(map(transaction.get, keys))
+            with _looking:
+                environment = self._attached()
+                with environment.begin(self._tables[b"entries"]) as transaction:
+                    values: list[Any] = list(map(transaction.get, keys))
             if None in values:
                 return None
             if len(values) == 1:  # a get; in the way of many it costs twice as much
@@ -212,15 +229,12 @@ class Index:
 
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
-        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
-            for raw, value in cursor:
-                yield Key(bytes(raw)), self._places(bytes(value), transaction, tables)
+        for raw, value in self._walk():
+            yield Key(raw), self._known_places(value)
 
     def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys and packed places as they stand, for the next index."""
-        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
-            for raw, value in cursor:
-                yield bytes(raw), bytes(value)
+        yield from self._walk()
 
     def raw_keys(self) -> bytes:
         """All keys in their order, one after the other."""
@@ -266,6 +280,13 @@ class Index:
                 self._read_layout(layout, transaction, tables)
         return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
 
+    def _known_places(self, value: bytes) -> list[Place]:
+        """As `_places`, outside of a transaction."""
+        layouts, segments, packed = self._layouts, self.segments, unpack_places(value)
+        if unknown := {place[3] for place in packed} - layouts.keys():
+            self._read_layouts(unknown)
+        return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
+
     def _read_layout(self, layout: int, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> Specs:
         """Names, dtypes and shapes by their number, remembered from then on."""
         raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
@@ -274,9 +295,9 @@ class Index:
 
     def close(self) -> None:
         """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""
-        if self._giving_back is not None:
-            self._giving_back()
-        self._environment = self._giving_back = None
+        giving_back, self._environment, self._giving_back = self._giving_back, None, None
+        if giving_back is not None and (found := giving_back.detach()) is not None:
+            _release(*found[2])
 
 
 def digest_table(entries: Iterable[StoredEntry]) -> bytes:
@@ -401,46 +422,57 @@ def _parse_layout(text: bytes) -> Specs:
     return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text))
 
 
-_registry = threading.RLock()
-"""Held while an environment is opened or given back: two threads that open one file at the same moment share it."""
+_looking = threading.RLock()
+"""Held while LMDB is at work. Two threads that open one file at the same moment share it; and a process forks when no thread is inside
+of LMDB, since closing an inherited environment waits for looks that nobody ends in the child. Never held over a `yield`."""
 
 
-def _renew_registry() -> None:
-    """In a forked child: whichever thread of the parent held it is not there to give it back."""
-    global _registry  # noqa: PLW0603 - one lock for each process
-    _registry = threading.RLock()
+def _hold_still() -> None:
+    _looking.acquire()
+
+
+def _go_on() -> None:
+    _looking.release()
+
+
+def _renew_lock() -> None:
+    """In a forked child: a lock of its own, as after any fork."""
+    global _looking  # noqa: PLW0603 - one lock for each process
+    _looking = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_renew_registry)
+    os.register_at_fork(before=_hold_still, after_in_parent=_go_on, after_in_child=_renew_lock)
 
 
 def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
     pid = os.getpid()
-    with _registry:
+    with _looking:
         for file, held in list(_environments.items()):
             if held.pid != pid:
-                held.environment.close()
                 del _environments[file]
+                held.environment.close()
         file = (identity.device, identity.inode)
-        held = _environments.get(file)
-        if held is None:
+        if (held := _environments.get(file)) is not None:
+            held.users += 1  # no step between: a finalizer of another index may give it back at any
+        else:
             environment = lmdb.open(
                 str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
             )
-            held = _environments[file] = _Opened(environment, pid, 0)
-        held.users += 1
+            held = _environments[file] = _Opened(environment, pid, 1)
         return held.environment
 
 
 def _release(identity: FileIdentity, pid: int) -> None:
     """Give an environment back that this process opened; what was inherited by a fork is closed when another one is opened."""
+    if pid != os.getpid():
+        return
     file = (identity.device, identity.inode)
-    with _registry:
+    with _looking:
         held = _environments.get(file)
-        if held is None or not held.pid == pid == os.getpid():
+        if held is None or held.pid != pid:
             return
         held.users -= 1
         if held.users == 0:
+            del _environments[file]  # first: whatever happens then, nobody finds one that is closed
             held.environment.close()
-            del _environments[file]

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from cachestore.errors import FormatError, StoreNotFound
-from cachestore.files.opening import is_link, look_at, names_in
+from cachestore.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import read_record
 from cachestore.keys import Key
@@ -195,6 +195,8 @@ def load_snapshot(
         try:
             uncovered[digest] = known.get(digest) or read_contents(layout.segment(digest))
         except (FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
             unreadable[digest] = str(error)
     return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed, for_planning)
 
@@ -222,7 +224,9 @@ def take_over(layout: Layout, given: Handover) -> Snapshot:
     """The same snapshot in another process; what is there now, where its index is gone or is not the file that was checked."""
     try:
         index = Index(layout, given.verdict) if given.verdict is not None else None
-    except (FormatError, OSError):
+    except (FormatError, OSError) as error:
+        if is_of_a_signal(error):
+            raise
         return load_snapshot(layout)
     covered = {ref.digest for number, ref in index.segments.items() if number not in given.vanished} if index is not None else set[str]()
     return Snapshot(layout, index, _tail(given.uncovered), given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
@@ -245,11 +249,14 @@ def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:
 def _open_newest(layout: Layout, earlier: Snapshot | None, verdict: Verdict | None) -> Index | None:
     held = earlier.index.verdict if earlier is not None and earlier.index is not None else verdict
     for name in list_indexes(layout):
-        if held is not None and held.name == name:
-            with suppress(FormatError, OSError):
-                return Index(layout, held)
-        with suppress(FormatError, OSError):
+        try:
+            if held is not None and held.name == name:
+                with suppress(FormatError, FileNotFoundError, ReadFailed):
+                    return Index(layout, held)
             return Index(layout, check(layout, name))
+        except (FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
     return None
 
 

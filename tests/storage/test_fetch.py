@@ -460,7 +460,7 @@ class TestFetchingSideBySide(TestFetchingInto):
             if (threading.get_ident() == here) == fails_here:
                 raise OSError(errno.EIO, "the disk is gone")
             assert failed.wait(LIMIT_SECONDS)
-            time.sleep(0.1)  # until the one that failed has left nothing to be read
+            time.sleep(0.5)  # until the one that failed has left nothing to be read
             return count
 
         monkeypatch.setattr(fetching, "read_present", fail_in_one)
