@@ -453,14 +453,15 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
                 del _environments[file]
                 held.environment.close()
         file = (identity.device, identity.inode)
-        if (held := _environments.get(file)) is not None:
-            held.users += 1  # no step between: a finalizer of another index may give it back at any
-        else:
-            environment = lmdb.open(
-                str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
-            )
-            held = _environments[file] = _Opened(environment, pid, 1)
-        return held.environment
+        while (held := _environments.get(file)) is not None:
+            held.users += 1
+            if _environments.get(file) is held:  # else it was given back in between, by the finalizer of an index that nobody had any more
+                return held.environment
+        environment = lmdb.open(
+            str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
+        )
+        _environments[file] = _Opened(environment, pid, 1)
+        return environment
 
 
 def _release(identity: FileIdentity, pid: int) -> None:
