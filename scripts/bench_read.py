@@ -392,20 +392,12 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
         bytes_of = megabytes, "MB/s"
         rows += [
             compare(
-                f"{title}, {how} / limit",
+                f"{title}, {how}{threads} / limit",
                 *bytes_of,
-                lambda h=how, b=batches: read_all(handles[h], b, buffers),
+                lambda r=read, h=how, b=batches: r(handles[h], b, buffers),
                 lambda b=batches: raw.copy_out(b),
             )
-            for how in handles
-        ]
-        rows += [
-            compare(
-                f"{title}, {how}, torch on one thread / limit",
-                *bytes_of,
-                lambda h=how, b=batches: read_all_alone(handles[h], b, buffers),
-                lambda b=batches: raw.copy_out(b),
-            )
+            for threads, read in (("", read_all), (", torch on one thread", read_all_alone))
             for how in handles
         ]
         fresh: list[Any] = []

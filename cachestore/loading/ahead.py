@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-import cachestore.reader  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
+import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
 from cachestore.loading.batches import Bucketed
 from cachestore.loading.order import Places
 
@@ -276,7 +276,7 @@ _forking: Final = threading.RLock()
 
 
 def _before_fork() -> None:
-    # What was registered last comes first: the reader's hook, which ends all looking, must come after the threads here have been joined.
+    # What was registered last comes first: the index's hook, which holds up all looking, must come after the threads here are joined.
     _forking.acquire()
     for each in list(_iterating):
         each.rest_for_fork()

@@ -230,7 +230,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_controls(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        # As many threads as torch may use for one operation: one in DataLoader workers and, unless told otherwise, under torchrun.
+        # As many threads as torch may use for one operation: one in DataLoader workers, and in ranks that torchrun starts beside others.
         side_by_side = torch.get_num_threads() > 1
         if not source.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
             return None

@@ -162,16 +162,6 @@ class Index:
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
-    def _walk(self) -> Iterator[tuple[bytes, bytes]]:
-        """All keys and their packed places. Looks at some at a time, as what is held while nobody looks would hold up a fork."""
-        following: bytes | None = b""
-        while following is not None:
-            with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
-                cursor.set_range(following)
-                some = [(bytes(raw), bytes(value)) for raw, value in islice(cursor.iternext(), _WALKED + 1)]
-            following = some.pop()[0] if len(some) > _WALKED else None
-            yield from some
-
     def _complaint(self, error: Exception) -> FormatError:
         return FormatError(
             f"{self._path} is not an index that can be read ({error}); it is derived: {to_repair(self._path)} builds it again"
@@ -189,10 +179,9 @@ class Index:
         """The places of each key, in the order of `keys`; an empty list for a key that the index does not hold."""
         try:  # as `_reading` does, without the third of the time that a generator takes
             with _looking, self._attached().begin() as transaction:
-                tables = self._tables
-                get, entries = transaction.get, tables[b"entries"]
+                get, entries = transaction.get, self._tables[b"entries"]
                 found = [get(key, db=entries) for key in keys]
-                return [self._places(value, transaction, tables) if value is not None else [] for value in found]
+            return [self._places(value) if value is not None else [] for value in found]
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
@@ -229,12 +218,18 @@ class Index:
 
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
-        for raw, value in self._walk():
-            yield Key(raw), self._known_places(value)
+        for raw, value in self.raw_entries():
+            yield Key(raw), self._places(value)
 
     def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and packed places as they stand, for the next index."""
-        yield from self._walk()
+        """Keys and packed places as they stand, for the next index. Looks at some at a time, so as not to hold up a fork in between."""
+        following: bytes | None = b""
+        while following is not None:
+            with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
+                cursor.set_range(following)
+                some = [(bytes(raw), bytes(value)) for raw, value in islice(cursor.iternext(), _WALKED + 1)]
+            following = some.pop()[0] if len(some) > _WALKED else None
+            yield from some
 
     def raw_keys(self) -> bytes:
         """All keys in their order, one after the other."""
@@ -272,19 +267,11 @@ class Index:
         with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 
-    def _places(self, value: bytes, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> list[Place]:
-        layouts, segments = self._layouts, self.segments
-        packed = unpack_places(value)
+    def _places(self, value: bytes) -> list[Place]:
+        layouts, segments, packed = self._layouts, self.segments, unpack_places(value)
         for _segment, _ordinal, _offset, layout, _checksum in packed:
             if layout not in layouts:
-                self._read_layout(layout, transaction, tables)
-        return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
-
-    def _known_places(self, value: bytes) -> list[Place]:
-        """As `_places`, outside of a transaction."""
-        layouts, segments, packed = self._layouts, self.segments, unpack_places(value)
-        if unknown := {place[3] for place in packed} - layouts.keys():
-            self._read_layouts(unknown)
+                self._read_layouts([layout])
         return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
 
     def _read_layout(self, layout: int, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> Specs:
