@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cachestore.errors import ReadFailed as ReadFailed
     from cachestore.errors import RecipeMismatch as RecipeMismatch
     from cachestore.errors import StoreNotFound as StoreNotFound
+    from cachestore.errors import Superseded as Superseded
     from cachestore.errors import WriteFailed as WriteFailed
     from cachestore.exporting import export_cache as export_cache
     from cachestore.importing import import_cache as import_cache
@@ -62,6 +63,7 @@ _HOMES = {
     "Sample": "samples",
     "Source": "samples",
     "StoreNotFound": "errors",
+    "Superseded": "errors",
     "WriteFailed": "errors",
     "export_cache": "exporting",
     "fill": "run",

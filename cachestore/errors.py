@@ -11,6 +11,7 @@
     ├── WriteFailed       make room, or mend the file system, then run the same command again
     ├── LockTimeout       wait, or look who holds it
     ├── EncodeFailed      this input cannot be encoded: mend or remove it
+    ├── Superseded        run the same command again: it lists the source anew
     └── Incomplete        run the same command again: it goes on where it stopped
 
 Every class takes one message, so that an error survives the way out of a DataLoader worker, which rebuilds it from its text.
@@ -59,6 +60,10 @@ class LockTimeout(CacheStoreError, TimeoutError):
 
 class EncodeFailed(CacheStoreError):
     """An encoder refused an input for good, or returned something unusable."""
+
+
+class Superseded(CacheStoreError):
+    """Another run listed the data set's source later and has published it; what this run encoded stays in the store."""
 
 
 class Incomplete(CacheStoreError):

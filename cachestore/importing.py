@@ -35,8 +35,9 @@ from cachestore.ranks import Placement
 from cachestore.request import encoders_of
 from cachestore.samples import CAPTION, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, Remarks
-from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
+from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.model_digests import load_digests
 from cachestore.untrusted import CacheFiles, TorchFiles, size_and_time
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
@@ -189,6 +190,12 @@ def import_cache(
 
 def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None, cancel: Cancel | None = None) -> ImportReport:
     """As `import_cache`, of a request."""
+    with number_if_there(Layout.at(request.store), request.name) as number:
+        return _import(request, on_progress, cancel, number)
+
+
+def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int | None) -> ImportReport:
+    """Import under a listing number; None where there is no store yet."""
     wanted = format_named(request.format)
     _check(request)
     policy = CaptionPolicy.parse(request.captions)
@@ -211,10 +218,12 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
             raise BadInput(_nothing(request, files, samples))
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
         plan = _plan(request, listing, samples, encoders, cached)
-        _check_name(layout, plan, request)
+        _check_name(plan, request, newest_catalog(layout, plan.catalog))
         layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
+        if number is None:
+            number = stack.enter_context(listing_number(layout, request.name))
         job = Job(
             layout,
             plan,
@@ -225,6 +234,8 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
             request=request.hints(),
             cancel=cancel,
             on_progress=on_progress,
+            listing=number,
+            compare=partial(_check_name, plan, request),
         )
         report = run_pass(job)
     counted = {encoder.recipe.encoder for encoder in encoders}
@@ -633,9 +644,8 @@ def _plan(request: ImportRequest, listing: Listing, samples: Sequence[Sample], e
     )
 
 
-def _check_name(layout: Layout, plan: Plan, request: ImportRequest) -> None:
+def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
     """Refuse to put imported values in the place of others under the same name. Raises RecipeMismatch."""
-    previous = newest_catalog(layout, plan.catalog)
     if previous is None or request.replace:
         return
     for column in plan.columns:

@@ -16,6 +16,7 @@ from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.ranks import Placement
 from cachestore.reconcile import Reconciler, Source
+from cachestore.storage.catalog import Catalog
 from cachestore.storage.commit import publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import wait_for_rank_0
@@ -88,12 +89,17 @@ class Job:
     """Called once the pass is open, before this worker begins."""
     beat: Beat | None = None
     """This worker's, where it has begun already; else one is made."""
+    listing: int = 0
+    """The number of this worker's listing of the source (`storage/listing_numbers`); 0 where there is no source."""
+    compare: Callable[[Catalog], object] = lambda _previous: None
+    """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
 
 
 def run_pass(job: Job) -> Report:
     """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
 
-    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses; what is published stays, and a later call goes on.
+    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
+    published since; what is published stays, and a later call goes on.
     """
     for recipe in job.plan.recipes:
         publish_recipe(job.layout, recipe)
@@ -134,7 +140,7 @@ def _take_part(job: Job, beat: Beat) -> Report:
         return Report.from_json(done.report, encoded_here=0)
     beat.join(ref.plan, ref.number, launch)
     key_of = key_without_reading(job.encoders)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise, job.listing, job.compare)
     task = Task(
         job.layout,
         job.plan,

@@ -32,6 +32,9 @@ from cachestore.work.progress import WAITING, PassStatus, RankStatus
 PARENT: Final = "CACHESTORE_PARENT"
 """Tells a worker the process that started it; the other end of its stdin is that process's alone."""
 
+LISTING: Final = "CACHESTORE_LISTING"
+"""Tells a worker the number under which its parent lists the source (`storage/listing_numbers`)."""
+
 STOP_SECONDS: Final = 30.0
 STOP_BATCHES: Final = 3.0
 """A worker that is asked to stop is killed after 30 s, or three times its slowest batch."""
@@ -92,6 +95,8 @@ class Care:
     """Told when a worker ended badly while others go on."""
     pictures: Pictures | None = None
     """What stands in this process's memory and workers ask for; None where nothing does."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What all workers find in their environment, beside which rank they are."""
     words: Literal["copied", "inherited"] = "copied"
     """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""
 
@@ -243,7 +248,7 @@ def _start(
                     stdout=out,
                     stderr=err,
                     # The stack of a worker that crashes in a library is among its last words.
-                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **care.environment, **own, **asks, PARENT: str(os.getpid())},
                     pass_fds=line,
                 )
             finally:

@@ -137,8 +137,9 @@ def _rebuild(layout: Layout, told: Told, moved: _Moved) -> bool:
         _rebuild_before(layout, told, moved)
         plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
         hints: Mapping[str, Json] = done.request if done is not None else {}
+        listing = int(done.report.get("listing", 0)) if done is not None else 0
         source = _files_of(hints, moved, layout)
-        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest)
+        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest, listing)
     except (FormatError, FileNotFoundError):
         return False
 

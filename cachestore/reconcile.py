@@ -9,12 +9,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
-from cachestore.errors import FormatError
+from cachestore.errors import FormatError, Superseded
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.table import Digests, run_of
@@ -36,9 +36,10 @@ from cachestore.inputs import (
 )
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe, digest_opened
 from cachestore.samples import CAPTION, IMAGE, MASK, VIDEO
-from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, newest_catalog, read_catalog
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, last_generation, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import publish_again, publish_catalog
 from cachestore.storage.commit import commit
+from cachestore.storage.listing_numbers import listing_numbers
 from cachestore.storage.snapshot import Snapshot, visible_segments
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Numbers, Outcomes
@@ -97,6 +98,10 @@ class Reconciler:
     """What the catalog's header keeps as hints."""
     rise: Callable[[], None] = lambda: None
     """Called now and then while files are looked at and ledgers read, so that others see this worker live."""
+    listing: int = 0
+    """The number of this worker's own listing of the source, of which the plan is (`storage/listing_numbers`)."""
+    compare: Callable[[Catalog], object] = lambda _previous: None
+    """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
@@ -340,11 +345,10 @@ class Reconciler:
         failpoint("reconcile.before_commit")
         with closing(commit(self.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
-            generation, digest, usable = committed.generation, "", None
+            generation, digest, usable, listing = committed.generation, "", None, 0
             if self.plan.catalog:
-                catalog = self._make_catalog(outcomes, failed)
-                usable = _count_complete(catalog)
-                generation, digest = publish_catalog(self.layout, catalog)
+                catalog, generation, digest = self._publish(outcomes, failed)
+                usable, listing = _count_complete(catalog), catalog.listing
             failpoint("reconcile.before_done")
             # Who collects garbage condemns before it looks what catalogs need; this looks what is condemned after its catalog stands.
             # So one of the two sees the other, however long either was stopped in between.
@@ -352,21 +356,55 @@ class Reconciler:
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
         beats = [beat for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
-        report |= {"stages": sum_stages(beats), "usable": usable}
+        report |= {"stages": sum_stages(beats), "usable": usable, "listing": listing}
         return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch], self.request)
 
-    def rebuild_catalog(self, generation: int, digest: str) -> bool:
+    def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
+        """Publish the catalog as the generation after the one that it was compared with; returns it with its generation and digest.
+
+        Where another generation was published meanwhile, that one is compared. Raises RecipeMismatch, Superseded.
+        """
+        name = self.plan.catalog
+        while True:
+            last = last_generation(self.layout, name)  # looked up first: one that comes now has the number that is tried
+            previous = self._newest()
+            if previous is not None:
+                self._check_may_follow(previous)
+            catalog = self._make_catalog(outcomes, failed, previous)
+            unless = previous if previous is not None and not self._is_awaited(previous) else None
+            if (published := publish_catalog(self.layout, catalog, after=last, unless=unless)) is not None:
+                return catalog, *published
+
+    def _check_may_follow(self, previous: Catalog) -> None:
+        """Raise RecipeMismatch for another request than planning allows, Superseded where the earlier catalog is of a newer listing."""
+        self.compare(previous)
+        if self.listing >= previous.listing or _lists_the_same(self.plan, previous):
+            return
+        message = (
+            f"the data set {previous.name!r} was listed again after this run had listed it: generation {previous.generation} has that"
+            f" newer listing ({len(previous.ids)} samples; this run lists {len(self.plan.ids)}) and was not replaced. What this run encoded"
+            " is in the store. Run the same command again to list the source as it is now"
+        )
+        raise Superseded(message)
+
+    def _is_awaited(self, previous: Catalog) -> bool:
+        """Whether a listing that is older than this one and newer than the newest catalog's may still be published.
+
+        A catalog equal to the newest is then published all the same, so that the older listing finds a newer one there.
+        """
+        return any(previous.listing < number < self.listing for number in listing_numbers(self.layout, previous.name))
+
+    def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:
         """Publish a generation that this pass ended with once more, from plan and ledgers; False where it would not have its digest.
 
         So nothing is published that was not published before.
         """
         outcomes = self._history().outcomes
         without = (outcomes.states == FAILED) | ~outcomes.keyed
-        catalog = self._make_catalog(outcomes, dict.fromkeys(np.flatnonzero(without).tolist(), ""))
-        return publish_again(self.layout, catalog, generation, digest)
+        catalog = self._make_catalog(outcomes, dict.fromkeys(np.flatnonzero(without).tolist(), ""), self._newest())
+        return publish_again(self.layout, replace(catalog, listing=listing), generation, digest)
 
-    def _make_catalog(self, outcomes: Outcomes, failed: Mapping[int, str]) -> Catalog:
-        previous = self._newest()
+    def _make_catalog(self, outcomes: Outcomes, failed: Mapping[int, str], previous: Catalog | None) -> Catalog:
         columns = tuple(self._column(number, outcomes, failed) for number in range(len(self.plan.columns)))
         made = {column.encoder for column in columns}
         # Masks are made beside the pictures they belong to, where there are any.
@@ -390,6 +428,7 @@ class Reconciler:
             extras=self.plan.extras,
             columns=tuple(sorted(everything, key=lambda column: (column.encoder, column.role))),
             texts=self.plan.texts,
+            listing=max(self.listing, previous.listing if previous is not None else 0),
         )
 
     def _column(self, number: int, outcomes: Outcomes, failed: Mapping[int, str]) -> KeyColumn:
@@ -572,6 +611,13 @@ def _has_same_extras(plan: Plan, catalog: Catalog) -> bool:
     """Whether the further columns of all samples are the same, as the checksums say."""
     names = ("extras.text", "extras.offsets")
     return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
+
+
+def _lists_the_same(plan: Plan, catalog: Catalog) -> bool:
+    """Whether plan and catalog have the same samples, inputs and further columns, as the checksums say."""
+    roles = (CAPTION, *plan.images)
+    same_inputs = set(plan.images) == set(catalog.images) and all(_has_same_rows(plan, catalog, role) for role in roles)
+    return same_inputs and _has_same_extras(plan, catalog)
 
 
 def _framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:

@@ -390,7 +390,7 @@ def look_at_request(
         *plan.remarks,
         *_nothing(plan, request),
         *_without_pictures(plan),
-        *_compare(plan, previous, replace_allowed=request.replace),
+        *compare(plan, previous, replace_allowed=request.replace),
     )
     return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
 
@@ -636,8 +636,11 @@ def _without_pictures(plan: Plan) -> tuple[str, ...]:
     return (f"{len(lacking)} samples have no picture ({named}): their batches hold no latents",)
 
 
-def _compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
-    """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for."""
+def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
+    """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for.
+
+    It is called when a plan is laid out, and again before its catalog takes the place of one that was published meanwhile.
+    """
     if previous is None:
         return ()
     words: list[str] = []

@@ -8,8 +8,9 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
@@ -22,12 +23,13 @@ from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe, by_key
 from cachestore.listing import Brought, as_sources, files_of_brought, gather_all
 from cachestore.loop import Job, OnProgress, Report, count_start, key_without_reading, numbered, run_pass, start_of
-from cachestore.processes import Care, gpu_count, joined_report, processors, run_child, run_children
+from cachestore.processes import LISTING, Care, gpu_count, joined_report, processors, run_child, run_children
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
-from cachestore.request import LOADED, PrecomputeRequest, Wanted, look_at_request
+from cachestore.request import LOADED, PrecomputeRequest, Wanted, compare, look_at_request
 from cachestore.storage.commit import create_store
+from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
 from cachestore.work.agreement import Intent, in_words, is_same_launch, who_differs
@@ -105,6 +107,7 @@ def precompute(
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
+        Superseded: another run listed the source later and has published it; what was encoded stays in the store.
         WriteFailed: the disk refuses.
     """
     known = {one.name for one in fields(PrecomputeRequest)}
@@ -129,17 +132,19 @@ def precompute(
     request = PrecomputeRequest(**values)
     request.check()
     find_placement(request.rank, request.world_size)  # refused now, before a store is made
-    brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
     observer = Observer(Layout.at(request.store))
-    if loaded is not None:
-        tell = observer.following(on_progress) if on_progress else None
-        with loaded.evaluating(), _as_it_was(os.environ):
-            report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought)
-    elif inline:
-        tell = observer.following(on_progress) if on_progress else None
-        report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought)
-    else:
-        report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought)
+    with number_if_there(Layout.at(request.store), request.name) as listing:
+        brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        if loaded is not None:
+            tell = observer.following(on_progress) if on_progress else None
+            with loaded.evaluating(), _as_it_was(os.environ):
+                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought, listing=listing)
+        elif inline:
+            tell = observer.following(on_progress) if on_progress else None
+            report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, listing=listing)
+        else:
+            care = Care(observer.look_at, on_progress, cancel, environment={} if listing is None else {LISTING: str(listing)})
+            report = _from_processes(request, care, brought, listing)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -168,7 +173,7 @@ def _read_loaded(model: object) -> "LoadedModel":
     return read_loaded(model)
 
 
-def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought) -> Report:
+def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought, listing: int | None) -> Report:
     """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own.
 
     Where nothing is to be encoded none is started. Of sources in memory they get the rows as files, and the rest by asking.
@@ -176,7 +181,7 @@ def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought) ->
     placement = find_placement(request.rank, request.world_size)
     launch = _launch(placement)
     wanted = _look_first(request, placement, launch, brought)
-    if wanted is not None and (report := _if_all_is_there(request, wanted, brought)) is not None:
+    if wanted is not None and (report := _if_all_is_there(request, wanted, brought, listing)) is not None:
         return report
     count = process_count(request)
     with _written(request, brought) as written:
@@ -232,7 +237,7 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
         return look_at_request(layout, request, beat=beat, brought=brought)
 
 
-def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought) -> Report | None:
+def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought, listing: int | None) -> Report | None:
     """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
 
     Ranks that look while others still work get None too: to wait is a worker's business.
@@ -241,7 +246,7 @@ def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brough
         return None
     with _as_it_was(os.environ):
         try:
-            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought)
+            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, listing=listing)
         except Incomplete:
             return None
 
@@ -296,10 +301,12 @@ def precompute_here(
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
     brought: Brought | None = None,
+    listing: int | None = None,
 ) -> Report:
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
 
-    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory.
+    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `listing` is the number under
+    which the caller lists the source; without one this process takes a number of its own.
     """
     from cachestore.encode.environment import set_library_defaults
 
@@ -309,7 +316,8 @@ def precompute_here(
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
-    with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+    numbered = listing_number(layout, request.name) if listing is None else nullcontext(listing)
+    with numbered as number, Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
@@ -330,6 +338,8 @@ def precompute_here(
             on_progress=on_progress,
             on_open=tell,
             beat=beat,
+            listing=number,
+            compare=partial(compare, wanted.plan, replace_allowed=request.replace),
         )
         return _held_to(run_pass(job), request)
 
@@ -341,7 +351,7 @@ def _check_agreement(layout: Layout, intent: Intent, beat: Beat, say: Say, *, st
         if strict or is_same_launch(other["launch"], beat.launch):
             message = f"{words}. Every rank must be given the same source and model; nothing was encoded by this one"
             raise BadInput(message)
-        say(f"another run works on the same data set: {words}. Both go on; the catalog of the one that ends last stands")
+        say(f"another run works on the same data set: {words}. Both go on; the one that listed its source last publishes the data set")
 
 
 def look_ahead(request: PrecomputeRequest) -> "Forecast":

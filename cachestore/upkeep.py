@@ -37,6 +37,7 @@ from cachestore.storage.gc import (
     spent_lists,
     stale_temporaries,
 )
+from cachestore.storage.listing_numbers import spent_numbers
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, survey
@@ -240,6 +241,7 @@ def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now:
         *old_indexes(layout, now=now),
         *forgotten_workers(layout, now=now),
         *spent_lists(layout, lists),
+        *spent_numbers(layout, now=now),
     ]
 
 

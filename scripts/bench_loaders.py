@@ -120,7 +120,7 @@ def make_store(path: Path, kind: Kind) -> None:
             extras=["{}"] * len(ids),
             columns=(make_column("latents", "image", recipe.fingerprint, {}, cells),),
         )
-        publish_catalog(store.layout, catalog)
+        publish_catalog(store.layout, catalog, after=0)
 
 
 def seconds_of(loader: Any, consume: Callable[[], None]) -> tuple[float, int]:

@@ -278,7 +278,7 @@ def make_store(folder: Path, kind: Kind) -> Path:
             extras=["{}" for _row in rows],
             columns=(column,),
         )
-        publish_catalog(store.layout, catalog)
+        publish_catalog(store.layout, catalog, after=0)
     return folder / "store"
 
 

@@ -24,7 +24,8 @@ from cachestore.loop import Job, run_pass
 from cachestore.ranks import Placement
 from cachestore.reconcile import Reconciler
 from cachestore.samples import Sample
-from cachestore.storage.catalog import newest_catalog
+from cachestore.storage import catalog_writer
+from cachestore.storage.catalog import last_generation, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.passes import join_pass, list_passes
@@ -215,6 +216,14 @@ def reconciler(one: Job, number=None):
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
     return Reconciler(one.layout, one.plan, ref, one.source, one.launch, request=one.request)
+
+
+def publish_catalog(layout, catalog):
+    """Publish a catalog after whatever is there, without comparing, unless it is equal to the newest; returns (generation, digest)."""
+    last, newest = last_generation(layout, catalog.name), newest_catalog(layout, catalog.name, io="mmap")
+    published = catalog_writer.publish_catalog(layout, catalog, after=last, unless=newest)
+    assert published is not None
+    return published
 
 
 def catalog(root, name="train") -> Any:

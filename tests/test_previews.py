@@ -15,8 +15,8 @@ from cachestore.keys import digest_bytes
 from cachestore.previews import SHOWN, _grey, choose_rows, find_colours, fit, picture_column, preview_sample, read_shown, reduce
 from cachestore.reader import Reader
 from cachestore.storage.catalog import Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
+from tests.fakes import publish_catalog
 from tests.loading import stores
 from tests.loading.stores import Row, picture_key
 

@@ -1,20 +1,25 @@
 """Reconcile: what a pass begins with, what a round reopens, and what the catalog of its end holds."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore import reconcile
+from cachestore.errors import RecipeMismatch, Superseded
 from cachestore.files.paths import LedgerName
 from cachestore.inputs import combined_digest, digests_of
 from cachestore.reconcile import _among
 from cachestore.samples import Sample
 from cachestore.storage.catalog import list_generations
+from cachestore.storage.listing_numbers import listing_number
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
 from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
+from cachestore.work.plan import read_plan
 from cachestore.work.workers import Beat
 from cachestore.worker import Task, Worker
 from tests import fakes
@@ -543,3 +548,89 @@ def test_keys_are_found_among_others_as_in_a_set(keys, present):
         return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
 
     assert _among(rows(keys), rows(present)).tolist() == [key in set(present) for key in keys]
+
+
+# Which listing of the source is the newest
+
+
+def listed(catalog):
+    return list(catalog.ids), catalog.generation, catalog.listing
+
+
+def test_an_older_listing_never_takes_the_place_of_a_newer_one_and_its_entries_stay(root):
+    older = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b", "c"), FakeEncoder(), listing=2)
+    with pytest.raises(Superseded, match=r"generation 1 has that newer listing \(3 samples; this run lists 2\).*[Rr]un the same command"):
+        run_pass(older)
+    assert listed(catalog(root)) == (["0000", "0001", "0002"], 1, 2)
+    other = fakes.job(root, captions("x"), [FakeEncoder()], listing=1)
+    with pytest.raises(Superseded):
+        run_pass(other)
+    with closing(load_snapshot(other.layout)) as snapshot:
+        assert len(snapshot) == 4, "what the superseded run encoded is gone"
+
+
+def test_a_superseded_run_publishes_what_it_lists_anew(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=2)
+    with pytest.raises(Superseded):
+        run_pass(one)
+    run_pass(as_launch(one, "again", listing=3))
+    assert listed(catalog(root)) == (["0000"], 2, 3)
+
+
+def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
+    text, images = FakeEncoder(), FakeEncoder("latents")
+    samples = pictures("a.png")
+    fakes.run(root, samples, images, listing=2)
+    one = fakes.job(root, samples, [text], listing=1)
+    run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
+    assert {column.encoder for column in catalog(root).columns} == {"text", "latents"}
+    assert listed(catalog(root)) == (["a.png"], 2, 2)
+
+
+def test_a_generation_published_between_comparison_and_publication_is_compared_too(root, monkeypatch):
+    real, compared = reconcile.publish_catalog, []
+
+    def overtaken(layout, made, **named):
+        monkeypatch.setattr(reconcile, "publish_catalog", real)
+        fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+        return real(layout, made, **named)
+
+    monkeypatch.setattr(reconcile, "publish_catalog", overtaken)
+    fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
+    assert compared == [["b"]]
+    assert listed(catalog(root))[1:] == (2, 2)
+
+
+def test_a_catalog_that_comparison_refuses_is_not_published(root):
+    def refuse(previous):
+        message = f"generation {previous.generation} was made otherwise"
+        raise RecipeMismatch(message)
+
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=2, compare=refuse)
+    fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+    with pytest.raises(RecipeMismatch, match="generation 1"):
+        run_pass(one)
+    assert list_generations(one.layout, "train") == [1]
+
+
+def test_an_equal_catalog_is_published_where_an_older_listing_may_still_come(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    run_pass(one)
+    with listing_number(one.layout, "train"), listing_number(one.layout, "train") as second, listing_number(one.layout, "train") as third:
+        run_pass(as_launch(one, "third", listing=third))
+        assert listed(catalog(root)) == (["0000"], 2, third)
+        stale = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=second)
+        with pytest.raises(Superseded):
+            run_pass(stale)
+    assert list_generations(one.layout, "train") == [1, 2]
+
+
+def test_a_rebuilt_generation_keeps_the_number_of_its_listing(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=5)
+    report = run_pass(one)
+    one.layout.catalog("train", 1).unlink()
+    done = read_done(one.layout, PassRef(one.plan.name, 1))
+    assert fakes.reconciler(one, 1).rebuild_catalog(1, report.catalog_digest, done.report["listing"])
+    assert listed(catalog(root)) == (["0000"], 1, 5)

@@ -17,9 +17,9 @@ from cachestore.errors import BadInput, StoreNotFound, WriteFailed
 from cachestore.previews import SHOWN, Colours
 from cachestore.report import write_report
 from cachestore.storage.catalog import Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
 from tests import fakes
+from tests.fakes import publish_catalog
 from tests.loading import stores
 from tests.loading.stores import Row
 

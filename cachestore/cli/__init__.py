@@ -40,6 +40,7 @@ ERROR: Final = 1
 USAGE: Final = 2
 FAILURES: Final = 3
 DAMAGE: Final = 4
+SUPERSEDED: Final = 5
 NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
@@ -47,6 +48,7 @@ EXIT_CODES: Final = """exit codes:
   2         a command line that is malformed in itself
   3         finished, but some samples or files could not be made: each is listed
   4         damage, or entries that are missing
+  5         another run listed the source later and has published it: nothing was replaced
   10        there is no store at that path
   130, 143  interrupted by SIGINT or SIGTERM: the same command goes on from there
 """
@@ -54,7 +56,7 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.errors import CacheStoreError, StoreNotFound
+    from cachestore.errors import CacheStoreError
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(command.run(parsed))
     except CacheStoreError as error:
         print_error(error, as_json=getattr(parsed, "json", False))
-        return NO_STORE if isinstance(error, StoreNotFound) else ERROR
+        return _exit_code(error)
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,6 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What the system refuses while a store is only looked at, such as to list a folder: the path stands in the error.
         print_error(error, as_json=getattr(parsed, "json", False))
         return ERROR
+
+
+def _exit_code(error: Exception) -> int:
+    from cachestore.errors import StoreNotFound, Superseded
+
+    if isinstance(error, StoreNotFound):
+        return NO_STORE
+    return SUPERSEDED if isinstance(error, Superseded) else ERROR
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -107,7 +107,7 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode, and print the report: 0 complete, 2 for arguments that are malformed in themselves, 3 with failures."""
-    from cachestore.processes import watch_parent
+    from cachestore.processes import LISTING, watch_parent
 
     is_child = watch_parent(os.environ)
     try:
@@ -122,7 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     resumes = None if is_child else request  # the parent says it, once for all ranks
     with _stopping(say, resumes, is_parent=count > 1) as stop:
-        report = _run_children(arguments, request, count) if count > 1 else _run_here(arguments, request, say, stop)
+        if count > 1:
+            report = _run_children(arguments, request, count)
+        else:
+            number = os.environ.pop(LISTING, "") if is_child else ""
+            report = _run_here(arguments, request, say, stop, int(number) if number.isdecimal() else None)
     if not _speaks(request):
         return OK if report.complete else FAILURES
     if arguments.json:
@@ -132,13 +136,13 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if report.complete else FAILURES
 
 
-def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop") -> "Report":
+def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop", listing: int | None) -> "Report":
     from cachestore.cli.progress import Bar
     from cachestore.run import precompute_here
 
     bar = Bar(Path(request.store), is_shown=not arguments.quiet and _speaks(request))
     try:
-        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look)
+        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look, listing=listing)
     finally:
         bar.end()
 

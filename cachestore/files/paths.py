@@ -5,6 +5,7 @@
     index/<n>-<32 hex>.lmdb
     catalogs/<name>/<n>.safetensors
     catalogs/<name>/<n>.dropped
+    listings/<name>/<n>.json
     recipes/<64 hex>.json
     plans/<32 hex>/plan.safetensors
     plans/<32 hex>/<pass>/rounds/<round>.json
@@ -47,6 +48,7 @@ _SEGMENT = re.compile(r"([0-9a-f]{32})\.safetensors")
 _INDEX = re.compile(_NUMBER + r"-([0-9a-f]{32})\.lmdb")
 _CATALOG = re.compile(_NUMBER + r"\.safetensors")
 _DROPPED = re.compile(_NUMBER + r"\.dropped")
+_LISTING = re.compile(_NUMBER + r"\.json")
 _ROUND = re.compile(_NUMBER + r"\.json")
 _CLAIM = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 _LEDGER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.json")
@@ -61,7 +63,7 @@ _LOST = re.compile(r"([0-9a-f]{32})\.lost\.json")
 _TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
 _NAME_LIMIT = 200
 _INSIDE = re.compile(
-    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)"
+    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)|listings/[^/]+/[0-9]+\.json"
     r"|recipes/[0-9a-f]{64}\.json|plans/[0-9a-f]{32}/(?:plan\.safetensors|[0-9]+/(?:done\.json|[a-z]+/[^/]+))"
     r"|(?:workers|condemned|digests|locks|quarantine|tmp)/(?!cachestore\.json)[^/]+)"
 )
@@ -172,6 +174,19 @@ class Layout:
     def dropped(self, name: str, generation: int) -> Path:
         """The path of what says that a data set was dropped, up to a generation."""
         return self.catalog_folder(name) / f"{generation}.dropped"
+
+    @property
+    def listings(self) -> Path:
+        """The folder of listing numbers by data set."""
+        return self.root / "listings"
+
+    def listing_folder(self, name: str) -> Path:
+        """The folder of one data set's listing numbers."""
+        return self.listings / encode_name(name)
+
+    def listing(self, name: str, number: int) -> Path:
+        """The path of a listing number of a data set."""
+        return self.listing_folder(name) / f"{number}.json"
 
     @property
     def recipes(self) -> Path:
@@ -339,6 +354,12 @@ def parse_catalog(name: str) -> int | None:
 def parse_dropped(name: str) -> int | None:
     """The generation up to which a data set was dropped, or None."""
     match = _DROPPED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def parse_listing(name: str) -> int | None:
+    """The number in the file name of a listing number, or None."""
+    match = _LISTING.fullmatch(name)
     return int(match[1]) if match else None
 
 

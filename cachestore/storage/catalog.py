@@ -143,6 +143,8 @@ class Catalog:
     texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How the captions of a row were made of those that its source has (`CaptionPolicy.encoding`); empty for the first one as it is."""
     generation: int = 0
+    listing: int = 0
+    """The number of the listing that its rows are of (`storage/listing_numbers`); 0 in stores made before there were numbers."""
     digest: str = ""
     """Covers rows and recipes, not request, time or (size, mtime_ns)."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -223,6 +225,7 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
             texts=dict(header.get("texts", {})),
             generation=header.get("generation", generation),
+            listing=header.get("listing", 0),
             digest=_text(header["digest"]),
             checksums=table.checksums,
         )
@@ -230,8 +233,8 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run {to_repair(path)}"
         raise FormatError(message) from error
-    if type(catalog.generation) is not int:
-        message = f"{path} does not say which generation it is; run {to_repair(path)}"
+    if type(catalog.generation) is not int or type(catalog.listing) is not int:
+        message = f"{path} does not say which generation and listing it is; run {to_repair(path)}"
         raise FormatError(message)
     return catalog
 

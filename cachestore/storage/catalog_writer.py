@@ -11,7 +11,7 @@ from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, canonical
-from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation, newest_catalog
+from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
 
@@ -19,12 +19,13 @@ DROPPED_FORMAT: Final = "cachestore-dropped"
 def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
     """(digest, chunks) of a catalog's file, which says the generation that it is, if that is known. Pure."""
     header, columns = _lay_out(catalog)
-    return header["digest"], _chunks(header, columns, catalog.generation)
+    return header["digest"], _chunks(header, columns, catalog.generation, catalog.listing)
 
 
-def _chunks(header: Mapping[str, Any], columns: Mapping[str, Column], generation: int) -> list[Buffer]:
-    """The number stands in the file as well as in its name: a generation that was renamed must not be taken for another."""
-    return encode_table(FORMAT, VERSION, {**header, "generation": generation} if generation else header, columns)
+def _chunks(header: Mapping[str, Any], columns: Mapping[str, Column], generation: int, listing: int) -> list[Buffer]:
+    """The generation stands in the file as well as in its name: one that was renamed must not be taken for another."""
+    known = {name: number for name, number in (("generation", generation), ("listing", listing)) if number}
+    return encode_table(FORMAT, VERSION, {**header, **known}, columns)
 
 
 def _lay_out(catalog: Catalog) -> tuple[dict[str, Any], dict[str, Column]]:
@@ -77,24 +78,24 @@ def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
     return digest_of([canonical(described), canonical(rows)])
 
 
-def publish_catalog(layout: Layout, catalog: Catalog) -> tuple[int, str]:
-    """Publish as the next generation of its name; returns (generation, digest). One equal to the newest is not published again.
+def publish_catalog(layout: Layout, catalog: Catalog, *, after: int, unless: Catalog | None = None) -> tuple[int, str] | None:
+    """Publish a catalog as generation `after` + 1 of its name; returns (generation, digest).
 
-    Put-if-absent: who loses a race looks again and takes the next number.
+    None where that generation is there already: the caller must compare with it before trying again. A catalog equal to `unless` is not
+    published: that one's generation and digest are returned. Raises WriteFailed.
     """
     header, columns = _lay_out(catalog)
     digest: str = header["digest"]
+    if unless is not None and unless.digest == digest and _same_stats(unless, catalog):
+        return unless.generation, digest
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.catalog_folder(catalog.name))
-    while True:
-        newest = newest_catalog(layout, catalog.name, io="mmap")
-        if newest is not None and newest.digest == digest and _same_stats(newest, catalog):
-            return newest.generation, digest
-        generation = last_generation(layout, catalog.name) + 1
-        failpoint("catalog.before_publish")
-        if publish(layout, layout.catalog(catalog.name, generation), _chunks(header, columns, generation), read_only=True):
-            failpoint("catalog.after_publish")
-            return generation, digest
+    generation = after + 1
+    failpoint("catalog.before_publish")
+    if not publish(layout, layout.catalog(catalog.name, generation), _chunks(header, columns, generation, catalog.listing), read_only=True):
+        return None
+    failpoint("catalog.after_publish")
+    return generation, digest
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:

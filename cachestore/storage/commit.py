@@ -28,7 +28,7 @@ STALE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
 
 _FOLDERS: Final = frozenset(
-    {"tmp", "segments", "index", "catalogs", "recipes", "plans", "workers", "digests", "condemned", "locks", "quarantine"}
+    {"tmp", "segments", "index", "catalogs", "listings", "recipes", "plans", "workers", "digests", "condemned", "locks", "quarantine"}
 )
 
 UNCOVERED_LIMIT: Final = 512

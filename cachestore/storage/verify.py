@@ -32,6 +32,7 @@ from cachestore.files.paths import (
     parse_dropped,
     parse_index,
     parse_ledger,
+    parse_listing,
     parse_lost,
     parse_pass,
     parse_plan,
@@ -77,6 +78,7 @@ _OUR_NAMES: Final[Mapping[str, Callable[[str], object]]] = {
     "plans": parse_plan,
     "condemned": parse_condemned,
     "catalogs": decode_name,
+    "listings": decode_name,
 }
 _OUR_NAMES_IN_PASSES: Final[Mapping[str, Callable[[str], object]]] = {
     "rounds": parse_round,
@@ -597,6 +599,9 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
         yield from (
             _foreign(f"catalogs/{folder.name}/{file}") for file in names_in(folder) if parse_catalog(file) is parse_dropped(file) is None
         )
+    for folder in names_in(layout.listings):
+        files = names_in(layout.listings / folder) if decode_name(folder) is not None else []
+        yield from (_foreign(f"listings/{folder}/{file}") for file in files if parse_listing(file) is None)
     yield from _strange_segments(layout)
     yield from _strange_in_plans(layout)
     yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))

@@ -13,8 +13,8 @@ from cachestore.cli.lines import training_lines
 from cachestore.files.paths import Layout
 from cachestore.loop import Report
 from cachestore.samples import Source
-from cachestore.storage.catalog_writer import publish_catalog
 from tests import fakes
+from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
 
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')

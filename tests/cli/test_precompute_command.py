@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
-from cachestore.cli import ERROR, FAILURES, OK, main
+from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, main
 from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command
@@ -336,3 +336,36 @@ def test_two_runs_at_once_share_the_work(asked, gate, tmp_path):
     assert sum(report["encoded_here"] for report in reports) == 13
     assert len(fakes.logged(log)) == 13
     assert len({pid for pid, _encoder, _key in fakes.logged(log)}) == 2
+
+
+# Runs that overtake each other
+
+
+def test_a_run_that_was_stopped_and_overtaken_ends_with_5_and_replaces_nothing(asked, data, gate, tmp_path):
+    older = command(*asked, "--json", FAKE_ENCODER_GATE=str(gate.folder))
+    os.kill(gate.wait(), signal.SIGSTOP)
+    for name in ("98.png", "99.png"):
+        (data / name).write_bytes(name.encode())
+        os.utime(data / name, (1, 1))
+    assert ended(command(*asked, "--json"))[0] == OK
+    gate.open()
+    os.kill(older.pid, signal.SIGCONT)
+    code, out, err = ended(older)
+    assert (code, json.loads(out)["kind"]) == (SUPERSEDED, "Superseded")
+    assert "generation 1 has that newer listing (14 samples; this run lists 12)" in err
+    newest = fakes.catalog(tmp_path / "store")
+    assert (newest.generation, len(newest)) == (1, 14)
+    code, out, _err = ended(command(*asked, "--json"))
+    assert (code, json.loads(out)["encoded"], json.loads(out)["generation"]) == (OK, 0, 1)
+
+
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_of_two_runs_with_different_resolutions_the_second_to_end_is_refused_as_at_planning(asked, gate, tmp_path, procs):
+    one = command(*asked, "--json", "--resolution", "512", "--procs", procs, FAKE_ENCODER_GATE=str(gate.folder))
+    gate.wait()
+    assert ended(command(*asked, "--json"))[0] == OK
+    gate.open()
+    code, _out, err = ended(one)
+    assert code == ERROR
+    assert "pass --replace" in err
+    assert [column.options.get("resolution") for column in fakes.catalog(tmp_path / "store").columns] == [1024, None]

@@ -21,10 +21,9 @@ from cachestore.files.paths import Layout
 from cachestore.reader import Reader
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import needed_by
-from tests.fakes import ROOT, catalog
+from tests.fakes import ROOT, catalog, publish_catalog
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 

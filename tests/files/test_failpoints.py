@@ -17,19 +17,19 @@ from cachestore.keys import key
 from cachestore.reader import Reader
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
 from cachestore.storage.verify import HARMLESS, verify
 from cachestore.upkeep import collect, compact
+from tests.fakes import publish_catalog
 
 WRITE = """
 from cachestore.keys import Recipe, key
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
+from tests.fakes import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 
 def value(n):

@@ -16,8 +16,8 @@ from cachestore.encode.buckets import Size, choose, placement
 from cachestore.encode.masks import mask_recipe
 from cachestore.errors import BadInput
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
+from tests.fakes import publish_catalog
 from tests.formats import trainers
 from tests.formats.caches import bring, send
 from tests.loading import stores

@@ -11,8 +11,8 @@ import numpy as np
 from cachestore.encode import families
 from cachestore.keys import Key, Recipe, digest_text, input_key
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.store import open_store
+from tests.fakes import publish_catalog
 
 SDXL = families.text_family("StableDiffusionXLPipeline")
 FLUX = families.text_family("FluxPipeline")

@@ -9,8 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.paths import Layout
-from cachestore.storage.catalog_writer import publish_catalog
-from tests.fakes import FakeEncoder
+from tests.fakes import FakeEncoder, publish_catalog
 from tests.loading.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.loading.test_dataset import batch_of, equal, loader
 

@@ -11,8 +11,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.paths import Layout
-from cachestore.storage.catalog_writer import publish_catalog
-from tests.fakes import ROOT
+from tests.fakes import ROOT, publish_catalog
 from tests.loading.stores import Recipes, Row, catalog_of, make_store, recipes
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cachestore as cs
-from cachestore.storage.catalog_writer import publish_catalog
+from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
 
 pytestmark = pytest.mark.torch

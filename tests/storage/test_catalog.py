@@ -29,8 +29,9 @@ from cachestore.storage.catalog import (
     open_catalog,
     read_catalog,
 )
-from cachestore.storage.catalog_writer import encode_catalog, publish_catalog
+from cachestore.storage.catalog_writer import encode_catalog
 from cachestore.storage.commit import create_store
+from tests.fakes import publish_catalog
 from tests.storage.stores import flip
 
 RECIPE = Recipe("latents", {"vae": "x"}, {"scale": 2.0})
@@ -349,29 +350,15 @@ class TestPublishing:
         assert sorted(list_names(layout)) == sorted(["train", "a/b", "käse"])
         assert {name: list_generations(layout, name) for name in list_names(layout)} == {"train": [1], "a/b": [1], "käse": [1]}
 
-    def test_who_loses_a_race_looks_again_and_takes_the_next_number(self, layout, monkeypatch):
-        real = catalog_writer.publish
+    def test_a_generation_that_is_there_is_never_replaced(self, layout):
+        publish_catalog(layout, small(n=1))
+        assert catalog_writer.publish_catalog(layout, small(n=2), after=0) is None
+        assert [len(read_catalog(layout.catalog("train", n), generation=n)) for n in list_generations(layout, "train")] == [1]
 
-        def slower(*arguments, **named):
-            monkeypatch.setattr(catalog_writer, "publish", real)
-            publish_catalog(layout, small(n=1))
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(catalog_writer, "publish", slower)
-        assert publish_catalog(layout, small(n=2))[0] == 2
-        assert [len(read_catalog(layout.catalog("train", n), generation=n)) for n in (1, 2)] == [1, 2]
-
-    def test_who_loses_a_race_against_an_equal_one_takes_that(self, layout, monkeypatch):
-        real = catalog_writer.publish
-
-        def slower(*arguments, **named):
-            monkeypatch.setattr(catalog_writer, "publish", real)
-            publish_catalog(layout, small())
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(catalog_writer, "publish", slower)
-        assert publish_catalog(layout, small())[0] == 1
-        assert list_generations(layout, "train") == [1]
+    def test_a_catalog_keeps_the_number_of_its_listing_which_its_digest_leaves_out(self, layout):
+        _generation, digest = publish_catalog(layout, small(listing=7))
+        assert newest(layout).listing == 7
+        assert encode_catalog(small(listing=8))[0] == digest
 
     def test_a_damaged_newest_is_passed_over_and_its_number_is_not_used_again(self, layout):
         publish_catalog(layout, small(n=1))

@@ -17,11 +17,11 @@ from cachestore.files.opening import names_in
 from cachestore.keys import Recipe
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import HARMLESS, verify
+from tests.fakes import publish_catalog
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
 CALLS = ("open", "write", "fsync", "link", "chmod", "mkdir", "unlink")

@@ -20,13 +20,13 @@ from cachestore.storage import repair as repairing
 from cachestore.storage import segment as segments
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, list_generations, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import FORMAT, list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import LOST_FORMAT, verify
+from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of
 
 

@@ -7,9 +7,9 @@ import pytest
 from cachestore.errors import StoreNotFound
 from cachestore.keys import Recipe
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.stats import stats
+from tests.fakes import publish_catalog
 from tests.storage.stores import flip, key_of, put
 
 

@@ -19,13 +19,13 @@ from cachestore.keys import Recipe
 from cachestore.storage import verify as verifying
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import TensorSpec, make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import FORMAT, list_indexes
 from cachestore.storage.verify import HARMLESS, STALE_SECONDS, verify
+from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, forge_index, key_of, put, read, tensors_of
 
 RECIPE = Recipe("own", {"x": 1})

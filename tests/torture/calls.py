@@ -157,10 +157,11 @@ def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable
         say(list(acknowledged.places))
         return acknowledged
 
-    def catalog(layout: Any, published: Any) -> tuple[int, str]:
-        generation, digest = publish_catalog(layout, published)
-        say_generation(published.name, generation)
-        return generation, digest
+    def catalog(layout: Any, made: Any, **named: Any) -> tuple[int, str] | None:
+        published = publish_catalog(layout, made, **named)
+        if published is not None:
+            say_generation(made.name, published[0])
+        return published
 
     append.publish_segment, reconcile.publish_catalog = segment, catalog
 

@@ -21,7 +21,6 @@ from cachestore.request import PrecomputeRequest
 from cachestore.run import precompute_here
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
-from cachestore.storage.catalog_writer import publish_catalog
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import Entry, RawTensor, make_entry
 from cachestore.storage.gc import condemn
@@ -30,6 +29,7 @@ from cachestore.storage.snapshot import list_indexes, load_snapshot
 from cachestore.tensors import to_raw
 from cachestore.work import agreement, choice, workers
 from tests import fakes
+from tests.fakes import publish_catalog
 
 FILLED: Final = range(12)
 KEPT: Final = range(8)

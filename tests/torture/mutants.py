@@ -33,6 +33,7 @@ class Mutant:
 
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
+_OVERTAKING: Final = ("overtaking", 120)
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        os.fsync(descriptor)\n', "", *_CRASHES),
@@ -53,6 +54,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n        return None\n",
         '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
         *_CRASHES,
+    ),
+    "comparison with the newest generation": Mutant(
+        "reconcile.py", "                self._check_may_follow(previous)\n", "                pass\n", *_OVERTAKING
     ),
     "link refusal": Mutant("files/opening.py", '    os.O_RDONLY\n    | getattr(os, "O_NOFOLLOW", 0)\n', "    os.O_RDONLY\n", *_EXCHANGE),
 }

@@ -1,0 +1,91 @@
+"""Listing numbers: the order in which runs list the source of a data set, so that an older listing never replaces a newer one.
+
+    listings/<name>/<n>.json
+
+A run takes the next number before it lists its source, and the catalog that it publishes holds the number. No clock is part of this. A run
+removes its number when it ends, unless the number is the highest: so numbers only rise, and a lower one that is there belongs to a run
+that is still at work, or that died.
+"""
+
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cachestore.errors import CacheStoreError, FormatError, StoreNotFound
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, decode_name, parse_listing
+from cachestore.files.publish import make_folder, note
+from cachestore.files.records import encode_record
+from cachestore.files.removal import age_seconds, remove_file
+from cachestore.files.table import read_header
+from cachestore.storage.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.storage.catalog import VERSION as CATALOG_VERSION
+from cachestore.storage.catalog import list_generations
+from cachestore.storage.snapshot import open_layout
+
+FORMAT: Final = "cachestore-listing"
+VERSION: Final = 1
+
+_MOST_LOST: Final = 16
+_SPENT_SECONDS: Final = 30 * 24 * 3600.0
+
+
+@contextmanager
+def listing_number(layout: Layout, name: str) -> Generator[int]:
+    """Take the next number of a data set for as long as the context lasts. Enter it before the source is listed. Raises WriteFailed."""
+    number = _take(layout, name)
+    try:
+        yield number
+    finally:
+        if number < max(listing_numbers(layout, name), default=0):
+            with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
+                remove_file(layout, layout.listing(name, number))
+
+
+@contextmanager
+def number_if_there(layout: Layout, name: str) -> Generator[int | None]:
+    """As `listing_number`; None where there is no store yet, whose first listing this may be. Raises FormatError, WriteFailed."""
+    try:
+        opened = open_layout(layout)
+    except StoreNotFound:
+        yield None
+        return
+    with listing_number(opened, name) as number:
+        yield number
+
+
+def listing_numbers(layout: Layout, name: str) -> list[int]:
+    """The numbers that are there, lowest first."""
+    return sorted(number for number in map(parse_listing, names_in(layout.listing_folder(name))) if number is not None)
+
+
+def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
+    """Numbers that died runs left behind: those 30 days old at `now` (seconds since the epoch), but never the highest."""
+    spent: list[Path] = []
+    for name in filter(None, map(decode_name, names_in(layout.listings))):
+        paths = [layout.listing(name, number) for number in listing_numbers(layout, name)[:-1]]
+        spent += [path for path in paths if (age_seconds(path, now) or 0.0) > _SPENT_SECONDS]
+    return spent
+
+
+def _take(layout: Layout, name: str) -> int:
+    make_folder(layout, layout.temporary)
+    make_folder(layout, layout.listing_folder(name))
+    record = encode_record(FORMAT, VERSION, {"name": name})
+    lost = 0
+    while True:
+        highest = max(*listing_numbers(layout, name), _published(layout, name), 0)
+        number = highest + 1 + secrets.randbelow(1 << lost)  # ranks that start together spread out
+        if note(layout, layout.listing(name, number), record):
+            return number
+        lost = min(lost + 1, _MOST_LOST)
+
+
+def _published(layout: Layout, name: str) -> int:
+    """The number in the newest catalog, which counts where the folder of numbers was lost."""
+    for generation in reversed(list_generations(layout, name)):
+        with suppress(FormatError, FileNotFoundError):
+            return int(read_header(layout.catalog(name, generation), CATALOG_FORMAT, CATALOG_VERSION).get("listing", 0))
+    return 0
