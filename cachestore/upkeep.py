@@ -304,13 +304,13 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
 
 
 def lost_catalogs(layout: Layout) -> list[Told]:
-    """The catalogs that are gone though the pass of their data set that ended last names them, with the pass that made them first."""
+    """The catalogs that are gone though a pass names them as the newest of their data set, with the pass that made them first."""
     told: dict[str, list[Told]] = {}
     for each in told_catalogs(layout):
         told.setdefault(each.name, []).append(each)
     lost: list[Told] = []
     for name, passes in sorted(told.items()):
-        last = max(passes, key=lambda each: (each.ended, each.generation))
+        last = max(passes, key=lambda each: (each.generation, each.ended))
         if last.generation > max(list_generations(layout, name), default=0):
             same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
             lost.append(min(same, key=lambda each: (each.ended, each.ref.number)))

@@ -5,8 +5,8 @@ an acknowledged entry that is lost, a wrong value, a signal that nobody sent, a 
 command does not finish. Every point follows from the seed. `--only` (more than once) chooses campaigns, `--count` how many points
 of each. Exit 0 only without a violation.
 
-With `--mutants` one protection after the other is taken out of a copy of the package, and a campaign must notice: exit 0 only if all are found,
-and if the same campaigns find nothing in a whole copy.
+With `--mutants` one protection after the other is taken out of a copy of the package, and a campaign must notice: exit 0 only if all are
+found, and if the same campaigns find nothing in a whole copy.
 """
 
 import environment

@@ -16,8 +16,9 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.cli.lines import training_lines
-from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch, WriteFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
+from cachestore.listing import gather_all
 from cachestore.processes import Child
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead, precompute_here
@@ -573,6 +574,7 @@ import sys
 import cachestore as cs
 from cachestore.work.workers import read_beats
 from cachestore.files.paths import Layout
+from cachestore.listing import gather_all
 from pathlib import Path
 report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
 [beat] = read_beats(Layout(Path(sys.argv[2])))
@@ -853,3 +855,28 @@ def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
     ended = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=50, cwd=fakes.ROOT)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout
+
+
+# Two calls at once
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_samples_in_memory_are_as_old_as_the_call_that_gathered_them(data, root, makers, monkeypatch, processes):
+    def listed(count):
+        return [cs.Sample(f"{n}", {"image": data / f"{n}.png"}, (f"caption {n}",)) for n in range(count)]
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    cs.precompute(listed(1), model="model", store=root, inline=True)
+    real = gather_all
+
+    def overtaken(*given, **named):
+        monkeypatch.setattr("cachestore.run.gather_all", real)
+        found = real(*given, **named)
+        cs.precompute(listed(3), model="model", store=root, inline=True)
+        return found
+
+    monkeypatch.setattr("cachestore.run.gather_all", overtaken)
+    with pytest.raises(Superseded):
+        cs.precompute(listed(2), model="model", store=root, inline=not processes)
+    assert (len(catalog(root)), list_generations(Layout(root), "train")) == (3, [1, 2])
