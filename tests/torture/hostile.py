@@ -35,7 +35,7 @@ ENDLESS_BYTES: Final = 1 << 40
 NOBODY: Final = 65_534
 EXITS: Final = frozenset({0, 1, 3, 4, 10})
 """Of `docs/exit-codes.md`, without those of a wrong command line and of signals."""
-UNVERSIONED: Final = frozenset({"index", "attempt", "dropped", "lock", "quarantined", "temporary"})
+UNVERSIONED: Final = frozenset({"index", "attempt", "dropped", "listing", "lock", "quarantined", "temporary"})
 """Kinds whose files say no format: they are derived, names alone, or nobody's."""
 FOLDER: Final = "folder"
 """The kind of all folders of a store."""

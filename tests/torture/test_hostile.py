@@ -99,7 +99,9 @@ def test_a_parser_that_believes_what_it_reads_is_found_out(template, monkeypatch
 
 
 def test_every_kind_of_file_that_is_parsed_is_fuzzed():
-    assert set(damage.KINDS) - set(fuzz.PARSERS) == {"attempt", "dropped", "lock", "quarantined", "temporary"}, "these are names alone"
+    assert set(damage.KINDS) - set(fuzz.PARSERS) == {"attempt", "dropped", "listing", "lock", "quarantined", "temporary"}, (
+        "these are names alone"
+    )
 
 
 # Things of strangers
