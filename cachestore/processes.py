@@ -160,14 +160,16 @@ class _Running:
         return read_at(self.err.fileno(), size - start, start).decode("utf-8", "replace").strip()
 
 
-def run_children(arguments: Sequence[str], count: int, care: Care | None = None) -> list[Child]:
+def run_children(
+    arguments: Sequence[str], count: int, care: Care | None = None, environment: Mapping[str, str] | None = None
+) -> list[Child]:
     """Run `count` workers with the same arguments as one launch, each with its own rank, and wait for all of them.
 
-    Returns as they ended, in the order of ranks. Whatever ends the call stops them all: each publishes what it has encoded. Raises
-    Incomplete where `care.cancel` did and none reached the end.
+    `environment` goes to all of them, over what they inherit. Returns as they ended, in the order of ranks. Whatever ends the call stops
+    them all: each publishes what it has encoded. Raises Incomplete where `care.cancel` did and none reached the end.
     """
     launch = f"procs:{secrets.token_hex(8)}"
-    return _run(arguments, [_as_rank(rank, count, launch) for rank in range(count)], care or Care())
+    return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
 
 
 def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:

@@ -28,7 +28,7 @@ from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
 from cachestore.request import LOADED, PrecomputeRequest, Wanted, look_at_request
 from cachestore.storage.commit import create_store
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.store import Store
 from cachestore.work.agreement import Intent, in_words, is_same_launch, who_differs
 from cachestore.work.passes import PassRef, list_passes, read_done
@@ -179,23 +179,23 @@ def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought) ->
     if wanted is not None and (report := _if_all_is_there(request, wanted, brought)) is not None:
         return report
     count = process_count(request)
-    with _written(request, brought) as written:
+    layout = wanted.layout if wanted is not None else open_for_pass(request.store)
+    with _written(layout, request, brought) as written:
         arguments = replace(written, procs=None).arguments()
         care = replace(care, pictures=files_of_brought(brought) if brought else None)
         if request.procs is None and count == 1:
             launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
-            children = run_child(arguments, _own_place(placement, launch), care)
+            children = run_child(arguments, _own_place(placement, launch) | handed_on(layout), care)
         else:
-            children = run_children(arguments, count, care)
+            children = run_children(arguments, count, care, handed_on(layout))
     report = Report.from_json(joined_report(children))
     count_start((Path(request.store).absolute(), report.plan, placement.rank))
     return _held_to(report, request)
 
 
 @contextmanager
-def _written(request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
+def _written(layout: Layout, request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
     """The request with the rows of sources in memory as files, which are removed afterwards."""
-    layout = create_store(Path(request.store))
     sources, paths = list(request.sources), list[Path]()
     try:
         for number, listing in brought.items():
@@ -227,7 +227,7 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
     models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
     if not all(is_here(name, request.revision) for name in models):
         return None
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store)
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         return look_at_request(layout, request, beat=beat, brought=brought)
 
@@ -241,7 +241,7 @@ def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brough
         return None
     with _as_it_was(os.environ):
         try:
-            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought)
+            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, store_id=wanted.layout.store_id)
         except Incomplete:
             return None
 
@@ -288,6 +288,26 @@ def _own_place(placement: Placement, launch: str) -> dict[str, str]:
     return {"CACHESTORE_LAUNCH": launch, **place}
 
 
+_STORE: Final = "CACHESTORE_STORE"
+"""Which store a started worker is to work on: its id and, behind a space, its path, as a worker's own children may use others."""
+
+
+def handed_on(layout: Layout) -> dict[str, str]:
+    """What workers that are started for a store are told of it: where it is gone by then, they must not make another one in its place."""
+    return {_STORE: f"{layout.store_id} {layout.root}"}
+
+
+def open_for_pass(place: str, store_id: str = "") -> Layout:
+    """The store at a path, made where there is none; of one that is known already, by its id or by who started this process, that one.
+
+    Raises ReadFailed where that one is not there any more; otherwise as `create_store`.
+    """
+    layout = Layout.at(place)
+    told, _, root = os.environ.get(_STORE, "").partition(" ")
+    known = store_id or (told if root == str(layout.root) else "")
+    return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)
+
+
 def precompute_here(
     request: PrecomputeRequest,
     *,
@@ -296,15 +316,17 @@ def precompute_here(
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
     brought: Brought | None = None,
+    store_id: str = "",
 ) -> Report:
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
 
-    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory.
+    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. With a `store_id` no store
+    is made, and no other one is written to.
     """
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store, store_id)
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
@@ -349,7 +371,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     from cachestore.encode.environment import set_library_defaults
     from cachestore.forecast import make_forecast
 
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store)
     set_library_defaults(os.environ)
     wanted = look_at_request(layout, request)
     reconciler, missing = _unknown(wanted)

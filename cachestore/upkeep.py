@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
@@ -168,6 +169,7 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         commit(layout).close()  # before a list goes that says of a segment why it is not there
         freed = remove_condemned(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
         condemn(layout, [usage.ref.digest for usage in idle])
+    check_for_reading(layout)
     return GcReport(
         applied=apply,
         condemned=Amount(len(idle), sum(len(usage.loose) for usage in idle), sum(usage.ref.size_bytes for usage in idle)),
@@ -195,8 +197,10 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     loose = sum(usage.loose_bytes for usage in usages)
     if not apply:
         entries = sum(usage.ref.entries - len(usage.loose) for usage in usages)
+        check_for_reading(layout)
         return CompactReport(applied=False, segments=len(usages), written=0, entries=entries, loose_bytes=loose)
     done = compact_segments(layout, groups, needs)
+    check_for_reading(layout)
     return CompactReport(
         applied=True, segments=done.segments, written=done.written, entries=done.entries, loose_bytes=loose, remarks=done.remarks
     )
@@ -216,6 +220,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     """
     layout = open_layout(Layout.at(path))
     plans, generations = plans_of(layout, name), list_generations(layout, name)
+    check_for_reading(layout)
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
@@ -229,6 +234,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         mark_dropped(layout, name)
         freed += sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
+    check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from cachestore.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_link, names_in
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
@@ -103,6 +104,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
             lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
             missing = _missing_then(layout, snapshot, damaged, lacking)
             rebuilt = ("index",) if quarantined or lacking or has_news(snapshot) else ()
+        check_for_reading(layout)
         return RepairReport(salvaged + len(lacking), tuple(quarantined), rebuilt, missing, dry_run=True)
     needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
@@ -118,6 +120,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     back = tuple(name for path in aside if (name := _put_back(layout, path)))
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
         rebuilt = ("index", *back) if after.generation != before.generation else back
+    check_for_reading(layout)
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
 
 
