@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, EncodeFailed, Incomplete
-from cachestore.files.marker import check_for_reading
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.ranks import Placement
@@ -96,10 +96,10 @@ def run_pass(job: Job) -> Report:
 
     Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses; what is published stays, and a later call goes on.
     """
-    for recipe in job.plan.recipes:
-        publish_recipe(job.layout, recipe)
     new = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else None
-    with new or nullcontext(job.beat) as beat:
+    with noticing_its_end(job.layout), new or nullcontext(job.beat) as beat:
+        for recipe in job.plan.recipes:
+            publish_recipe(job.layout, recipe)
         assert beat is not None
         report = _take_part(job, beat)
     check_for_reading(job.layout)  # another store may hold a pass over the same plan, and the end of that

@@ -572,6 +572,7 @@ def fill(
     check_calls(on_progress, cancel)
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
+    _ = store.snapshot  # raises where the store is closed
     if store.mode != "a":
         message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
         raise BadInput(message)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
-from cachestore.files.marker import check_for_reading
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
@@ -152,7 +152,13 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         FormatError: the store was written by a newer version, or a catalog or plan cannot be read, so that nobody can tell what is needed.
         WriteFailed: the disk refuses; what was removed was not needed.
     """
-    layout, now = open_layout(Layout.at(path)), time.time()
+    layout = open_layout(Layout.at(path))
+    with noticing_its_end(layout):
+        return _collect(layout, grace_seconds, apply=apply)
+
+
+def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
+    now = time.time()
     lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         found = _find_needs(layout, now)
@@ -190,6 +196,11 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     Without `apply` it only says what would be done. Raises as `collect`; WriteFailed also where there is no room for the copies.
     """
     layout = open_layout(Layout.at(path))
+    with noticing_its_end(layout):
+        return _compact(layout, apply=apply)
+
+
+def _compact(layout: Layout, *, apply: bool) -> CompactReport:
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         needs = _find_needs(layout, time.time()).needs
         groups = choose_groups(layout, snapshot, needs)

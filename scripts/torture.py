@@ -5,7 +5,7 @@ an acknowledged entry that is lost, a wrong value, a signal that nobody sent, a 
 command does not finish. Every point follows from the seed. `--only` (more than once) chooses campaigns, `--count` how many points
 of each. Exit 0 only without a violation.
 
-With `--mutants` each of six protections is taken out of a copy of the package, and a campaign must notice: exit 0 only if all are found,
+With `--mutants` each of seven protections is taken out of a copy of the package, and a campaign must notice: exit 0 only if all are found,
 and if the same campaigns find nothing in a whole copy.
 """
 

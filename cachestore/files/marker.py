@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.errors import FormatError, ReadFailed, WriteFailed
+from cachestore.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed
 from cachestore.files.opening import read_whole, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.files.records import decode_record
@@ -55,6 +55,19 @@ def check_opened(layout: Layout, folder: int) -> None:
     if layout.store_id:
         with _refusing_to_write():
             _check(layout, folder, None)
+
+
+@contextmanager
+def noticing_its_end(layout: Layout) -> "Generator[None]":
+    """For work in which a file that is not there any more means that the store went away meanwhile: raises ReadFailed in that case."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, CacheStoreError):
+            raise
+        check_for_reading(layout)
+        message = f"{error.filename} was there a moment ago and is not any more; run the same command again"
+        raise ReadFailed(message) from error
 
 
 @contextmanager

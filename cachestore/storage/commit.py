@@ -11,7 +11,7 @@ from typing import Final
 from cachestore.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
-from cachestore.files.marker import FORMAT, VERSION
+from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
 from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
@@ -82,6 +82,11 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
     where `snapshot` was; the index covers condemned segments too, as they are still read.
     """
+    with noticing_its_end(layout):
+        return _commit(layout, snapshot)
+
+
+def _commit(layout: Layout, snapshot: Snapshot | None) -> Snapshot:
     before = load_snapshot(layout, earlier=snapshot)
     for_planning = snapshot is not None and snapshot.for_planning
     if not has_news(before):

@@ -39,6 +39,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "directory fsync": Mutant(
         "files/publish.py", "    _remove(temporary)\n    sync_folder(final.parent)\n", "    _remove(temporary)\n", *_CRASHES
     ),
+    "second look": Mutant("files/publish.py", "    check_for_writing(layout, final)\n", "", "gone", 200),
     "checksum": Mutant(
         "storage/fetch.py",
         "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",
