@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
+from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe, by_key
@@ -331,7 +332,7 @@ def precompute_here(
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
-    with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+    with noticing_its_end(layout), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
@@ -589,7 +590,7 @@ def fill(
     observer = Observer(store.layout)
     tell = observer.following(on_progress) if on_progress else None
     job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=tell)
-    with Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
+    with noticing_its_end(store.layout), Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
         beat.detail = intent.as_json()
         beat.write()

@@ -66,6 +66,8 @@ def noticing_its_end(layout: Layout) -> "Generator[None]":
         if isinstance(error, CacheStoreError):
             raise
         check_for_reading(layout)
+        if not str(error.filename).startswith(f"{layout.root}{os.sep}"):
+            raise
         message = f"{error.filename} was there a moment ago and is not any more; run the same command again"
         raise ReadFailed(message) from error
 

@@ -228,17 +228,17 @@ def put_back(root: Path, left: Left, rename: Callable[..., None] = os.rename) ->
 # Points
 
 
-def _count_calls(job: Job, world: int, rank: int, template: Path, folder: Path) -> int:
-    """How many calls a rank makes in an undisturbed run once the store is open there."""
+def _calls(job: Job, world: int, rank: int, template: Path, folder: Path) -> str:
+    """The calls that a rank makes in an undisturbed run once the store is open there: `n` for one that makes a file, else `.`."""
     root = folder / secrets.token_hex(8)
     copy(template, root)
     log = _beside(root, "calls")
     _beside(root, "meeting").mkdir()
     say = say_to(log)
 
-    def counting(_call: Call, real: Callable[[], Any]) -> Any:
+    def counting(call: Call, real: Callable[[], Any]) -> Any:
         if _is_open:
-            say(".")
+            say("n" if call.creates else ".")
         return real()
 
     pids = [_start(job, root, n, world, counting if n == rank else None) for n in range(world)]
@@ -246,16 +246,24 @@ def _count_calls(job: Job, world: int, rank: int, template: Path, folder: Path) 
     if any(codes) or any(_Notes(root).ended(n)["how"] != "finished" for n in range(world)):
         message = f"{job.name} at {world} ranks does not finish undisturbed: {codes}, {[_Notes(root).ended(n) for n in range(world)]}"
         raise RuntimeError(message)
-    return log.stat().st_size
+    return log.read_text()
 
 
-def _points(name: str, world: int, template: Path, folder: Path, random: Random) -> Iterator[Point]:
+def _points(name: str, world: int, template: Path, folder: Path, random: Random) -> list[Point]:
+    """The points of a job in an order by chance; at every other one the store goes away between the look at it and a new file."""
+    moments: list[Point] = []
+    others: list[Point] = []
     for rank in range(world):
-        for number in range(_count_calls(JOBS[name], world, rank, template, folder)):
+        for number, call in enumerate(_calls(JOBS[name], world, rank, template, folder)):
             for left in ("nothing", "an empty folder", "another store"):
-                yield Point(name, world, rank, number, left, 0)
+                some = moments if call == "n" and left == "another store" else others
+                some.append(Point(name, world, rank, number, left, 0))
                 if left != "another store" and name not in _JUDGING:
-                    yield Point(name, world, rank, number, left, random.randint(1, AWAY_CALLS))
+                    some.append(Point(name, world, rank, number, left, random.randint(1, AWAY_CALLS)))
+    random.shuffle(moments)
+    random.shuffle(others)
+    pairs = [point for pair in zip(moments, others, strict=False) for point in pair]
+    return [*pairs, *moments[len(others) :], *others[len(moments) :]]
 
 
 def judge(point: Point, *, templates: Mapping[str, Path], other: Path, before: Mapping[str, set[Key]], folder: Path) -> list[str]:
@@ -310,9 +318,7 @@ def play(number: int, seed: int) -> Outcome:
         groups = [(name, world) for name in JOBS for world in WORLDS]
         random = Random(f"gone {seed}")
         random.shuffle(groups)
-        points = [list(_points(name, world, templates[name], folder, random)) for name, world in groups[: max(1, number // 4)]]
-        for some in points:
-            random.shuffle(some)
+        points = [_points(name, world, templates[name], folder, random) for name, world in groups[: max(1, number // 4)]]
         judging = partial(judge, templates=templates, other=other, before=before, folder=folder)
         with closing(judged(_in_turn(points), judging, each=EACH)) as results:
             struck = list(islice(((point, found) for point, found in results if list(found) != [NOT_STRUCK]), number))
