@@ -1,12 +1,11 @@
 """How a file becomes visible: complete, durable, under a name that is never reused.
 
     temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare
-    -> place without replacing (link) -> remove the temporary name -> fsync the folder
-    -> look whether the store at the path is the one that was opened -> only then acknowledge
+    -> look whether the store at the path is the one that was opened
+    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> look again -> only then acknowledge
 
-The last look is what makes an acknowledgement true: a disk that was unmounted, or a folder that was moved, leaves a path at which files
-can be made that no reader of the store will find. There is one look before the first byte too, so that a strange store gains no file
-of ours but in the moment between. What was placed stays where the last look fails: another writer may count on it already.
+The looks are what makes an acknowledgement true: a disk that was unmounted, or a folder that was moved, leaves a path at which files
+can be made that no reader of the store will find. There is one before the first byte too, so that little is written in vain.
 
 The comparison checks memory and file system, not the platter. A failed fsync is never tried again on the same descriptor:
 the kernel marks the pages clean, so a second one would lie. Nothing else in the project makes a file in a store.
@@ -289,13 +288,25 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
     failpoint("publish.before_place")
-    placed = _place(layout, temporary, final)
-    failpoint("publish.after_place")
-    _remove(temporary)
-    sync_folder(final.parent)
-    check_for_writing(layout, final)
+    with _still_in(layout, final):
+        placed = _place(layout, temporary, final)
+        failpoint("publish.after_place")
+        _remove(temporary)
+        sync_folder(final.parent)
     failpoint("publish.after_folder_fsync")
     return placed
+
+
+@contextlib.contextmanager
+def _still_in(layout: Layout, final: Path) -> Iterator[None]:
+    """Look again whether the store is the one that was opened: before a file is placed, and once it was.
+
+    After the first of these a store that comes to the path gets no file: it has no temporary one to make it of. What was placed
+    stays where the second fails, as another writer may count on it already.
+    """
+    check_for_writing(layout)
+    yield
+    check_for_writing(layout, final)
 
 
 def _place(layout: Layout, temporary: Path, final: Path) -> bool:
