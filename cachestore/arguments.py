@@ -6,6 +6,7 @@ texts or `os.PathLike`; what comes out is Python's own.
 
 import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -16,6 +17,13 @@ from cachestore.errors import BadInput
 
 _SHOWN: Final = 60
 """Characters of a value that an error shows; of a longer one it names the type."""
+_ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+"""The beginning of an address. A drive of Windows is one letter."""
+_COLLAPSED: Final = re.compile(
+    r"(s3[an]?|gs|gcs|az|azure|abfss?|adl|wasbs?|r2|b2|oss|cos|obs|oci|swift|hdfs|dbfs|hf|https?|s?ftp|ssh|file|smb|nfs|webdavs?):/",
+    re.IGNORECASE,
+)
+"""The same as `pathlib` leaves it, with one slash: of schemes that are in use, as a folder may be called `data:`."""
 
 
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
@@ -63,14 +71,27 @@ def as_text(argument: str, given: object) -> str:
     return given
 
 
+def refuse_address(argument: str, place: str) -> None:
+    """Raise BadInput for an address such as `s3://bucket/cache`, of which a folder `./s3:/bucket/cache` would be made."""
+    found = _ADDRESS.match(place) or _COLLAPSED.match(place)
+    if found is None:
+        return
+    scheme = found[1].lower()
+    instead = "pass its path alone" if scheme == "file" else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
+    message = f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}"
+    raise BadInput(message)
+
+
 def as_place(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
     """A path as a text, or a name that stands for a place; from a text or an `os.PathLike`. Raises BadInput for anything else.
 
-    The empty text, which is what a shell makes of a variable that is not set, would be the current folder, and is refused.
+    The empty text, which is what a shell makes of a variable that is not set, would be the current folder, and is refused; so is an
+    address such as `s3://bucket/cache`.
     """
     place = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
     if not isinstance(place, str) or not place:
         refuse(argument, wanted, cast("object", given))
+    refuse_address(argument, place)
     return place
 
 

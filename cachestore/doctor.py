@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Final, Literal
 
 from cachestore.files.locks import LifeLock
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import descriptor_limit
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, sync_folder
@@ -225,7 +226,9 @@ def _store(layout: Layout) -> Iterator[Check]:
     except OSError as error:
         can = "reading works; to write, use an account that may, or mount it writable"
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
-    for told in lost_catalogs(layout):
+    lost = lost_catalogs(layout)
+    check_for_reading(layout)
+    for told in lost:
         yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is gone", f"run {layout.command('repair')}")
 
 

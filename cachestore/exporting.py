@@ -18,6 +18,7 @@ from cachestore.claims import scale_of
 from cachestore.encode import families
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.files.checksum import digest_of
+from cachestore.files.marker import check_for_reading
 from cachestore.files.publish import write_outside
 from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
@@ -160,6 +161,7 @@ def export_cache(
             target.put(empty[0], _encoded(wanted, empty[1]))
         for path, value in export.side_data().items():
             target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
+        check_for_reading(reader.layout)
         target.close()
         left_out = export.left_out()
     return ExportReport(

@@ -5,13 +5,14 @@ plan shares the work with all others, whoever started them and whenever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, EncodeFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
 from cachestore.ranks import Placement
@@ -101,12 +102,14 @@ def run_pass(job: Job) -> Report:
     Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
     published since; what is published stays, and a later call goes on.
     """
-    for recipe in job.plan.recipes:
-        publish_recipe(job.layout, recipe)
-    if job.beat is not None:
-        return _take_part(job, job.beat)
-    with Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) as beat:
-        return _take_part(job, beat)
+    new = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else None
+    with noticing_its_end(job.layout), new or nullcontext(job.beat) as beat:
+        for recipe in job.plan.recipes:
+            publish_recipe(job.layout, recipe)
+        assert beat is not None
+        report = _take_part(job, beat)
+    check_for_reading(job.layout)  # another store may hold a pass over the same plan, and the end of that
+    return report
 
 
 Start = tuple[Path, str, int | None]
@@ -193,11 +196,21 @@ def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Don
         done = read_done(job.layout, ref)
         if done is not None:
             return done
-        opened = read_round(job.layout, ref, job.plan, list_rounds(ref.folder(job.layout))[-1])
+        opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
         worker.do_round(opened)
         done = _close(job, ref, reconciler, worker, opened.number)
         if done is not None:
             return done
+
+
+def _newest_round(job: Job, ref: PassRef) -> int:
+    """The last round that was opened. Raises ReadFailed where the store is gone, Incomplete where the pass alone is."""
+    rounds = list_rounds(ref.folder(job.layout))
+    if not rounds:
+        check_for_reading(job.layout)
+        message = f"pass {ref.number} over the plan {ref.plan[:8]} was removed meanwhile; run the same command again"
+        raise Incomplete(message)
+    return rounds[-1]
 
 
 def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
@@ -211,7 +224,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
     while True:
         if (done := read_done(job.layout, ref)) is not None:
             return done
-        if list_rounds(ref.folder(job.layout))[-1] > number:
+        if _newest_round(job, ref) > number:
             return None
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
@@ -227,5 +240,5 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
 
 def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
     """Whether somebody reconciles a round, or has."""
-    is_over = read_done(job.layout, ref) is not None or list_rounds(ref.folder(job.layout))[-1] > number
+    is_over = read_done(job.layout, ref) is not None or _newest_round(job, ref) > number
     return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)

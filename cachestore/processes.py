@@ -95,8 +95,6 @@ class Care:
     """Told when a worker ended badly while others go on."""
     pictures: Pictures | None = None
     """What stands in this process's memory and workers ask for; None where nothing does."""
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What all workers find in their environment, beside which rank they are."""
     words: Literal["copied", "inherited"] = "copied"
     """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""
 
@@ -165,14 +163,16 @@ class _Running:
         return read_at(self.err.fileno(), size - start, start).decode("utf-8", "replace").strip()
 
 
-def run_children(arguments: Sequence[str], count: int, care: Care | None = None) -> list[Child]:
+def run_children(
+    arguments: Sequence[str], count: int, care: Care | None = None, environment: Mapping[str, str] | None = None
+) -> list[Child]:
     """Run `count` workers with the same arguments as one launch, each with its own rank, and wait for all of them.
 
-    Returns as they ended, in the order of ranks. Whatever ends the call stops them all: each publishes what it has encoded. Raises
-    Incomplete where `care.cancel` did and none reached the end.
+    `environment` goes to all of them, over what they inherit. Returns as they ended, in the order of ranks. Whatever ends the call stops
+    them all: each publishes what it has encoded. Raises Incomplete where `care.cancel` did and none reached the end.
     """
     launch = f"procs:{secrets.token_hex(8)}"
-    return _run(arguments, [_as_rank(rank, count, launch) for rank in range(count)], care or Care())
+    return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
 
 
 def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:
@@ -248,7 +248,7 @@ def _start(
                     stdout=out,
                     stderr=err,
                     # The stack of a worker that crashes in a library is among its last words.
-                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **care.environment, **own, **asks, PARENT: str(os.getpid())},
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
                     pass_fds=line,
                 )
             finally:

@@ -6,13 +6,14 @@ Starts no thread, but where `fill` is asked for one, which ends before it return
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
 
 from cachestore.arguments import as_many, as_word
-from cachestore.errors import CorruptEntry, FormatError, MissingEntry
+from cachestore.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.keys import Json, Key
@@ -62,35 +63,56 @@ class Description:
 class Reader:
     """A store as it was when it was opened, or last refreshed. Picklable: a worker gets the path and the index's verdict.
 
-    Several threads of one process may read through one reader.
+    Several threads of one process may read through one reader. Closed, it raises CacheStoreError at every question.
     """
 
     def __init__(
-        self, path: str | Path, *, verify: Verify = "first", io: Io = "pread", verdict: Verdict | None = None, given: Handover | None = None
+        self,
+        path: str | Path,
+        *,
+        verify: Verify = "first",
+        io: Io = "pread",
+        verdict: Verdict | None = None,
+        given: Handover | None = None,
+        store_id: str = "",
     ) -> None:
         """Open a store for reading. Raises StoreNotFound, FormatError for a newer format.
 
-        A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made.
+        A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made. With a
+        `store_id` another store at the path is refused with ReadFailed.
         """
         as_word("verify", verify, get_args(Verify))
         as_word("io", io, get_args(Io))
-        self.layout = open_layout(Layout.at(path))
+        self.layout = open_layout(replace(Layout.at(path), store_id=store_id))
+        self._is_closed = False
         self._verify: Verify = verify
         self._io: Io = io
         self._show(take_over(self.layout, given) if given is not None else load_snapshot(self.layout, verdict=verdict))
 
     def _show(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self._snapshot = snapshot
         self._fetcher = Fetcher(self.layout, Checked(snapshot.segments()), verify=self._verify, io=self._io)
         self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is looked through. Raises CacheStoreError once this is closed: every answer comes from it, so none is given."""
+        if self._is_closed:
+            message = f"the store at {self.layout.root} is closed here; open it again"
+            raise CacheStoreError(message)
+        return self._snapshot
+
     def __getstate__(self) -> dict[str, Any]:
-        """Path, options and what was seen: no descriptor, no lock, no bytes of entries."""
-        return {"path": str(self.layout.root), "verify": self._verify, "io": self._io, "given": hand_over(self.snapshot)}
+        """Path, options, which store it is and what was seen: no descriptor, no lock, no bytes of entries."""
+        options = {"verify": self._verify, "io": self._io, "store_id": self.layout.store_id}
+        return {"path": str(self.layout.root), "options": options, "given": hand_over(self.snapshot)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Look at the same store in another process, as it was seen in this one: no listing, and no header is read there."""
-        Reader.__init__(self, state["path"], verify=state["verify"], io=state["io"], given=state["given"])
+        """Look at the same store in another process, as it was seen in this one: no listing, and no header is read there.
+
+        Raises ReadFailed where another store lies at the path.
+        """
+        Reader.__init__(self, state["path"], **state["options"], given=state["given"])
 
     def refresh(self) -> None:
         """See what was published since this reader was opened."""
@@ -126,10 +148,16 @@ class Reader:
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
-        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry."""
+        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry.
+
+        With `look_again` it raises ReadFailed where the store is not at its path any more.
+        """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
         absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
-        if not absent or not look_again:
+        if not look_again:
+            return absent
+        if not absent:
+            check_for_reading(self.layout)
             return absent
         self.refresh()
         return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
@@ -149,8 +177,9 @@ class Reader:
         `targets` and `side_by_side` as for `Fetcher.fetch_into`.
 
         False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
-        other copies and in a newer snapshot, gives the entries or the error.
+        other copies and in a newer snapshot, gives the entries or the error. Raises CacheStoreError where this is closed.
         """
+        _ = self.snapshot
         try:
             self._fetcher.fetch_into(keys, located, targets, side_by_side=side_by_side)
         except (CorruptEntry, FormatError, OSError) as error:
@@ -244,11 +273,13 @@ class Reader:
 
     def close(self) -> None:
         """Close every file. Calling it twice is fine."""
+        self._is_closed = True
         self._fetcher.close()
-        self.snapshot.close()
+        self._snapshot.close()
 
     def __enter__(self) -> Self:
-        """Return the open reader."""
+        """Return the open reader. Raises CacheStoreError where it is closed."""
+        _ = self.snapshot
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

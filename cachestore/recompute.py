@@ -20,6 +20,7 @@ from cachestore.claims import claimed_encoder, find_claimed_difference, is_impor
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
+from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.keys import Json, Key, Recipe, canonical
@@ -111,14 +112,18 @@ def repair(
     rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     if not refill:
-        return finish_report(layout.root, report, look_further=look_further) if lost else report
+        report = finish_report(layout.root, report, look_further=look_further) if lost else report
+        check_for_reading(layout)
+        return report
     refilled = 0
     for name in list_names(layout):
         catalog = newest_catalog(layout, name)
         if catalog is not None and (lacking := _lacking(layout, catalog)):
             refilled += _refill(layout, catalog, moved)
             note_unmade(layout, _unmade(layout, name, lacking))
-    return finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
+    report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
+    check_for_reading(layout)
+    return report
 
 
 def _check_use(moved: _Moved) -> None:
@@ -234,7 +239,7 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
             " them out; nothing was encoded: put them back, or say by --source where they are (`cachestore precompute` goes on without)"
         )
         raise BadInput(message)
-    return precompute_here(request).encoded_here
+    return precompute_here(request, store_id=layout.store_id).encoded_here
 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
@@ -392,6 +397,7 @@ def verify(
             wanted = _by_segment(catalogs, snapshot, makers)
         chosen = choose(wanted, recompute, seed)
         tally = _remake_all(layout, chosen, makers)
+    check_for_reading(layout)
     damaged = {finding.key for finding in report.findings}
     found = [finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in damaged]
     for finding in found:

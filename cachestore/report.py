@@ -12,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from cachestore.arguments import as_path
 from cachestore.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.errors import BadInput, FormatError
+from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
@@ -82,6 +84,7 @@ def write_report(
     if batch_size < 1:
         message = f"a batch has at least one sample, not {batch_size}"
         raise BadInput(message)
+    target = as_path("output", output).absolute()
     with Reader(path) as reader:
         names = sorted(list_names(reader.layout))
         chosen = _choose_name(reader.layout, names, name)
@@ -90,8 +93,9 @@ def write_report(
         others = tuple(one for one in names if one != chosen)
         numbers = _gather(reader, catalog, found, batch_size=batch_size, store=str(path), other_names=others)
         gallery = _make_gallery(reader, catalog, source) if catalog is not None else Gallery()
+        check_for_reading(reader.layout)
     page = make_page(numbers, gallery)
-    write_outside(Path(output).absolute(), page)
+    write_outside(target, page)
     return asdict(numbers) | {"output": str(output), "page_bytes": len(page), "thumbnails": dict(gallery.about)}
 
 

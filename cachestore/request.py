@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from cachestore.arguments import refuse_address
 from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
 from cachestore.encode.family import DTYPES, encoder_of
@@ -112,6 +113,8 @@ class PrecomputeRequest:
             if not fits(value := getattr(self, name)):
                 message = f"--{name.replace('_', '-')} is {words}, not {value!r}"
                 raise BadInput(message)
+        for name in ("data", "model", "vae", "text_encoder", "store"):
+            refuse_address("DATA" if name == "data" else f"--{name.replace('_', '-')}", getattr(self, name) or "")
         if not self.data and not self.sources:
             message = "DATA is missing: a path, or several"
             raise BadInput(message)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
+from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe, by_key
@@ -30,7 +31,7 @@ from cachestore.reconcile import Reconciler
 from cachestore.request import LOADED, PrecomputeRequest, Wanted, compare, look_at_request
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import listing_number, number_if_there
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.store import Store
 from cachestore.work.agreement import Intent, in_words, is_same_launch, who_differs
 from cachestore.work.passes import PassRef, list_passes, read_done
@@ -143,8 +144,7 @@ def precompute(
             tell = observer.following(on_progress) if on_progress else None
             report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, listing=listing)
         else:
-            care = Care(observer.look_at, on_progress, cancel, environment={} if listing is None else {LISTING: str(listing)})
-            report = _from_processes(request, care, brought, listing)
+            report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought, listing)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -184,23 +184,24 @@ def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought, li
     if wanted is not None and (report := _if_all_is_there(request, wanted, brought, listing)) is not None:
         return report
     count = process_count(request)
-    with _written(request, brought) as written:
+    layout = wanted.layout if wanted is not None else open_for_pass(request.store)
+    with _written(layout, request, brought) as written:
         arguments = replace(written, procs=None).arguments()
         care = replace(care, pictures=files_of_brought(brought) if brought else None)
+        told = handed_on(layout) | ({} if listing is None else {LISTING: str(listing)})
         if request.procs is None and count == 1:
             launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
-            children = run_child(arguments, _own_place(placement, launch), care)
+            children = run_child(arguments, _own_place(placement, launch) | told, care)
         else:
-            children = run_children(arguments, count, care)
+            children = run_children(arguments, count, care, told)
     report = Report.from_json(joined_report(children))
     count_start((Path(request.store).absolute(), report.plan, placement.rank))
     return _held_to(report, request)
 
 
 @contextmanager
-def _written(request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
+def _written(layout: Layout, request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
     """The request with the rows of sources in memory as files, which are removed afterwards."""
-    layout = create_store(Path(request.store))
     sources, paths = list(request.sources), list[Path]()
     try:
         for number, listing in brought.items():
@@ -232,7 +233,7 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
     models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
     if not all(is_here(name, request.revision) for name in models):
         return None
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store)
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         return look_at_request(layout, request, beat=beat, brought=brought)
 
@@ -246,7 +247,8 @@ def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brough
         return None
     with _as_it_was(os.environ):
         try:
-            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, listing=listing)
+            store_id = wanted.layout.store_id
+            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, listing=listing, store_id=store_id)
         except Incomplete:
             return None
 
@@ -293,6 +295,26 @@ def _own_place(placement: Placement, launch: str) -> dict[str, str]:
     return {"CACHESTORE_LAUNCH": launch, **place}
 
 
+_STORE: Final = "CACHESTORE_STORE"
+"""Which store a started worker is to work on: its id and, behind a space, its path, as a worker's own children may use others."""
+
+
+def handed_on(layout: Layout) -> dict[str, str]:
+    """What workers that are started for a store are told of it: where it is gone by then, they must not make another one in its place."""
+    return {_STORE: f"{layout.store_id} {layout.root}"}
+
+
+def open_for_pass(place: str, store_id: str = "") -> Layout:
+    """The store at a path, made where there is none; of one that is known already, by its id or by who started this process, that one.
+
+    Raises ReadFailed where that one is not there any more; otherwise as `create_store`.
+    """
+    layout = Layout.at(place)
+    told, _, root = os.environ.get(_STORE, "").partition(" ")
+    known = store_id or (told if root == str(layout.root) else "")
+    return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)
+
+
 def precompute_here(
     request: PrecomputeRequest,
     *,
@@ -302,22 +324,25 @@ def precompute_here(
     loaded: "LoadedModel | None" = None,
     brought: Brought | None = None,
     listing: int | None = None,
+    store_id: str = "",
 ) -> Report:
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
 
     `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `listing` is the number under
-    which the caller lists the source; without one this process takes a number of its own.
+    which the caller lists the source; without one this process takes a number of its own. With a `store_id` no store is made, and no other
+    one is written to.
     """
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store, store_id)
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
     numbered = listing_number(layout, request.name) if listing is None else nullcontext(listing)
-    with numbered as number, Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+    beating = Beat(layout, "", 0, launch, placement.rank, placement.world_size)
+    with noticing_its_end(layout), numbered as number, beating as beat:
         wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
@@ -359,7 +384,7 @@ def look_ahead(request: PrecomputeRequest) -> "Forecast":
     from cachestore.encode.environment import set_library_defaults
     from cachestore.forecast import make_forecast
 
-    layout = create_store(Path(request.store))
+    layout = open_for_pass(request.store)
     set_library_defaults(os.environ)
     wanted = look_at_request(layout, request)
     reconciler, missing = _unknown(wanted)
@@ -560,6 +585,7 @@ def fill(
     check_calls(on_progress, cancel)
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
+    _ = store.snapshot  # raises where the store is closed
     if store.mode != "a":
         message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
         raise BadInput(message)
@@ -576,7 +602,7 @@ def fill(
     observer = Observer(store.layout)
     tell = observer.following(on_progress) if on_progress else None
     job = Job(store.layout, plan, [encoder], _NoSource(), placement, _launch(placement), cancel=cancel, on_progress=tell)
-    with Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
+    with noticing_its_end(store.layout), Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
         beat.detail = intent.as_json()
         beat.write()

@@ -1,11 +1,12 @@
 """What a trainer brings: samples, with their images and captions. Values only; `sources` makes them from folders and files."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
-from cachestore.arguments import as_number, as_text, as_whole, refuse
+from cachestore.arguments import as_number, as_place, as_text, as_whole, refuse
 from cachestore.errors import BadInput
 from cachestore.keys import Json
 
@@ -77,8 +78,8 @@ class Source:
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 message = f"the {what} of a source is a text without `/`, not {value!r}"
                 raise BadInput(message)
-        if isinstance(self.data, str) and not self.data:
-            refuse("data of a source", "a path, samples, or a data set", self.data)
+        if isinstance(self.data, str | os.PathLike):
+            as_place("data of a source", cast("object", self.data), "a path, samples, or a data set")
         for name in ("resolution", "repeats"):
             value = getattr(self, name)
             if name != "resolution" or value is not None:

@@ -32,8 +32,9 @@ class Writer:
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Gather an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
 
-        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published.
+        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published, CacheStoreError for a closed store.
         """
+        _ = self._store.snapshot
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
         copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(named).items()}
@@ -93,6 +94,7 @@ class Store(Reader):
         if self.mode != "a" or self._pid != os.getpid():
             message = f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes'
             raise CacheStoreError(message)
+        _ = self.snapshot  # raises where it is closed
 
 
 def open_store(

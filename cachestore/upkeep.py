@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.errors import BadInput, FormatError
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
@@ -152,7 +153,13 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         FormatError: the store was written by a newer version, or a catalog or plan cannot be read, so that nobody can tell what is needed.
         WriteFailed: the disk refuses; what was removed was not needed.
     """
-    layout, now = open_layout(Layout.at(path)), time.time()
+    layout = open_layout(Layout.at(path))
+    with noticing_its_end(layout):
+        return _collect(layout, grace_seconds, apply=apply)
+
+
+def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
+    now = time.time()
     lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         found = _find_needs(layout, now)
@@ -169,6 +176,7 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         commit(layout).close()  # before a list goes that says of a segment why it is not there
         freed = remove_condemned(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
         condemn(layout, [usage.ref.digest for usage in idle])
+    check_for_reading(layout)
     return GcReport(
         applied=apply,
         condemned=Amount(len(idle), sum(len(usage.loose) for usage in idle), sum(usage.ref.size_bytes for usage in idle)),
@@ -189,6 +197,11 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     Without `apply` it only says what would be done. Raises as `collect`; WriteFailed also where there is no room for the copies.
     """
     layout = open_layout(Layout.at(path))
+    with noticing_its_end(layout):
+        return _compact(layout, apply=apply)
+
+
+def _compact(layout: Layout, *, apply: bool) -> CompactReport:
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         needs = _find_needs(layout, time.time()).needs
         groups = choose_groups(layout, snapshot, needs)
@@ -196,8 +209,10 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     loose = sum(usage.loose_bytes for usage in usages)
     if not apply:
         entries = sum(usage.ref.entries - len(usage.loose) for usage in usages)
+        check_for_reading(layout)
         return CompactReport(applied=False, segments=len(usages), written=0, entries=entries, loose_bytes=loose)
     done = compact_segments(layout, groups, needs)
+    check_for_reading(layout)
     return CompactReport(
         applied=True, segments=done.segments, written=done.written, entries=done.entries, loose_bytes=loose, remarks=done.remarks
     )
@@ -217,6 +232,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     """
     layout = open_layout(Layout.at(path))
     plans, generations = plans_of(layout, name), list_generations(layout, name)
+    check_for_reading(layout)
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
@@ -230,6 +246,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         mark_dropped(layout, name)
         freed += sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
+    check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
 

@@ -557,7 +557,7 @@ def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data,
     told = []
     report = run(data, tmp_path / "another")
 
-    def children(arguments, count, _care):
+    def children(arguments, count, _care, _environment):
         told.append((arguments, count))
         return [Child(1, 0, report.as_json(), "")] * count
 

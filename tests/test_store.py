@@ -13,8 +13,9 @@ import pytest
 
 import cachestore as cs
 from cachestore.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, StoreNotFound, WriteFailed
+from cachestore.files.marker import FORMAT
 from cachestore.files.records import encode_record
-from cachestore.storage.snapshot import FORMAT, list_segments
+from cachestore.storage.snapshot import list_segments
 from tests.storage.stores import flip
 
 A, B, C = cs.key("a"), cs.key("b"), cs.key("c")

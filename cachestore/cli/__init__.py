@@ -123,10 +123,17 @@ def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
 
 
 def _place(text: str) -> str:
-    """A path as it was given; the empty one, which a shell makes of a variable that is not set, is a usage error."""
+    """A path as it was given; the empty one, which a shell makes of a variable that is not set, and an address are usage errors."""
+    from cachestore.arguments import refuse_address
+    from cachestore.errors import BadInput
+
     if not text:
         message = "a path, not ''"
         raise argparse.ArgumentTypeError(message)
+    try:
+        refuse_address("it", text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 
@@ -141,8 +148,12 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     """Where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for one name twice."""
     from pathlib import Path
 
+    from cachestore.arguments import refuse_address
     from cachestore.errors import BadInput
 
+    for text in given or ():
+        name, equals, path = text.partition("=")
+        refuse_address("--source", path if equals and name and "/" not in name else text)
     if given is None or (len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists())):
         return given[0] if given else None
     pairs = [text.partition("=") for text in given]

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
+from cachestore.arguments import refuse_address
 from cachestore.errors import BadInput
 from cachestore.request import PrecomputeRequest
 from cachestore.samples import Source
@@ -36,6 +37,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     Raises BadInput, which names file, table and field.
     """
+    refuse_address("--config", str(path))
     try:
         with Path(path).open("rb") as file:
             found = tomllib.load(file)

@@ -154,11 +154,13 @@ def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", c
     from cachestore.files.paths import Layout
     from cachestore.loop import Report
     from cachestore.processes import Care, joined_report, run_children
+    from cachestore.run import handed_on, open_for_pass
     from cachestore.work.progress import Observer
 
     quiet = ["--quiet"] if arguments.quiet else []
     care = Care(Observer(Layout.at(request.store)).look_at, warn=to_stderr, words="inherited")
-    children = run_children([*replace(request, procs=None).arguments(), *quiet], count, care)
+    store = handed_on(open_for_pass(request.store))
+    children = run_children([*replace(request, procs=None).arguments(), *quiet], count, care, store)
     return Report.from_json(joined_report(children, warn=to_stderr))
 
 

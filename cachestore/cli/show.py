@@ -3,7 +3,6 @@
 import argparse
 import unicodedata
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import OK, add_source, add_store, human_bytes, near_to, print_json, say, shared_by, source_of
@@ -67,6 +66,7 @@ def _find(reader: "Reader", what: str) -> dict[str, Any]:
 
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     """Write a sample's picture. Raises BadInput where no data set has latents of it."""
+    from cachestore.arguments import as_path
     from cachestore.files.publish import write_outside
     from cachestore.page.png import encode_png
     from cachestore.previews import preview_sample
@@ -74,7 +74,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
     sample = unicodedata.normalize("NFC", arguments.what)
     preview = preview_sample(reader, sorted(list_names(reader.layout)), sample, source_of(arguments.source))
-    write_outside(Path(arguments.png).absolute(), encode_png(preview.pixels))
+    write_outside(as_path("--png", arguments.png).absolute(), encode_png(preview.pixels))
     height, width = preview.pixels.shape[:2]
     return {"path": arguments.png, "name": preview.name, "size": [width, height], "colours": preview.colours.in_words()}
 

@@ -18,12 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the newest pass of every plan."""
+    from cachestore.files.marker import check_for_reading
     from cachestore.files.paths import Layout
     from cachestore.storage.snapshot import open_layout
     from cachestore.work.progress import all_status
 
     layout = open_layout(Layout.at(arguments.store))
     found = all_status(layout)
+    check_for_reading(layout)
     if arguments.json:
         print_json({"plans": [status.as_json() for status in found]})
         return OK

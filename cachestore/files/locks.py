@@ -41,7 +41,7 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> "Generat
     lock = _make(path, mode.file_bits)
     try:
         if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)  # not those above: only creating a store makes its root
             with suppress(OSError):  # another user made it a moment ago
                 path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)

@@ -54,13 +54,14 @@ class FileIdentity:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def open_regular(path: Path) -> tuple[int, os.stat_result]:
+def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat_result]:
     """Open a regular file for reading and return (descriptor, status); the caller closes it.
 
+    With `folder`, the descriptor of the folder that it lies in, the path above is not looked up again.
     Raises FormatError for a link, fifo, device or folder under that name, FileNotFoundError, ReadFailed.
     """
     try:
-        descriptor = os.open(path, _OPEN_FLAGS)
+        descriptor = os.open(path if folder is None else path.name, _OPEN_FLAGS, dir_fd=folder)
     except NotADirectoryError as error:  # a file where its folder should be
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
@@ -99,9 +100,9 @@ def _no_regular_file(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> "Generator[tuple[int, os.stat_result]]":
+def opened(path: Path, *, folder: int | None = None) -> "Generator[tuple[int, os.stat_result]]":
     """`open_regular` as a context that closes the descriptor. What is refused inside of it is raised as ReadFailed too."""
-    descriptor, status = open_regular(path)
+    descriptor, status = open_regular(path, folder=folder)
     try:
         yield descriptor, status
     except OSError as error:
@@ -215,9 +216,12 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
     return buffer
 
 
-def read_whole(path: Path, *, limit_bytes: int) -> bytearray:
-    """Read a regular file of at most `limit_bytes`. Raises FormatError if it is larger, FileNotFoundError, ReadFailed."""
-    with opened(path) as (descriptor, status):
+def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> bytearray:
+    """Read a regular file of at most `limit_bytes`; `folder` as for `open_regular`.
+
+    Raises FormatError if it is larger, FileNotFoundError, ReadFailed.
+    """
+    with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
             message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
             raise FormatError(message)

@@ -121,10 +121,12 @@ class AttemptName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of one store, and the mode its files are made with."""
+    """The paths of one store, the mode its files are made with, and which store it is."""
 
     root: Path
     mode: Mode = Mode.PRIVATE
+    store_id: str = ""
+    """The id in the marker of the store that was opened; empty for a path that was not opened."""
 
     @classmethod
     def at(cls, path: object, argument: str = "path") -> Self:

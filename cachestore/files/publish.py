@@ -1,7 +1,11 @@
 """How a file becomes visible: complete, durable, under a name that is never reused.
 
     temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare
-    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> only then acknowledge
+    -> look whether the store at the path is the one that was opened
+    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> look again -> only then acknowledge
+
+The looks are what makes an acknowledgement true: a disk that was unmounted, or a folder that was moved, leaves a path at which files
+can be made that no reader of the store will find. There is one before the first byte too, so that little is written in vain.
 
 The comparison checks memory and file system, not the platter. A failed fsync is never tried again on the same descriptor:
 the kernel marks the pages clean, so a second one would lie. Nothing else in the project makes a file in a store.
@@ -20,6 +24,7 @@ from cachestore.errors import LockTimeout, WriteFailed
 from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
+from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import is_link, look_at, open_regular, reason_of
 from cachestore.files.paths import Layout
 
@@ -37,28 +42,53 @@ _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""
 
 
+def make_root(layout: Layout) -> None:
+    """Make a store's own folder and those above it, durably; one that exists is fine. Only creating a store does this.
+
+    Anything else that made them would write to a place where no store is: below the mount point of a disk that was unmounted.
+    """
+    missing: list[Path] = []
+    folder = layout.root
+    while not _is_folder(folder):
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        _make_one(layout, path)
+        _sync_above(path.parent)
+
+
 def make_folder(layout: Layout, folder: Path) -> None:
-    """Make a folder of the store and those above it, with the store's bits, durably. One that exists is fine."""
+    """Make a folder below the store's root and those between, with the store's bits, durably. One that exists is fine.
+
+    Raises WriteFailed, also where the store's root is gone or another store's.
+    """
     unsure: list[Path] = []
     # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
-    while not _is_folder(folder) or (folder.is_relative_to(layout.root) and folder not in _durable):
+    while folder != layout.root and (folder not in _durable or not _is_folder(folder)):
         unsure.append(folder)
         folder = folder.parent
+    if not unsure:
+        return
+    check_for_writing(layout)
+    if layout.root not in _durable:
+        _sync_above(layout.root.parent)
+        _durable.add(layout.root)
     for path in reversed(unsure):
-        try:
-            if is_link(path) and path.is_relative_to(layout.root) and path != layout.root:
-                raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - told as any refusal
-            if not _is_folder(path):
-                path.mkdir()
-                path.chmod(layout.mode.folder_bits)
-        except OSError as error:
-            if not (isinstance(error, FileExistsError) and _is_folder(path)):
-                _refuse(path, error)
-        if path != layout.root and path.is_relative_to(layout.root):
-            sync_folder(path.parent)
-        else:
-            _sync_above(path.parent)
+        _make_one(layout, path)
+        sync_folder(path.parent)
         _durable.add(path)
+
+
+def _make_one(layout: Layout, path: Path) -> None:
+    try:
+        if is_link(path) and path != layout.root and path.is_relative_to(layout.root):
+            raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - told as any refusal
+        if not _is_folder(path):
+            path.mkdir()
+            path.chmod(layout.mode.folder_bits)
+    except OSError as error:
+        if not (isinstance(error, FileExistsError) and _is_folder(path)):
+            _refuse(path, error)
 
 
 def sync_folder(folder: Path) -> None:
@@ -101,6 +131,7 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
     Raises WriteFailed, naming the path and the reason; the temporary file is then removed where possible and nothing is
     acknowledged. The caller may call again: a new temporary file is written.
     """
+    check_for_writing(layout)
     temporary = layout.new_temporary()
     chunks = list(chunks)
     try:
@@ -118,6 +149,7 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
 def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
     """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
     try:
+        check_for_writing(layout)
         temporary.chmod(_READ_ONLY_BITS)
         _sync_file(temporary)
         return _finish(layout, temporary, final)
@@ -136,7 +168,11 @@ def _sync_file(path: Path) -> None:
 
 
 def note(layout: Layout, final: Path, data: Buffer) -> bool:
-    """Create a small advisory file that may be lost in a power cut: complete when visible, but not synced. True if this call made it."""
+    """Create a small advisory file that may be lost in a power cut: complete when visible, but not synced. True if this call made it.
+
+    Nothing is acknowledged by it, so there is no look afterwards. The one before keeps a worker from claiming for ever in a strange store.
+    """
+    check_for_writing(layout)
     temporary = layout.new_temporary()
     try:
         _write_unsynced(layout, temporary, data)
@@ -148,7 +184,11 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
 
 
 def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
-    """Replace a worker's beat by a newer one, atomically and without syncing: the only file of a store that is ever overwritten."""
+    """Replace a worker's beat by a newer one, atomically and without syncing: the only file of a store that is ever overwritten.
+
+    As for `note`, the look before is the only one: a worker that goes on must not show its beats in a strange store.
+    """
+    check_for_writing(layout)
     temporary = layout.new_temporary()
     try:
         _write_unsynced(layout, temporary, data)
@@ -181,9 +221,11 @@ def move(layout: Layout, source: Path, target: Path) -> None:
 
     One that is gone, as somebody else moved it just now, is left to them.
     """
+    check_for_writing(layout)
     try:
         if _place(layout, source, target):
             sync_folder(target.parent)  # before the old name goes, or a power cut could take both
+            check_for_writing(layout, target)
             source.unlink(missing_ok=True)
         sync_folder(source.parent)
     except OSError as error:
@@ -246,12 +288,25 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
     failpoint("publish.before_place")
-    placed = _place(layout, temporary, final)
-    failpoint("publish.after_place")
-    _remove(temporary)
-    sync_folder(final.parent)
+    with _still_in(layout, final):
+        placed = _place(layout, temporary, final)
+        failpoint("publish.after_place")
+        _remove(temporary)
+        sync_folder(final.parent)
     failpoint("publish.after_folder_fsync")
     return placed
+
+
+@contextlib.contextmanager
+def _still_in(layout: Layout, final: Path) -> Iterator[None]:
+    """Look again whether the store is the one that was opened: before a file is placed, and once it was.
+
+    After the first of these a store that comes to the path gets no file: it has no temporary one to make it of. What was placed
+    stays where the second fails, as another writer may count on it already.
+    """
+    check_for_writing(layout)
+    yield
+    check_for_writing(layout, final)
 
 
 def _place(layout: Layout, temporary: Path, final: Path) -> bool:

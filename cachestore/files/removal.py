@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
+from cachestore.files.marker import check_for_writing, check_opened
 from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout, to_verify
 
@@ -25,7 +26,8 @@ _GONE: Final = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
 def remove_file(layout: Layout, path: Path) -> int:
     """Remove a regular file of a store; returns its bytes, 0 where it is gone already.
 
-    Raises FormatError where the name, or a folder on the way to it, is a link or no regular file: it is left alone. Raises WriteFailed.
+    Raises FormatError where the name, or a folder on the way to it, is a link or no regular file: it is left alone. Raises WriteFailed,
+    also where the store that was opened is not at its path any more: what has the same name in another one is not superfluous there.
     """
     try:
         with _folder_of(layout, path) as folder:
@@ -34,6 +36,8 @@ def remove_file(layout: Layout, path: Path) -> int:
                 _refuse_strange(path)
             os.unlink(path.name if folder is not None else path, dir_fd=folder)
             return status.st_size
+    except WriteFailed:
+        raise
     except OSError as error:
         if error.errno in _GONE:
             return 0
@@ -49,6 +53,8 @@ def remove_folder(layout: Layout, path: Path) -> bool:
                 _refuse_strange(path)
             os.rmdir(path.name if folder is not None else path, dir_fd=folder)
             return True
+    except WriteFailed:
+        raise
     except OSError as error:
         if error.errno in {*_GONE, errno.ENOTEMPTY, errno.EEXIST}:
             return False
@@ -69,12 +75,18 @@ def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
     """The folder that a path lies in, opened from the root on, one name after the other; None where the system has no such calls."""
     names = path.parent.relative_to(layout.root).parts
     if not _HAS_DESCRIPTORS:
+        check_for_writing(layout)
         _check_by_path(layout, path)
         yield None
         return
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    descriptor = os.open(layout.root, flags)
     try:
+        descriptor = os.open(layout.root, flags)
+    except FileNotFoundError:
+        check_for_writing(layout)
+        raise
+    try:
+        check_opened(layout, descriptor)
         for name in names:
             inner = _open_inside(descriptor, name, flags, path)
             os.close(descriptor)

@@ -11,14 +11,15 @@ from typing import Final
 from cachestore.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
+from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
 from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, publish, publish_file
+from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
 from cachestore.keys import Recipe
 from cachestore.storage.index import NewEntry, build, check
 from cachestore.storage.segment import SegmentContents
-from cachestore.storage.snapshot import FORMAT, VERSION, Snapshot, list_indexes, load_snapshot, open_layout, ref_of
+from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
@@ -46,7 +47,7 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
         message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
         raise BadInput(message)
-    make_folder(layout, layout.root)
+    make_root(layout)
     publish_marker(layout)
     return _open_listed(layout)
 
@@ -81,6 +82,11 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
     where `snapshot` was; the index covers condemned segments too, as they are still read.
     """
+    with noticing_its_end(layout):
+        return _commit(layout, snapshot)
+
+
+def _commit(layout: Layout, snapshot: Snapshot | None) -> Snapshot:
     before = load_snapshot(layout, earlier=snapshot)
     for_planning = snapshot is not None and snapshot.for_planning
     if not has_news(before):

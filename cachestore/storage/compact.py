@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachestore.errors import FormatError, WriteFailed
 from cachestore.files.failpoints import failpoint
+from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
@@ -105,6 +106,7 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
 
 def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
     need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
+    check_for_writing(layout)
     free = free_bytes(layout.root)
     if need > free:
         message = f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"

@@ -39,8 +39,8 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
     try:
         yield number
     finally:
-        if number < max(listing_numbers(layout, name), default=0):
-            with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
+        with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
+            if number < max(listing_numbers(layout, name), default=0):
                 remove_file(layout, layout.listing(name, number))
 
 

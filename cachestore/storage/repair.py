@@ -19,6 +19,7 @@ from pathlib import Path
 from cachestore.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_link, names_in
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
@@ -93,6 +94,11 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
     layout = open_layout(Layout(root))
+    with noticing_its_end(layout):
+        return _repair(layout, look_further, dry_run=dry_run)
+
+
+def _repair(layout: Layout, look_further: LookFurther | None, *, dry_run: bool) -> RepairReport:
     with closing(_load(layout)) as snapshot:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
     broken = _broken_files(layout, look_further)
@@ -103,6 +109,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
             lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
             missing = _missing_then(layout, snapshot, damaged, lacking)
             rebuilt = ("index",) if quarantined or lacking or has_news(snapshot) else ()
+        check_for_reading(layout)
         return RepairReport(salvaged + len(lacking), tuple(quarantined), rebuilt, missing, dry_run=True)
     needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
@@ -118,6 +125,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     back = tuple(name for path in aside if (name := _put_back(layout, path)))
     with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
         rebuilt = ("index", *back) if after.generation != before.generation else back
+    check_for_reading(layout)
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
 
 
@@ -139,8 +147,14 @@ def _load(layout: Layout) -> Snapshot:
     for name in list_indexes(layout):
         try:
             verdict = check(layout, name)
-        except (FormatError, FileNotFoundError):
+        except FormatError:
             continue
+        except FileNotFoundError as error:
+            check_for_reading(layout)
+            if name not in list_indexes(layout):
+                continue
+            message = f"the index {layout.index(name)} was not there a moment ago, and is; nothing was moved: run it again"
+            raise ReadFailed(message) from error
         try:
             with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
                 return load_snapshot(layout, verdict=verdict)
@@ -364,6 +378,7 @@ def _free_name(layout: Layout, flat: str) -> str:
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:
     """Index files, catalogs, plans, recipes and lists that do not match their checksums; newer formats are not ours to judge."""
+    check_for_reading(layout)  # `verify` opens what is at the path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
     found = {
         finding.path

@@ -6,20 +6,17 @@ So any good index is correct, and ties between index writers are harmless. A sna
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from pathlib import Path
 
 from cachestore.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.files.records import read_record
 from cachestore.keys import Key
 from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.places import Located, Place, SegmentRef
 from cachestore.storage.segment import SegmentContents, read_contents
-
-FORMAT: Final = "cachestore-store"
-VERSION: Final = 1
 
 
 @dataclass(slots=True)
@@ -120,18 +117,19 @@ def ref_of(digest: str, contents: SegmentContents) -> SegmentRef:
 
 
 def open_layout(layout_root: Layout) -> Layout:
-    """Check that a store is there and that this code can read it; returns its layout with the store's mode.
+    """Check that a store is there and that this code can read it; returns its layout with the store's mode and id.
 
-    Raises StoreNotFound, or FormatError for a newer format.
+    Raises StoreNotFound, or FormatError for a newer format; ReadFailed for a layout that has an id already, if that store is not there.
     """
+    check_for_reading(layout_root)
     path = layout_root.marker
     try:
-        body = read_record(path, FORMAT, VERSION)
+        body = read_marker(layout_root)
     except (FileNotFoundError, NotADirectoryError) as error:
         help_text = "`cachestore precompute … --store` makes one"
         if list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
-        message = f"there is no store at {layout_root.root} (no {path.name} in it); {help_text}"
+        message = f"there is no store at {layout_root.root} (no {path.name} in it{_looked_up_from(layout_root.root)}); {help_text}"
         raise StoreNotFound(message) from error
     except FormatError as error:
         if NEWER in str(error):
@@ -139,10 +137,25 @@ def open_layout(layout_root: Layout) -> Layout:
         message = f"{error}; {layout_root.command('repair')} makes it anew"
         raise FormatError(message) from error
     try:
-        return Layout(layout_root.root, Mode(body["mode"]))
+        return Layout(layout_root.root, Mode(body["mode"]), _as_id(body["store_id"]))
     except (KeyError, ValueError) as error:
-        message = f"{path} does not say a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
+        message = f"{path} does not say an id, and a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
         raise FormatError(message) from error
+
+
+def _as_id(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise ValueError(given)
+    return given
+
+
+def _looked_up_from(root: Path) -> str:
+    """The working directory, where the path may have been relative to it."""
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return ""
+    return f"; a relative path is looked up from {folder}" if root.is_relative_to(folder) else ""
 
 
 def list_segments(layout: Layout) -> frozenset[str]:
@@ -177,6 +190,8 @@ def load_snapshot(
     A damaged index is passed over for an older one: with none left, the headers of all segments are read. What decides
     whether to encode again looks closer: with `for_planning` a segment counts as vanished that is condemned, or of another size than the
     index or `earlier` says.
+
+    Raises ReadFailed where the store is not at its path any more: the listing of a folder that is gone is that of an empty store.
     """
     index = _open_newest(layout, earlier, verdict)
     # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
@@ -198,6 +213,7 @@ def load_snapshot(
             if is_of_a_signal(error):
                 raise
             unreadable[digest] = str(error)
+    check_for_reading(layout)
     return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed, for_planning)
 
 

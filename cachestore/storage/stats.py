@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
 from cachestore.keys import Json
@@ -52,7 +53,7 @@ def stats(path: str | Path) -> StoreStats:
     newest = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
     with closing(load_snapshot(layout)) as snapshot:
         segments = snapshot.segments()
-        return StoreStats(
+        found = StoreStats(
             entries=len(snapshot),
             segments=len(segments),
             bytes=sum(ref.size_bytes for ref in segments),
@@ -60,6 +61,8 @@ def stats(path: str | Path) -> StoreStats:
             recipes=tuple(fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint),
             catalogs=tuple(_count(catalog, snapshot) for catalog in newest),
         )
+    check_for_reading(layout)
+    return found
 
 
 def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:

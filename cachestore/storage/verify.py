@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast, get_args
 from cachestore.arguments import as_whole, as_word, check_function, refuse
 from cachestore.errors import BadInput, FormatError
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
+from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_link, look_at, names_in, opened, read_into, reason_of
 from cachestore.files.paths import (
     MARKER,
@@ -184,6 +185,7 @@ def verify(
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
+    check_for_reading(layout)  # what is listed of a folder that is gone finds nothing wrong
     return VerifyReport(
         ok=all(finding.kind in HARMLESS for finding in findings),
         entries=sum(one.entries for one in looked),

@@ -14,7 +14,7 @@ from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, move, note, overwrite, publish, publish_file, write_outside
+from cachestore.files.publish import make_folder, make_root, move, note, overwrite, publish, publish_file, write_outside
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
 WHOLE = b"one two three"
@@ -26,6 +26,7 @@ NO_LINKS = [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL
 def layout(tmp_path):
     """A folder that looks like a store: `tmp/` and a folder to publish in."""
     layout = Layout(tmp_path / "store")
+    make_root(layout)
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.recipes)
     return layout
@@ -238,6 +239,7 @@ def bits(path):
 def test_permission_bits_come_from_the_store_and_not_from_the_umask(tmp_path, mode, umask):
     layout = Layout(tmp_path / "a" / "store", mode)
     folder = layout.plans / "p" / "0"
+    make_root(layout)
     make_folder(layout, layout.temporary)
     make_folder(layout, folder)
     publish(layout, folder / "small", CONTENT)
@@ -301,14 +303,18 @@ def test_a_system_that_opens_no_folders_is_fine(layout, final, monkeypatch):
 
 def test_a_folder_above_the_store_that_may_not_be_listed_is_not_synced(layout, monkeypatch):
     monkeypatch.setattr(publishing, "_durable", set())
-    monkeypatch.setattr(os, "open", raiser(errno.EACCES))
-    make_folder(layout, layout.root)
+    really, refuse = os.open, raiser(errno.EACCES)
+    monkeypatch.setattr(os, "open", lambda path, *rest, **named: (refuse if path == layout.root.parent else really)(path, *rest, **named))
+    make_folder(layout, layout.plans)
+    assert layout.plans.is_dir()
 
 
 def test_nothing_is_acknowledged_in_a_folder_of_the_store_that_may_not_be_listed(layout, final, monkeypatch):
     monkeypatch.setattr(publishing, "_durable", set())
     really, refuse = os.open, raiser(errno.EACCES)
-    monkeypatch.setattr(os, "open", lambda path, flags, *rest: (refuse if flags & os.O_DIRECTORY else really)(path, flags, *rest))
+    monkeypatch.setattr(
+        os, "open", lambda path, flags, *rest, **named: (refuse if flags & os.O_DIRECTORY else really)(path, flags, *rest, **named)
+    )
     with pytest.raises(WriteFailed, match=r"Permission denied"):
         publish(layout, final, CONTENT)
     with pytest.raises(WriteFailed, match=r"Permission denied"):

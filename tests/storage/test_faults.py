@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.errors import WriteFailed
+from cachestore.errors import ReadFailed, WriteFailed
 from cachestore.files import publish as publishing
 from cachestore.files.opening import names_in
 from cachestore.keys import Recipe
@@ -51,11 +51,11 @@ class Faults:
         return self.count >= self.nth
 
 
-def refusal(action, *arguments) -> WriteFailed | None:
-    """The one error that an action may end with."""
+def refusal(action, *arguments) -> ReadFailed | WriteFailed | None:
+    """The one error that an action may end with; ReadFailed where the look whether the store is still there was refused."""
     try:
         action(*arguments)
-    except WriteFailed as error:
+    except (ReadFailed, WriteFailed) as error:
         return error
     return None
 

@@ -10,6 +10,7 @@ import pytest
 
 from cachestore.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
 from cachestore.files.checksum import digest_file
+from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.publish import publish
@@ -24,7 +25,7 @@ from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import FORMAT, list_indexes, list_segments, load_snapshot
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import LOST_FORMAT, verify
 from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachestore.errors import FormatError, StoreNotFound
+from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.records import encode_record
@@ -17,7 +18,7 @@ from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.places import Located
 from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import FORMAT, Snapshot, list_indexes, list_segments, load_snapshot, open_layout
+from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from tests.storage.stores import flip, key_of, put
 
 KEYS = range(6)
@@ -248,15 +249,19 @@ class TestOpening:
     def test_a_newer_store_is_refused_with_the_way_out(self, layout):
         layout.marker.write_bytes(encode_record(FORMAT, 2, {"store_id": "0", "mode": "private"}))
         with pytest.raises(FormatError, match="install a newer one"):
-            open_layout(layout)
+            open_layout(Layout(layout.root))
 
-    @pytest.mark.parametrize("body", [{}, {"mode": "secret"}, {"mode": None}, {"mode": ["private"]}], ids=str)
-    def test_a_marker_without_a_mode_that_is_known_is_a_format_error(self, layout, body):
+    @pytest.mark.parametrize(
+        "body",
+        [{}, {"mode": "secret", "store_id": "0"}, {"mode": None, "store_id": "0"}, {"mode": "private"}, {"mode": "private", "store_id": 1}],
+        ids=str,
+    )
+    def test_a_marker_without_an_id_and_a_mode_that_is_known_is_a_format_error(self, layout, body):
         layout.marker.write_bytes(encode_record(FORMAT, 1, body))
         with pytest.raises(FormatError, match=r"cachestore\.json"):
-            open_layout(layout)
+            open_layout(Layout(layout.root))
 
     def test_a_damaged_marker_is_a_format_error(self, layout):
         flip(layout.marker, 12)
         with pytest.raises(FormatError):
-            open_layout(layout)
+            open_layout(Layout(layout.root))

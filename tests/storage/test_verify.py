@@ -12,6 +12,7 @@ import pytest
 from cachestore.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
 from cachestore.files import checksum
 from cachestore.files.checksum import digest_of
+from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.records import encode_record
@@ -23,7 +24,7 @@ from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import TensorSpec, make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import FORMAT, list_indexes
+from cachestore.storage.snapshot import list_indexes
 from cachestore.storage.verify import HARMLESS, STALE_SECONDS, verify
 from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, forge_index, key_of, put, read, tensors_of

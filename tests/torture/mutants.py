@@ -38,8 +38,9 @@ _OVERTAKING: Final = ("overtaking", 120)
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        os.fsync(descriptor)\n', "", *_CRASHES),
     "directory fsync": Mutant(
-        "files/publish.py", "    _remove(temporary)\n    sync_folder(final.parent)\n", "    _remove(temporary)\n", *_CRASHES
+        "files/publish.py", "        _remove(temporary)\n        sync_folder(final.parent)\n", "        _remove(temporary)\n", *_CRASHES
     ),
+    "second look": Mutant("files/publish.py", "    with _still_in(layout, final):\n", "    with contextlib.nullcontext():\n", "gone", 200),
     "checksum": Mutant(
         "storage/fetch.py",
         "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",

@@ -1,4 +1,4 @@
-"""A sample of the campaigns that strike calls, cut the power and exchange entries, and of the mutants; see `scripts/torture.py`."""
+"""A sample of the campaigns that strike calls, cut the power, exchange entries and take the root away, and of the mutants."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def play(*arguments, timeout=58):
     return ended.returncode, json.loads(ended.stdout)
 
 
-SAMPLED = ("kills", "errors", "crashes", "exchange", "overtaking")
+SAMPLED = ("kills", "errors", "crashes", "exchange", "gone", "overtaking")
 
 
 def test_a_few_points_of_each_campaign_find_nothing():
@@ -50,7 +50,9 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "count"), [("kills", 300), ("errors", 300), ("crashes", 1000), ("exchange", 224), ("overtaking", 400)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("kills", 300), ("errors", 300), ("crashes", 1000), ("exchange", 224), ("gone", 400), ("overtaking", 400)]
+)
 def test_a_campaign_finds_nothing(name, count):
     code, body = play("--only", name, "--count", str(count), timeout=580)
     assert (code, body["violations"]) == (0, {name: []})

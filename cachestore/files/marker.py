@@ -1,0 +1,136 @@
+"""The file that makes a folder a store: what it says, and whether the store that was opened is still the one at its path.
+
+A disk may be unmounted while a store on it is open, a folder moved, and another store may come to lie at the path. The id in the marker
+tells stores apart. It is read anew at every look, and device and inode numbers play no part: the same store, mounted again, goes on.
+"""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachestore.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed
+from cachestore.files.opening import read_whole, refuse_reading
+from cachestore.files.paths import Layout
+from cachestore.files.records import decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+FORMAT: Final = "cachestore-store"
+VERSION: Final = 1
+
+_LIMIT_BYTES: Final = 1 << 20
+_HAS_DESCRIPTORS: Final = {os.open, os.stat} <= os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+
+
+def read_marker(layout: Layout, *, folder: int | None = None) -> dict[str, Any]:
+    """What the marker says; `folder` is the store's root where it is open already. Raises FormatError, FileNotFoundError, ReadFailed."""
+    raw = read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder)
+    return decode_record(FORMAT, VERSION, raw, where=layout.marker)
+
+
+def check_for_reading(layout: Layout) -> None:
+    """Raise ReadFailed if the store that was opened is not at its path any more: what is listed there says nothing of it.
+
+    Does nothing for a layout without an id, which is that of a path that was not opened.
+    """
+    if layout.store_id:
+        with _root_of(layout) as folder:
+            _check(layout, folder, None)
+
+
+def check_for_writing(layout: Layout, placed: Path | None = None) -> None:
+    """As `check_for_reading`, but raises WriteFailed; also if the file that was `placed` is not in the store that was opened.
+
+    Both are asked of one open folder: no store that came to the path for a moment can have taken the file in its place.
+    """
+    if layout.store_id:
+        with _refusing_to_write(), _root_of(layout) as folder:
+            _check(layout, folder, placed)
+
+
+def check_opened(layout: Layout, folder: int) -> None:
+    """As `check_for_writing`, of a root that is open already."""
+    if layout.store_id:
+        with _refusing_to_write():
+            _check(layout, folder, None)
+
+
+@contextmanager
+def noticing_its_end(layout: Layout) -> "Generator[None]":
+    """For work in which a file that is not there any more means that the store went away meanwhile: raises ReadFailed in that case."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, CacheStoreError):
+            raise
+        check_for_reading(layout)
+        if not str(error.filename).startswith(f"{layout.root}{os.sep}"):
+            raise
+        message = f"{error.filename} was there a moment ago and is not any more; run the same command again"
+        raise ReadFailed(message) from error
+
+
+@contextmanager
+def _refusing_to_write() -> "Generator[None]":
+    try:
+        yield
+    except ReadFailed as error:
+        failed = WriteFailed(f"{error}; nothing was acknowledged")
+        failed.errno = error.errno
+        raise failed from error
+
+
+@contextmanager
+def _root_of(layout: Layout) -> "Generator[int | None]":
+    """The store's own folder, opened; None where the system has no descriptors of folders (Windows)."""
+    if not _HAS_DESCRIPTORS:
+        yield None
+        return
+    try:
+        descriptor = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _gone(layout) from error
+    except OSError as error:
+        refuse_reading(layout.root, error)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
+    try:
+        found = read_marker(layout, folder=folder).get("store_id")
+    except FileNotFoundError as error:
+        raise _gone(layout) from error
+    except FormatError as error:
+        message = f"nobody can tell whether the store at {layout.root} is the one that was opened: {error}"
+        raise ReadFailed(message) from error
+    if found != layout.store_id:
+        message = (
+            f"another store lies at {layout.root} than the one that was opened there (was another disk mounted, or another folder moved"
+            " there?); put the first one back, or open this one anew, then run the same command again"
+        )
+        raise ReadFailed(message)
+    if placed is not None and not _is_there(layout, folder, placed):
+        message = f"{placed} is not in the store that was opened (was its disk unmounted while it was placed?); run the same command again"
+        raise ReadFailed(message)
+
+
+def _is_there(layout: Layout, folder: int | None, path: Path) -> bool:
+    try:
+        os.stat(path if folder is None else path.relative_to(layout.root), dir_fd=folder, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        refuse_reading(path, error)
+    return True
+
+
+def _gone(layout: Layout) -> ReadFailed:
+    return ReadFailed(
+        f"the store at {layout.root} is not there any more (was its disk unmounted, or the folder moved?); put it back, then run the same"
+        " command again"
+    )
