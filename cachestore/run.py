@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
+from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe, by_key
@@ -26,7 +27,8 @@ from cachestore.processes import Care, gpu_count, joined_report, processors, run
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
-from cachestore.request import LOADED, PrecomputeRequest, Wanted, look_at_request
+from cachestore.request import LOADED, PrecomputeRequest, Wanted, check_listing, list_request, look_at_request
+from cachestore.sources import Listing
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.store import Store
@@ -101,7 +103,7 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used.
+        BadInput: a source, model or option that cannot be used; NothingToEncode: a source without anything of what is asked for.
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
@@ -224,12 +226,25 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
     from cachestore.encode.hub import is_here
 
     allowed_failures(request.max_failures, 0)  # refused now, not after a source was listed
+    listing = _list_first(request, brought)
     models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
     if not all(is_here(name, request.revision) for name in models):
         return None
     layout = create_store(Path(request.store))
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        return look_at_request(layout, request, beat=beat, brought=brought)
+        return look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
+
+
+def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
+    """What the sources list where there is no store yet, so that a source that cannot be used has none made; None where there is one.
+
+    Raises BadInput, NothingToEncode.
+    """
+    if look_at(Layout.at(request.store).marker) is not None:
+        return None
+    listing = list_request(request, brought)
+    check_listing(request, listing)
+    return listing
 
 
 def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought) -> Report | None:
@@ -304,13 +319,14 @@ def precompute_here(
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
+    listing = _list_first(request, brought)
     layout = create_store(Path(request.store))
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
     with Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
+        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought, listing=listing)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
         def tell(reconciler: Reconciler, ref: PassRef) -> None:
