@@ -46,7 +46,7 @@ def files_of(data: str | Path) -> Files:
     if tars is not None:
         return list_tars(tars).files
     path = Path(data)
-    return Folder((path if path.is_dir() else path.parent).absolute())
+    return Folder((path if os.path.isdir(path) else path.parent).absolute())  # noqa: PTH112 - Path's raises where it is refused
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
@@ -105,7 +105,7 @@ def _label(source: Source) -> str:
     path = Path(source.data)
     if source.data == IN_MEMORY or is_temporary(path.name):
         return "memory"  # in a worker, whose rows are in a file, too
-    return (path.name if path.is_dir() else path.stem) or "data"
+    return (path.name if os.path.isdir(path) else path.stem) or "data"  # noqa: PTH112
 
 
 def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Mapping[str, int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
-from cachestore.encode.family import DTYPES, encoder_of
+from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
 from cachestore.errors import BadInput, FormatError, NothingToEncode, RecipeMismatch
 from cachestore.files.paths import Layout, is_temporary
@@ -269,7 +269,8 @@ def _is_named(value: object) -> bool:
 
 
 def _are_names(value: object) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(one, str) for one in cast("tuple[object, ...]", value))
+    names = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    return bool(names) and all(isinstance(name, str) and (name in ("text", LATENTS) or is_text_encoder(name)) for name in names)
 
 
 def _is_device(value: object) -> bool:
@@ -296,7 +297,7 @@ _FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "device": (_is_device, f"one of {', '.join(_DEVICES)}"),
     "latents": (partial(_is_one_of, ("moments", "mean", "sample")), "moments, mean or sample"),
     "caption_lines": (partial(_is_one_of, get_args(CaptionLines)), "whole, each or first"),
-    "encode": (_are_names, "a list of names, such as text,latents (from Python a tuple of them)"),
+    "encode": (_are_names, "a list of names, such as text,latents (from Python a tuple of them), or of text_encoder, text_encoder_2, …"),
     **dict.fromkeys(("model", "store"), (_is_named, "a path, or of a model its id")),
     "name": (partial(_is_any_of, (str,)), "a text"),
     **dict.fromkeys(("caption", "revision", "variant"), (partial(_is_any_of, (str, type(None))), "a text")),
@@ -652,7 +653,8 @@ def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:
     """Why a source has nothing to encode: most likely another one was meant. `samples` is how many it lists."""
-    places = ", ".join([source.data for source in request.sources] or [request.data])
+    paths = [source.data for source in request.sources] or [request.data]
+    places = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
         return f"there is nothing to encode in {places}: of {samples} samples none has a picture, and {asked} alone is asked for"

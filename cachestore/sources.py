@@ -277,16 +277,19 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
         BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - as below
         metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
         if metadata is None:
             return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos), path, caption)
         return _list_rows(path, metadata, partial(_from_rows, metadata, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".jsonl" and path.is_file():
+    if path.suffix.lower() == ".jsonl" and os.path.isfile(path):  # noqa: PTH113
         return _list_rows(path.parent, path, partial(_from_rows, path, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".txt" and path.is_file():
+    if path.suffix.lower() == ".txt" and os.path.isfile(path):  # noqa: PTH113
         return _list_rows(path.parent, path, partial(_from_prompts, path), "whole", caption)
-    message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
+    if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
+        message = f"{path} does not exist, or may not be looked at by this user"
+        raise BadInput(message)
+    message = f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar"
     raise BadInput(message)
 
 

@@ -161,7 +161,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     """
     path = Path(data)
     _refuse_compressed(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises where it is refused
         names = _names_in(path)
         suffixes = {Path(name).suffix.lower() for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
@@ -171,7 +171,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     if path.suffix.lower() != SUFFIX:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
-    if missing := [one for one in expanded if not one.is_file()]:
+    if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
         message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
         raise BadInput(message)
     return expanded
@@ -180,7 +180,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
 def _refuse_compressed(path: Path) -> None:
     """Raise BadInput for a tar that is compressed, by its name."""
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
-    if suffix is not None and not path.is_dir():
+    if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
         message = (
             f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
             f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
@@ -199,7 +199,7 @@ def _names_in(folder: Path) -> list[str]:
 
 def _expanded(name: str) -> Iterator[str]:
     """The names of a range, or the name itself where it is none. The first range is counted slowest."""
-    found = None if Path(name).exists() else _RANGE.search(name)
+    found = None if os.path.exists(name) else _RANGE.search(name)  # noqa: PTH110
     if found is None:
         yield name
         return

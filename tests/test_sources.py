@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cachestore.errors import BadInput
 from cachestore.keys import digest_parts, digest_text
+from cachestore.listing import list_path
 from cachestore.sources import UNTRUSTED, Remarks, _lines_of, list_source
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
@@ -778,3 +779,18 @@ def test_a_folder_that_may_not_be_listed_is_named(tmp_path, monkeypatch):
     refuse_a_folder(monkeypatch, "secret")
     with pytest.raises(BadInput, match=r"the folder .*secret cannot be listed \(Permission denied\)"):
         list_source(tmp_path)
+
+
+def test_a_source_that_may_not_be_looked_at_is_an_error_of_ours(tmp_path, monkeypatch):
+    """As root tests are kept out of nothing: the system's own call refuses."""
+    real = os.stat
+
+    def stat(path, *args, **options):
+        if isinstance(path, str | os.PathLike) and "secret" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    for name in ("secret", "secret/m.jsonl", "secret/a.tar"):
+        with pytest.raises(BadInput, match="does not exist"):
+            list_path(tmp_path / name)
