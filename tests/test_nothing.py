@@ -1,10 +1,10 @@
 """What nothing does: every row of the table in docs/reliability.md is run, and ends as the table says.
 
 A row has what is wrong with the input, the call, what it ends with, and how its sentence begins. A call is a command, or Python in which
-these are known: `cs`, `store` and `bare` (open stores), `data` and `none` (data sets, the latter without a sample) and `encode`. In the folder in
-which it runs there are the stores `store/` and `trained/` (each with a data set `train` of three samples), `own/` (without a data set) and
-`bare/` (without an entry), the folders `empty/`, `foreign/` (a file of somebody else's), `pictures/` and `clips/` (a video), and FILES.
-`nowhere` is not there.
+these are known: `cs`, `store` and `bare` (open stores), `data` and `none` (data sets, the latter without a sample) and `encode`. In the
+folder in which it runs there are the stores `store/` and `trained/` (each with a data set `train` of three samples), `own/` (without a
+data set) and `bare/` (without an entry), the folders `empty/`, `foreign/` (a file of somebody else's), `pictures/` and `clips/` (a
+video), and FILES. `nowhere` is not there.
 """
 
 import io
