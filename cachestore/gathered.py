@@ -7,7 +7,7 @@ gets the rows as a file (`write_rows`), and what is in memory over its pipes (`a
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -259,7 +259,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
 
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
-    texts: Any = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
+    texts: Iterable[Mapping[str, Any]] = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
     are_lists = {role: not hasattr(plain.features[column], "decode") for role, column in columns.items()}
 
     def count(role: str, row: int) -> int:
@@ -285,7 +285,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
 
 def _renamed(values: Mapping[str, Any], row: int, where: str, remarks: Remarks) -> dict[str, Any]:
     """A row under the names of a manifest. Its id is its `id`, else its `file_name`, else its number. Raises BadInput."""
-    found = named_row(values, where, remarks)
+    found = dict(named_row(values, where, remarks))
     if found.get("id") is None:
         found["id"] = found.pop("file_name", None) or str(row)
     return found

@@ -20,7 +20,7 @@ from cachestore.gathered import gather, list_rows
 from cachestore.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.keys import Json, canonical, digest_parts, digest_text
 from cachestore.samples import Sample, Source
-from cachestore.sources import CaptionLines, Files, Folder, Listing, Remarks, Stat, list_source
+from cachestore.sources import CaptionLines, Files, Folder, Listing, Problems, Remarks, Stat, list_source
 from cachestore.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
@@ -129,12 +129,19 @@ def list_sources(
     `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
     """
     labels = labels_of(sources)
-    listings = [
-        brought[number]
-        if number in brought
-        else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption), videos=videos)
-        for number, source in enumerate(sources)
-    ]
+    listings: list[Listing] = []
+    problems = Problems()
+    for number, source in enumerate(sources):
+        own = _caption_of(source, caption)
+        try:
+            there = (
+                brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            )
+        except BadInput as error:
+            problems.add(error)
+        else:
+            listings.append(there)
+    problems.refuse("these sources")
     if is_alone(sources):
         return listings[0]
     parts = [

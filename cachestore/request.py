@@ -624,11 +624,11 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
 
     For a data set that is not there yet: under one that is, samples may leave.
     """
-    count, seen, is_wanted = 0, Remarks(), False
+    count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
     for sample in listing.samples(seen):
         count += 1
-        is_wanted |= _asks_for_text(request) or bool({IMAGE, CONTROL, VIDEO} & sample.images.keys())
-        if is_wanted and not seen.missing:
+        is_wanted |= needs_text or bool({IMAGE, CONTROL, VIDEO} & sample.images.keys())
+        if is_wanted and not (needs_text and seen.missing):
             return
     if not is_wanted:
         raise NothingToEncode(_nothing_in_words(request, count, seen.in_words()))

@@ -256,7 +256,7 @@ def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], wher
     problems = Problems()
     for item in items:
         try:
-            samples = tuple(parse(item))
+            samples = list(parse(item))
         except BadInput as error:
             problems.add(error)
             continue
@@ -574,16 +574,16 @@ def _from_rows(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Ite
     rows = _csv_rows(path) if path.suffix == ".csv" else _json_lines(path)
     is_metadata = path.name in _METADATA
 
-    def parse(line: tuple[int, Any]) -> Iterator[Sample]:
+    def parse(line: tuple[int, Any]) -> tuple[Sample]:
         number, content = line
         where = f"{path}, line {number}"
-        row = _cells(content, where) if isinstance(content, dict) else _json_row(content, where)
+        row = _cells(cast("dict[Any, Any]", content), where) if isinstance(content, dict) else _json_row(content, where)
         if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
             message = f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}"
             raise BadInput(message)
         named = _with_file(named_row(row, where, remarks), where)
         check_row(named, where, row)
-        yield from_row(named, where, caption_lines, remarks)
+        return (from_row(named, where, caption_lines, remarks),)
 
     return taken(rows, parse, path)
 
@@ -638,17 +638,20 @@ def _no_constant(name: str) -> Any:
     raise ValueError(message)
 
 
-def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> dict[str, Any]:
+def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
     """A row whose caption is in `caption`, whichever of the known names it has there. Raises BadInput for two that differ."""
-    remarks.columns.update(dict.fromkeys(row))
+    if not row.keys() <= remarks.columns.keys():
+        remarks.columns.update(dict.fromkeys(row))
     return _under_one_name(row, _CAPTIONS, where)
 
 
-def _with_file(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """A row whose picture is in `image`, or whose video in `video`, by its suffix where the column does not say which it is.
 
     Raises BadInput for two that differ.
     """
+    if row.keys().isdisjoint(_FILES):
+        return row
     references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
     role = VIDEO if any(Path(reference).suffix.lower() in VIDEO_SUFFIXES for reference in references) else IMAGE
     return _under_one_name(row, (role, *_FILES), where)
@@ -656,7 +659,7 @@ def _with_file(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
     """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
-    if not any(named.get(column) for column in ("caption", *_REFERENCES)):
+    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
         message = (
             f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}, and known are"
             f" {', '.join(_KNOWN)}"
@@ -664,8 +667,10 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> N
         raise BadInput(message)
 
 
-def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, Any]:
+def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
     """A row with the value of any of these columns under the first of their names; without any where all are missing or null."""
+    if row.keys().isdisjoint(names[1:]):
+        return row
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
         one, other = list(found.items())[:2]

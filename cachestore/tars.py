@@ -314,7 +314,7 @@ def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
     if not isinstance(row, dict):
         message = f"{where}: a row is an object, this is a {type(row).__name__}"
         raise BadInput(message)
-    return named_row(cast("dict[str, Any]", row), where, remarks)
+    return dict(named_row(cast("dict[str, Any]", row), where, remarks))
 
 
 def _bytes_of(member: _Member) -> bytes:

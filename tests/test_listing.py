@@ -191,3 +191,11 @@ def test_resolutions_are_by_source_only_where_they_differ():
     assert resolutions_of([Source("a", resolution=512)], 1024) == (512, {})
     assert resolutions_of([Source("a"), Source("b", resolution=1024)], 1024) == (1024, {})
     assert resolutions_of([Source("a"), Source("b", resolution=512)], 1024) == (1024, {"a": 1024, "b": 512})
+
+
+def test_sources_that_cannot_be_listed_are_named_all_at_once(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    paths = [tmp_path / "a", there, tmp_path / "b.tar"]
+    with pytest.raises(BadInput, match=r"2 things in these sources cannot be used: .*a does not exist.*; .*b\.tar does not exist"):
+        list_sources([Source(str(path)) for path in paths], {})
