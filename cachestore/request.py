@@ -414,7 +414,7 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_texts(samples if request.frames or LATENTS not in request.encode else _without_videos(samples), request.policy),
+        samples=_with_texts(_of_asked_kinds(request, samples), request.policy),
         columns=columns,
         texts=request.policy.encoding(),
         # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
@@ -479,12 +479,16 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 
+def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:
+    return samples if request.frames or LATENTS not in request.encode else _without_videos(samples)
+
+
 def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises BadInput."""
+    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises NothingToEncode."""
     for sample in samples:
         if sample.images.get(VIDEO):
             message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
-            raise BadInput(message)
+            raise NothingToEncode(message)
         yield sample
 
 
@@ -625,7 +629,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
     For a data set that is not there yet: under one that is, samples may leave.
     """
     count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
-    for sample in listing.samples(seen):
+    for sample in _of_asked_kinds(request, listing.samples(seen)):
         count += 1
         is_wanted |= needs_text or bool({IMAGE, CONTROL, VIDEO} & sample.images.keys())
         if is_wanted and not (needs_text and seen.missing):

@@ -105,6 +105,8 @@ def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, r
     picture(tmp_path / "clips/a.mp4", b"a video")
     with pytest.raises(NothingToEncode, match="1 videos passed over \\(--frames says"):
         run(tmp_path / "clips", root)
+    with pytest.raises(NothingToEncode, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
+        run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
     prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
     with pytest.raises(NothingToEncode, match="of 2 samples none has a picture, and latents alone is asked for"):
         run(prompts, root, encode=("latents",))
