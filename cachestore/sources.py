@@ -496,7 +496,7 @@ class _Walk:
             leads_nowhere = error.errno == errno.ELOOP
             if not leads_nowhere and not _is_named_like_one(entry):
                 self.problems.add(
-                    f"{entry.path} may not be looked at ({error.strerror or error}): let this user, or move it out of the source"
+                    f"{entry.path} may not be looked at ({error.strerror or error}): let this user read it, or move it out of the source"
                 )
         # One that is named like a picture fails when it is read, and alone; one that is named like captions is told beside its picture.
         if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *_CAPTION_SUFFIXES}:
