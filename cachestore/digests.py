@@ -59,7 +59,7 @@ def fingerprint(files: "Sequence[str | os.PathLike[str]]" = (), **settings: Json
     A file counts by its base name and contents. A folder counts by all files below it, with their paths relative to it; names that
     begin with a dot are passed over, as download tools keep their notes there. So a model may be moved and keeps its fingerprint.
     The order of `files` counts. Digests are remembered for the life of the process. No files and no settings give a fixed value.
-    Raises BadInput for a missing file, and for settings that are not JSON.
+    Raises BadInput for a missing file, a folder without files or one that cannot be listed, and for settings that are not JSON.
     """
     paths = [as_path("a file", item) for item in as_many("files", files, "a list of paths")]
     contents = [[[name, digest_file(path, _remembered)] for name, path in _below(path)] for path in paths]
@@ -77,8 +77,17 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
         yield root.name, root
         return
     found: dict[str, Path] = {}
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(folder) / name for name in names if not name.startswith(".")):
             found[path.relative_to(root).as_posix()] = path
+    if not found:
+        message = f"cannot fingerprint {root}: the folder holds no file, and every such folder would have one fingerprint"
+        raise BadInput(message)
     yield from sorted(found.items())
+
+
+def _refuse(error: OSError) -> None:
+    """Raise BadInput for a folder that cannot be listed: without its files another model would have the same fingerprint."""
+    message = f"cannot fingerprint {error.filename}: {error.strerror}"
+    raise BadInput(message) from error

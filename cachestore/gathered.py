@@ -7,7 +7,7 @@ gets the rows as a file (`write_rows`), and what is in memory over its pipes (`a
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,19 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.keys import canonical, digest_parts
 from cachestore.samples import CONTROL, IMAGE, VIDEO, Sample
-from cachestore.sources import CaptionLines, Files, Folder, Listing, Remarks, Stat, from_row, list_samples
+from cachestore.sources import (
+    CaptionLines,
+    Files,
+    Folder,
+    Listing,
+    Remarks,
+    Stat,
+    check_row,
+    from_row,
+    list_samples,
+    named_row,
+    taken,
+)
 
 MEMORY: Final = "memory:"
 """How the reference of a picture begins that is no file: then come role, number and sample."""
@@ -171,7 +183,7 @@ def _several(value: object) -> Sequence[object]:
 
 
 def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    for row in range(len(samples)):
+    def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
             message = f"sample {row} is {type(sample).__name__}, not a cs.Sample"
@@ -186,6 +198,8 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
         yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
+
+    return taken(range(len(samples)), parse, "the samples given")
 
 
 def _references(memory: Memory, place: _Place, value: object) -> list[str]:
@@ -245,7 +259,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
 
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
-    texts: Any = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
+    texts: Iterable[Mapping[str, Any]] = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
     are_lists = {role: not hasattr(plain.features[column], "decode") for role, column in columns.items()}
 
     def count(role: str, row: int) -> int:
@@ -253,21 +267,25 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         several: Any = pictures[role][row][columns[role]] if are_lists[role] else (None,)
         return len(several or ())
 
-    def parse(remarks: Remarks) -> Iterator[Sample]:
-        for row, values in enumerate(texts):
-            found = _renamed(values, row)
-            for role in columns:
-                found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(count(role, row))]
-            yield _from_columns(found, f"row {row} of the data set", caption_lines, remarks)
+    def parse(remarks: Remarks, numbered: tuple[int, Mapping[str, Any]]) -> Iterator[Sample]:
+        row, values = numbered
+        where = f"row {row} of the data set"
+        found = _renamed(values, row, where, remarks)
+        for role in columns:
+            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(count(role, row))]
+        check_row(found, where, dict.fromkeys(plain.column_names))
+        yield _from_columns(found, where, caption_lines, remarks)
 
-    return list_samples(memory, parse, "the data set given", caption)
+    def parse_all(remarks: Remarks) -> Iterator[Sample]:
+        remarks.columns.update(dict.fromkeys(plain.column_names if len(plain) else ()))
+        return taken(enumerate(texts), partial(parse, remarks), "the data set given")
+
+    return list_samples(memory, parse_all, "the data set given", caption)
 
 
-def _renamed(values: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """A row under the names of a manifest. Its id is its `id`, else its `file_name`, else its number."""
-    found: dict[str, Any] = dict(values)
-    if "caption" not in found and "text" in found:
-        found["caption"] = found.pop("text")
+def _renamed(values: Mapping[str, Any], row: int, where: str, remarks: Remarks) -> dict[str, Any]:
+    """A row under the names of a manifest. Its id is its `id`, else its `file_name`, else its number. Raises BadInput."""
+    found = dict(named_row(values, where, remarks))
     if found.get("id") is None:
         found["id"] = found.pop("file_name", None) or str(row)
     return found
@@ -323,6 +341,8 @@ def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
         "missing": remarks.missing,
         "multi_line": remarks.multi_line,
         "collapsed": remarks.collapsed,
+        "uncaptioned": remarks.uncaptioned,
+        "pictureless": remarks.pictureless,
     }
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
@@ -341,13 +361,15 @@ def list_rows(path: Path, files: Files | None) -> Listing:
             raise BadInput(message)
         rows = [json.loads(line) for line in file]
     told = cast("dict[str, Any]", head)
+    asked_as = told.pop("asked_as")
+    del told["format"]
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.take(Remarks(told["missing"], told["multi_line"], told["collapsed"]))
+        remarks.take(Remarks(**told))
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
 
-    return list_samples(_Ours(Folder(Path.cwd()), files, str(told["asked_as"])), parse, path, None)
+    return list_samples(_Ours(Folder(Path.cwd()), files, str(asked_as)), parse, path, None)
 
 
 @dataclass(frozen=True, slots=True)

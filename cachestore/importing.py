@@ -37,7 +37,7 @@ from cachestore.samples import CAPTION, IMAGE, Sample
 from cachestore.sources import CaptionLines, Listing, Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
-from cachestore.storage.listing_numbers import listing_number, number_if_there
+from cachestore.storage.listing_numbers import number_if_there
 from cachestore.storage.model_digests import load_digests
 from cachestore.untrusted import CacheFiles, TorchFiles, size_and_time
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
@@ -194,8 +194,8 @@ def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None,
         return _import(request, on_progress, cancel, number)
 
 
-def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int | None) -> ImportReport:
-    """Import under a listing number; None where there is no store yet."""
+def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+    """Import under the number of this listing."""
     wanted = format_named(request.format)
     _check(request)
     policy = CaptionPolicy.parse(request.captions)
@@ -222,8 +222,6 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
-        if number is None:
-            number = stack.enter_context(listing_number(layout, request.name))
         job = Job(
             layout,
             plan,

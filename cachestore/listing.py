@@ -20,7 +20,7 @@ from cachestore.gathered import gather, list_rows
 from cachestore.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.keys import Json, canonical, digest_parts, digest_text
 from cachestore.samples import Sample, Source
-from cachestore.sources import CaptionLines, Files, Folder, Listing, Remarks, Stat, list_source
+from cachestore.sources import CaptionLines, Files, Folder, Listing, Problems, Remarks, Stat, list_source
 from cachestore.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
@@ -46,7 +46,7 @@ def files_of(data: str | Path) -> Files:
     if tars is not None:
         return list_tars(tars).files
     path = Path(data)
-    return Folder((path if path.is_dir() else path.parent).absolute())
+    return Folder((path if os.path.isdir(path) else path.parent).absolute())  # noqa: PTH112 - Path's raises where it is refused
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
@@ -105,7 +105,7 @@ def _label(source: Source) -> str:
     path = Path(source.data)
     if source.data == IN_MEMORY or is_temporary(path.name):
         return "memory"  # in a worker, whose rows are in a file, too
-    return (path.name if path.is_dir() else path.stem) or "data"
+    return (path.name if os.path.isdir(path) else path.stem) or "data"  # noqa: PTH112
 
 
 def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Mapping[str, int]]:
@@ -129,12 +129,19 @@ def list_sources(
     `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
     """
     labels = labels_of(sources)
-    listings = [
-        brought[number]
-        if number in brought
-        else list_path(source.data, caption_lines=caption_lines, caption=_caption_of(source, caption), videos=videos)
-        for number, source in enumerate(sources)
-    ]
+    listings: list[Listing] = []
+    problems = Problems()
+    for number, source in enumerate(sources):
+        own = _caption_of(source, caption)
+        try:
+            there = (
+                brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            )
+        except BadInput as error:
+            problems.add(error)
+        else:
+            listings.append(there)
+    problems.refuse("these sources")
     if is_alone(sources):
         return listings[0]
     parts = [

@@ -376,7 +376,7 @@ def verify(
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such part; or the model cannot be found, so pass where it is now.
+        BadInput: there is no such part; the model cannot be found, so pass where it is now; or no entry can be encoded again.
         RecipeMismatch: the model is another one than the data set was made with; nothing was read or encoded.
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
@@ -396,6 +396,10 @@ def verify(
         with closing(load_snapshot(layout)) as snapshot:
             wanted = _by_segment(catalogs, snapshot, makers)
         chosen = choose(wanted, recompute, seed)
+        if not chosen and report.entries and report.ok:
+            why = "; ".join(unknown) or "no data set has them"
+            message = f"none of the {report.entries} entries in {layout.root} can be encoded again and compared: {why}"
+            raise BadInput(message)
         tally = _remake_all(layout, chosen, makers)
     check_for_reading(layout)
     damaged = {finding.key for finding in report.findings}

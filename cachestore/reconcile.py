@@ -99,7 +99,7 @@ class Reconciler:
     rise: Callable[[], None] = lambda: None
     """Called now and then while files are looked at and ledgers read, so that others see this worker live."""
     listing: int = 0
-    """The number of this worker's own listing of the source, of which the plan is (`storage/listing_numbers`)."""
+    """The number of this worker's own listing of the source (`storage/listing_numbers`)."""
     compare: Callable[[Catalog], object] = lambda _previous: None
     """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
 
@@ -378,7 +378,7 @@ class Reconciler:
     def _check_may_follow(self, previous: Catalog) -> None:
         """Raise RecipeMismatch for another request than planning allows, Superseded where the earlier catalog is of a newer listing."""
         self.compare(previous)
-        if self.listing >= previous.listing or _lists_the_same(self.plan, previous):
+        if self.listing > previous.listing or _lists_the_same(self.plan, previous):
             return
         message = (
             f"the data set {previous.name!r} was listed again after this run had listed it: generation {previous.generation} has that"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from cachestore.arguments import refuse_address
 from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
-from cachestore.encode.family import DTYPES, encoder_of
+from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, FormatError, RecipeMismatch
+from cachestore.errors import BadInput, FormatError, NothingToEncode, RecipeMismatch
 from cachestore.files.paths import Layout, is_temporary
 from cachestore.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
 from cachestore.keys import Json, canonical, digest_parts
@@ -271,8 +271,9 @@ def _is_named(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(one, str) for one in cast("tuple[object, ...]", value))
+def _are_names(value: object) -> bool:
+    names = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    return bool(names) and all(isinstance(name, str) and (name in ("text", LATENTS) or is_text_encoder(name)) for name in names)
 
 
 def _is_device(value: object) -> bool:
@@ -299,7 +300,7 @@ _FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "device": (_is_device, f"one of {', '.join(_DEVICES)}"),
     "latents": (partial(_is_one_of, ("moments", "mean", "sample")), "moments, mean or sample"),
     "caption_lines": (partial(_is_one_of, get_args(CaptionLines)), "whole, each or first"),
-    "encode": (_are_texts, "a list of names, such as text,latents (from Python a tuple of them)"),
+    "encode": (_are_names, "a list of names, such as text,latents (from Python a tuple of them), or of text_encoder, text_encoder_2, …"),
     **dict.fromkeys(("model", "store"), (_is_named, "a path, or of a model its id")),
     "name": (partial(_is_any_of, (str,)), "a text"),
     **dict.fromkeys(("caption", "revision", "variant"), (partial(_is_any_of, (str, type(None))), "a text")),
@@ -353,18 +354,20 @@ def look_at_request(
     beat: Beat | None = None,
     loaded: "LoadedModel | None" = None,
     brought: Brought | None = None,
+    listing: Listing | None = None,
 ) -> Wanted:
     """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
 
-    `brought` are the listings of sources in memory. With a `beat`, which rises meanwhile, others see what this start is about to do, and
-    a rank other than 0 leaves it to rank 0 to lay out the plan.
+    `brought` are the listings of sources in memory; `listing` is that of all sources, where it was made already. With a `beat`, which
+    rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay out the plan.
 
-    Raises BadInput for a source or model that cannot be used, RecipeMismatch where a name is used already for something else.
+    Raises BadInput for a source or model that cannot be used, NothingToEncode for a source without what is asked for, RecipeMismatch
+    where a name is used already for something else.
     """
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
     captions = _named(request.policy)
-    listing = list_request(request, brought)
+    listing = listing or list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     _check_buckets(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
@@ -380,15 +383,18 @@ def look_at_request(
         beat.write()
         if beat.rank not in {0, None}:
             wait_for_rank_0(layout, beat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
-    plan = _published(layout, name)
+    previous = newest_catalog(layout, request.name, io="mmap")
+    plan = published = _published(layout, name)
     if plan is None:
         seen = Remarks()
         samples = listing.samples(seen) if beat is None else counted(listing.samples(seen), beat)
         plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
+        _refuse_without_captions(request, seen)
+    _refuse_nothing(request, plan, previous)
+    if published is None:
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    previous = newest_catalog(layout, request.name, io="mmap")
     remarks = (
         *plan.remarks,
         *_nothing(plan, request),
@@ -411,7 +417,7 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_texts(samples if request.frames or LATENTS not in request.encode else _without_videos(samples), request.policy),
+        samples=_with_texts(_of_asked_kinds(request, samples), request.policy),
         columns=columns,
         texts=request.policy.encoding(),
         # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
@@ -476,12 +482,16 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 
+def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:
+    return samples if request.frames or LATENTS not in request.encode else _without_videos(samples)
+
+
 def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises BadInput."""
+    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises NothingToEncode."""
     for sample in samples:
         if sample.images.get(VIDEO):
             message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
-            raise BadInput(message)
+            raise NothingToEncode(message)
         yield sample
 
 
@@ -616,13 +626,52 @@ def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest]
     return digest_parts("cachestore-request", _digest_arguments(request, columns), *fingerprints).hex()
 
 
-def _nothing(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
-    """What to say where nothing at all is listed: most likely another folder was meant."""
-    if plan.ids:
-        return ()
-    places = [source.data for source in request.sources] or [request.data]
+def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
+    """Raise NothingToEncode for a source of which this request would have nothing encoded, reading no more of it than that takes.
+
+    For a data set that is not there yet: under one that is, samples may leave.
+    """
+    count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
+    for sample in _of_asked_kinds(request, listing.samples(seen)):
+        count += 1
+        is_wanted |= needs_text or bool({IMAGE, CONTROL, VIDEO} & sample.images.keys())
+        if is_wanted and not (needs_text and seen.missing):
+            return
+    if not is_wanted:
+        raise NothingToEncode(_nothing_in_words(request, count, seen.in_words()))
+    _refuse_without_captions(request, seen)
+
+
+def _asks_for_text(request: PrecomputeRequest) -> bool:
+    return any(name != LATENTS for name in request.encode)
+
+
+def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
+    """Raise NothingToEncode where text is to be encoded and a source has rows, of which none has a caption."""
+    if seen.uncaptioned and _asks_for_text(request):
+        raise NothingToEncode("; ".join(seen.uncaptioned))
+
+
+def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
+    """Raise NothingToEncode for a plan without a unit, unless it is for a data set whose samples all leave, which has rules of its own."""
+    if not plan.unit_count and (plan.ids or previous is None):
+        raise NothingToEncode(_nothing_in_words(request, len(plan.ids), plan.remarks))
+
+
+def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:
+    """Why a source has nothing to encode: most likely another one was meant. `samples` is how many it lists."""
+    paths = [source.data for source in request.sources] or [request.data]
+    places = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
+    if samples:
+        asked = ", ".join(request.encode)
+        return f"there is nothing to encode in {places}: of {samples} samples none has a picture, and {asked} alone is asked for"
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return (f"there is nothing to encode in {', '.join(places)}: no picture ({kinds}), no row, no prompt",)
+    return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
+
+
+def _nothing(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
+    """What to say where a data set loses all of its samples."""
+    return () if plan.ids else (_nothing_in_words(request, 0, ()),)
 
 
 def _without_pictures(plan: Plan) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_swi
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.marker import noticing_its_end
+from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.gathered import write_rows
 from cachestore.keys import Json, Key, Recipe, by_key
@@ -28,7 +29,8 @@ from cachestore.processes import LISTING, Care, gpu_count, joined_report, proces
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
-from cachestore.request import LOADED, PrecomputeRequest, Wanted, compare, look_at_request
+from cachestore.request import LOADED, PrecomputeRequest, Wanted, check_listing, compare, list_request, look_at_request
+from cachestore.sources import Listing
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot, open_layout
@@ -104,7 +106,7 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used.
+        BadInput: a source, model or option that cannot be used; NothingToEncode: a source without anything of what is asked for.
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
@@ -134,17 +136,17 @@ def precompute(
     request.check()
     find_placement(request.rank, request.world_size)  # refused now, before a store is made
     observer = Observer(Layout.at(request.store))
-    with number_if_there(Layout.at(request.store), request.name) as listing:
+    with number_if_there(Layout.at(request.store), request.name) as number:
         brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
         if loaded is not None:
             tell = observer.following(on_progress) if on_progress else None
             with loaded.evaluating(), _as_it_was(os.environ):
-                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought, listing=listing)
+                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought, number=number)
         elif inline:
             tell = observer.following(on_progress) if on_progress else None
-            report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, listing=listing)
+            report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, number=number)
         else:
-            report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought, listing)
+            report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought, number)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -173,7 +175,7 @@ def _read_loaded(model: object) -> "LoadedModel":
     return read_loaded(model)
 
 
-def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought, listing: int | None) -> Report:
+def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought, number: int) -> Report:
     """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own.
 
     Where nothing is to be encoded none is started. Of sources in memory they get the rows as files, and the rest by asking.
@@ -181,14 +183,14 @@ def _from_processes(request: PrecomputeRequest, care: Care, brought: Brought, li
     placement = find_placement(request.rank, request.world_size)
     launch = _launch(placement)
     wanted = _look_first(request, placement, launch, brought)
-    if wanted is not None and (report := _if_all_is_there(request, wanted, brought, listing)) is not None:
+    if wanted is not None and (report := _if_all_is_there(request, wanted, brought, number)) is not None:
         return report
     count = process_count(request)
     layout = wanted.layout if wanted is not None else open_for_pass(request.store)
     with _written(layout, request, brought) as written:
         arguments = replace(written, procs=None).arguments()
         care = replace(care, pictures=files_of_brought(brought) if brought else None)
-        told = handed_on(layout) | ({} if listing is None else {LISTING: str(listing)})
+        told = handed_on(layout) | {LISTING: str(number)}
         if request.procs is None and count == 1:
             launch = launch if wanted is None else numbered(launch, start_of(wanted.layout, wanted.plan, placement))
             children = run_child(arguments, _own_place(placement, launch) | told, care)
@@ -230,15 +232,28 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
     from cachestore.encode.hub import is_here
 
     allowed_failures(request.max_failures, 0)  # refused now, not after a source was listed
+    listing = _list_first(request, brought)
     models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
     if not all(is_here(name, request.revision) for name in models):
         return None
     layout = open_for_pass(request.store)
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
-        return look_at_request(layout, request, beat=beat, brought=brought)
+        return look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
 
 
-def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought, listing: int | None) -> Report | None:
+def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
+    """What the sources list where there is no store yet, so that a source that cannot be used has none made; None where there is one.
+
+    Raises BadInput, NothingToEncode.
+    """
+    if look_at(Layout.at(request.store).marker) is not None:
+        return None
+    listing = list_request(request, brought)
+    check_listing(request, listing)
+    return listing
+
+
+def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brought, number: int) -> Report | None:
     """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
 
     Ranks that look while others still work get None too: to wait is a worker's business.
@@ -248,7 +263,7 @@ def _if_all_is_there(request: PrecomputeRequest, wanted: Wanted, brought: Brough
     with _as_it_was(os.environ):
         try:
             store_id = wanted.layout.store_id
-            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, listing=listing, store_id=store_id)
+            return precompute_here(request, cancel=_BeforeAnyWork(), brought=brought, number=number, store_id=store_id)
         except Incomplete:
             return None
 
@@ -323,27 +338,29 @@ def precompute_here(
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
     brought: Brought | None = None,
-    listing: int | None = None,
+    number: int | None = None,
     store_id: str = "",
 ) -> Report:
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
 
-    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `listing` is the number under
-    which the caller lists the source; without one this process takes a number of its own. With a `store_id` no store is made, and no other
-    one is written to.
+    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `number` is that of the
+    caller's listing; without one this process takes a number of its own. With a `store_id` no store is made, and no other one is written.
     """
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
+    listing = _list_first(request, brought)
     layout = open_for_pass(request.store, store_id)
     set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
-    numbered = listing_number(layout, request.name) if listing is None else nullcontext(listing)
+    if listing is not None:  # it was listed before there was a store
+        number = number or 0
+    numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
     beating = Beat(layout, "", 0, launch, placement.rank, placement.world_size)
-    with noticing_its_end(layout), numbered as number, beating as beat:
-        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought)
+    with noticing_its_end(layout), numbered as listed, beating as beat:
+        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought, listing=listing)
         _check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
 
         def tell(reconciler: Reconciler, ref: PassRef) -> None:
@@ -363,7 +380,7 @@ def precompute_here(
             on_progress=on_progress,
             on_open=tell,
             beat=beat,
-            listing=number,
+            listing=listed,
             compare=partial(compare, wanted.plan, replace_allowed=request.replace),
         )
         return _held_to(run_pass(job), request)

@@ -16,10 +16,10 @@ import time
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, Protocol, cast
+from typing import Any, BinaryIO, Final, Literal, Protocol, TypeVar, cast
 
 from cachestore.errors import BadInput
 from cachestore.files.paths import MARKER
@@ -27,6 +27,7 @@ from cachestore.inputs import CROP, SIZE
 from cachestore.keys import Json, canonical, digest_parts, digest_text
 from cachestore.samples import CONTROL, IMAGE, VIDEO, Sample
 
+Item = TypeVar("Item")
 CaptionLines = Literal["whole", "each", "first"]
 Stat = tuple[int, int]
 
@@ -42,7 +43,14 @@ _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _CAPTION_SUFFIXES: Final = (".txt", ".caption")
 _METADATA: Final = ("metadata.jsonl", "metadata.csv")
 _REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask", "video": VIDEO}
-_EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, CROP, SIZE})
+_CAPTIONS: Final = ("caption", "text")
+"""What a row may call its caption."""
+_FILES: Final = ("file_name", "path")
+"""What a row may call its picture besides `image`, or its video besides `video`."""
+_KNOWN: Final = (*_CAPTIONS, *_REFERENCES, *_FILES)
+_EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, *_FILES, CROP, SIZE})
+_ROWS_VERSION: Final = 2
+"""Raised when the same bytes of a manifest or a metadata file are read as other samples: they then have another plan."""
 _BATCH_NAMES: Final = frozenset(
     {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
 )
@@ -169,11 +177,21 @@ class Remarks:
     """Files of a folder that are passed over."""
     replaced: list[str] = field(default_factory=list[str])
     """Members of tars after which another one of their name comes."""
+    again: list[str] = field(default_factory=list[str])
+    """Folders that are passed over, as they are listed under another name."""
+    dead: list[str] = field(default_factory=list[str])
+    """Links that lead nowhere and have no picture's name."""
+    columns: dict[str, None] = field(default_factory=dict[str, None])
+    """The columns of rows; of one source alone."""
+    uncaptioned: list[str] = field(default_factory=list[str])
+    """Of each source with rows, of which none has a caption: why, in a sentence."""
+    pictureless: list[str] = field(default_factory=list[str])
+    """Likewise of each one of which none has a picture or a video, where a column may be misspelt."""
 
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
-        self.missing, self.multi_line = other.missing, other.multi_line
-        self.collapsed, self.videos, self.replaced = other.collapsed, other.videos, other.replaced
+        for one in fields(self):
+            setattr(self, one.name, getattr(other, one.name))
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
@@ -182,29 +200,68 @@ class Remarks:
         self.collapsed += other.collapsed
         self.videos += other.videos
         self.replaced += [f"{prefix}{name}" for name in other.replaced]
+        self.again += [f"{prefix}{name}" for name in other.again]
+        self.dead += [f"{prefix}{name}" for name in other.dead]
+        self.uncaptioned += other.uncaptioned
+        self.pictureless += other.pictureless
 
     def in_words(self, *, of_videos: str = "--frames says how many frames to take of each") -> tuple[str, ...]:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
-        words: list[str] = []
-        if self.missing:
-            words.append(f"{len(self.missing)} without a caption ({_some(self.missing)}): they get the empty one")
-        if self.multi_line:
-            words.append(
-                f"{len(self.multi_line)} captions of several lines ({_some(self.multi_line)}), each taken whole (see --caption-lines)"
-            )
-        if self.collapsed:
-            words.append(f"{self.collapsed} duplicate prompt lines collapsed")
-        if self.empty:
-            words.append(f"nothing is listed by {len(self.empty)} of the sources ({_some(self.empty)})")
-        if self.replaced:
-            words.append(f"{len(self.replaced)} members of tars have a later one of their name, which counts ({_some(self.replaced)})")
-        if self.videos:
-            words.append(f"{self.videos} videos passed over ({of_videos})")
-        return tuple(words)
+        told = (
+            (self.missing, "{} without a caption ({}): they get the empty one, or what --caption TEXT says"),
+            (self.multi_line, "{} captions of several lines ({}), each taken whole (see --caption-lines)"),
+            (range(self.collapsed), "{} duplicate prompt lines collapsed"),
+            (self.empty, "nothing is listed by {} of the sources ({})"),
+            (self.replaced, "{} members of tars have a later one of their name, which counts ({})"),
+            (self.again, "{} folders are listed under another name already and passed over ({})"),
+            (self.dead, "{} links lead nowhere ({}): what they should lead to is not in the data set"),
+            (range(self.videos), "{} videos passed over (" + of_videos + ")"),
+        )
+        return (*(words.format(len(some), _some([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+@dataclass(slots=True)
+class Problems:
+    """What of a source cannot be taken, so that all of it is said at once."""
+
+    named: list[str] = field(default_factory=list[str])
+    count: int = 0
+
+    def add(self, problem: object) -> None:
+        """Remember one: a sentence, or an error with it."""
+        self.count += 1
+        if len(self.named) < _NAMED:
+            self.named.append(str(problem))
+
+    def refuse(self, where: object) -> None:
+        """Raise BadInput if there is any: the first ones, and how many there are."""
+        if self.count == 1:
+            raise BadInput(self.named[0])
+        if self.count:
+            more = f"; and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
+            named = "; ".join(one.removeprefix(f"{where}, ") for one in self.named)
+            message = f"{self.count} things in {where} cannot be used: {named}{more}"
+            raise BadInput(message)
+
+
+_NAMED: Final = 20
+
+
+def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:
+    """The samples of all items. Raises BadInput at the end, which names every item of which `parse` raised one."""
+    problems = Problems()
+    for item in items:
+        try:
+            samples = list(parse(item))
+        except BadInput as error:
+            problems.add(error)
+            continue
+        yield from samples
+    problems.refuse(where)
 
 
 def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
@@ -220,16 +277,19 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
         BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - as below
         metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
         if metadata is None:
             return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos), path, caption)
-        return _list_rows(path, metadata, partial(_from_metadata, metadata, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".jsonl" and path.is_file():
-        return _list_rows(path.parent, path, partial(_from_manifest, path, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".txt" and path.is_file():
+        return _list_rows(path, metadata, partial(_from_rows, metadata, caption_lines), caption_lines, caption)
+    if path.suffix.lower() == ".jsonl" and os.path.isfile(path):  # noqa: PTH113
+        return _list_rows(path.parent, path, partial(_from_rows, path, caption_lines), caption_lines, caption)
+    if path.suffix.lower() == ".txt" and os.path.isfile(path):  # noqa: PTH113
         return _list_rows(path.parent, path, partial(_from_prompts, path), "whole", caption)
-    message = f"{path} is not a folder of images, a manifest (.jsonl) or a list of prompts (.txt), or does not exist"
+    if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
+        message = f"{path} does not exist, or may not be looked at by this user"
+        raise BadInput(message)
+    message = f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar"
     raise BadInput(message)
 
 
@@ -260,6 +320,8 @@ def _list_rows(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines
             raise BadInput(message)
 
     kind = path.name.lower() if path.name in _METADATA else path.suffix.lower()
+    if kind != ".txt":
+        kind = f"{kind} {_ROWS_VERSION}"
     parts = [kind, before, b"" if caption is None else canonical(caption)]
     if caption_lines != "whole":
         parts.append(caption_lines)
@@ -274,7 +336,10 @@ def _digest(path: Path) -> str:
 def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
     """The samples with their captions; refuses two with one id."""
     ids: set[str] = set()
+    has_captions, has_files = caption is not None, False
     for sample in parse(remarks):
+        has_captions |= bool(sample.captions)
+        has_files |= bool(sample.images)
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
             shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
@@ -282,6 +347,21 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
             raise BadInput(message)
         ids.add(sample.id)
         yield _with_caption(sample, caption, remarks)
+    if ids and remarks.columns:
+        _look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
+
+
+def _look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
+    """Remember what no row of a source has: one of its columns may be misspelt."""
+    columns = _listed_columns(remarks.columns)
+    if not has_captions:
+        remarks.uncaptioned.append(
+            f"no row of {where} has a caption: its columns are {columns}, and a caption is in {' or '.join(_CAPTIONS)}; rename the column,"
+            " or pass --caption TEXT for what each sample gets ('' is the empty caption)"
+        )
+    if not has_files and remarks.columns.keys() - {"id", *_KNOWN}:
+        known = ", ".join(name for name in _KNOWN if name not in _CAPTIONS)
+        remarks.pictureless.append(f"no row of {where} has a picture or a video: its columns are {columns}, and known are {known}")
 
 
 def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Sample:
@@ -290,6 +370,12 @@ def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Samp
     if caption is None:
         remarks.missing.append(sample.id)
     return Sample(sample.id, sample.images, (caption or "",), sample.size, sample.crop, sample.extras)
+
+
+def _listed_columns(columns: Iterable[str]) -> str:
+    """The names of columns, the first of very many."""
+    names = list(columns)
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "") if names else "none"
 
 
 def _content(samples: Iterable[Sample]) -> str:
@@ -331,57 +417,106 @@ def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool) -> Iterator[Sample]:
     """Images below a folder, and videos where they are wanted, sorted by id, with side-car captions."""
-    found = sorted(_files_below(root, "", ()), key=lambda item: (normal(item[0]), item[0]))
+    walk = _Walk(remarks)
+    found = sorted(walk.files_below(root), key=lambda item: (normal(item[0]), item[0]))
     for reference, path in found:
         role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
         if role == VIDEO and not videos:
             remarks.videos += 1
             continue
         sample = normal(reference)
-        captions = _side_car(path, caption_lines, sample, remarks)
+        try:
+            captions = _side_car(path, caption_lines, sample, remarks)
+        except BadInput as error:
+            walk.problems.add(error)
+            continue
         yield Sample(sample, {role: (reference,)}, captions)
+    walk.problems.refuse(root)
 
 
-def _files_below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-    """(reference, path) of every image and video. Linked folders are followed, but not back into one they lie in; stores are skipped."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    for name, is_folder in _listed(folder):
-        path = folder / name
-        if is_folder:
-            yield from _files_below(path, f"{prefix}{name}/", (*above, real))
-        elif path.suffix.lower() in _SUFFIXES:
-            yield f"{prefix}{name}", path
+@dataclass(slots=True)
+class _Walk:
+    """Goes through what is below a folder, each real folder once; what cannot be taken is gathered in `problems`."""
 
+    remarks: Remarks
+    problems: Problems = field(default_factory=Problems)
+    _seen: set[str] = field(default_factory=set[str])
+    _links: list[tuple[str, Path]] = field(default_factory=list[tuple[str, Path]])
+    """Links to folders that are still to be followed."""
 
-def _listed(folder: Path) -> list[tuple[str, bool]]:
-    """(name, whether it is a folder) of what is in a folder, sorted; nothing of a store, and no hidden name. Raises BadInput.
+    def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
+        """(reference, path) of every image and video. Stores and hidden names are skipped.
 
-    A name that ends like a picture's and is a fifo or device is refused: reading it might never end.
-    """
-    found: list[tuple[str, bool]] = []
-    try:
-        if (folder / MARKER).exists():
+        A folder that several names lead to is called by its own, else by the first link in the order of names among those that are met
+        first: so every rank calls it alike. The others, and links back into a folder they lie in, are passed over with a remark.
+        """
+        self._links = [("", root)]
+        while self._links:
+            links, self._links = sorted(self._links), []
+            for prefix, folder in links:
+                yield from self._files_of_tree(prefix, folder)
+
+    def _files_of_tree(self, prefix: str, folder: Path) -> Iterator[tuple[str, Path]]:
+        """Of a folder and the folders in it; links to others are left for later."""
+        folders = [(prefix, folder)]
+        while folders:
+            prefix, folder = folders.pop()
+            real = os.path.realpath(folder)
+            if real in self._seen:
+                self.remarks.again.append(prefix.removesuffix("/"))
+                continue
+            self._seen.add(real)
+            for entry in self._entries(folder):
+                name, path = f"{prefix}{entry.name}", folder / entry.name
+                if self._is_folder(entry, name):
+                    (self._links if entry.is_symlink() else folders).append((f"{name}/", path))
+                elif _is_named_like_one(entry) and self._is_usable(entry):
+                    yield name, path
+
+    def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
+        """What is in a folder, sorted; nothing of a store, and no hidden name."""
+        try:
+            if (folder / MARKER).exists():
+                return []
+            with os.scandir(folder) as entries:
+                return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        except OSError as error:
+            self.problems.add(
+                f"the folder {folder} cannot be listed ({error.strerror or error}): let this user read it, or move it out of the source"
+            )
             return []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                is_folder = entry.is_dir()
-                if not is_folder and Path(entry.name).suffix.lower() in _SUFFIXES and not _is_readable(entry):
-                    message = f"{entry.path} is no regular file but a fifo, a socket or a device: move it out of the folder"
-                    raise BadInput(message)
-                found.append((entry.name, is_folder))
-    except OSError as error:
-        message = f"the folder {folder} cannot be listed ({error.strerror or error}): let this user read it, or move it out of the source"
-        raise BadInput(message) from error
-    return sorted(found)
+
+    def _is_folder(self, entry: "os.DirEntry[str]", name: str) -> bool:
+        """Whether a name is a folder or leads to one. What leads nowhere is none; of what may not be looked at nobody knows."""
+        try:
+            if entry.is_dir():
+                return True
+            leads_nowhere = entry.is_symlink() and not Path(entry.path).exists()
+        except OSError as error:
+            leads_nowhere = error.errno == errno.ELOOP
+            if not leads_nowhere and not _is_named_like_one(entry):
+                self.problems.add(
+                    f"{entry.path} may not be looked at ({error.strerror or error}): let this user read it, or move it out of the source"
+                )
+        # One that is named like a picture fails when it is read, and alone; one that is named like captions is told beside its picture.
+        if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *_CAPTION_SUFFIXES}:
+            self.remarks.dead.append(name)
+        return False
+
+    def _is_usable(self, entry: "os.DirEntry[str]") -> bool:
+        """Whether what is named like a picture may be read. To read a fifo or device might never end; the rest fails alone."""
+        try:
+            is_usable = entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+        except OSError:
+            return True
+        if not is_usable:
+            self.problems.add(f"{entry.path} is no regular file but a fifo, a socket or a device: move it out of the folder")
+        return is_usable
 
 
-def _is_readable(entry: "os.DirEntry[str]") -> bool:
-    """Whether a name is a regular file or a link; one that leads nowhere fails when it is read, and alone."""
-    return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+def _is_named_like_one(entry: "os.DirEntry[str]") -> bool:
+    """Whether a name is that of an image or a video."""
+    return Path(entry.name).suffix.lower() in _SUFFIXES
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -396,14 +531,13 @@ def open_regular(path: Path) -> BinaryIO:
 def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
     """The captions in the file beside an image; none if there is no such file, the empty one if it is empty."""
     for suffix in _CAPTION_SUFFIXES:
+        beside = path.with_suffix(suffix)
         try:
-            text = _decode(path.with_suffix(suffix))
-        except FileNotFoundError:
-            continue
+            text = _decode(beside)
         except OSError as error:
-            if path.with_suffix(suffix).is_dir():
+            if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise where it is refused
                 continue
-            message = f"the captions {path.with_suffix(suffix)} cannot be read: {error.strerror or error}"
+            message = f"the captions {beside} cannot be read: {error.strerror or error}"
             raise BadInput(message) from error
         return captions_in(text, caption_lines, sample, remarks)
     return ()
@@ -435,32 +569,42 @@ def decode_text(raw: bytes, where: Path | str) -> str:
         raise BadInput(message) from error
 
 
-def _from_metadata(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    """The Hugging Face imagefolder form: `file_name` and `text`, every other column an extra."""
-    rows = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path)
-    for line, row in rows:
-        name = row.get("file_name")
-        if not isinstance(name, str) or not name:
-            message = f"{path}, line {line}: a row needs `file_name`"
+def _from_rows(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
+    """The rows of a manifest, or of a folder's metadata file, which is one whose rows all have a file."""
+    rows = _csv_rows(path) if path.suffix == ".csv" else _json_lines(path)
+    is_metadata = path.name in _METADATA
+
+    def parse(line: tuple[int, Any]) -> tuple[Sample]:
+        number, content = line
+        where = f"{path}, line {number}"
+        row = _cells(cast("dict[Any, Any]", content), where) if isinstance(content, dict) else _json_row(content, where)
+        if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
+            message = f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}"
             raise BadInput(message)
-        renamed = {
-            ("caption" if column == "text" else "image" if column == "file_name" else column): value for column, value in row.items()
-        }
-        yield from_row({"id": name, **renamed}, f"{path}, line {line}", caption_lines, remarks)
+        named = _with_file(named_row(row, where, remarks), where)
+        check_row(named, where, row)
+        return (from_row(named, where, caption_lines, remarks),)
+
+    return taken(rows, parse, path)
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a table with the line each ends on. An empty cell of a reference is none."""
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Rows of a table with the line each ends on."""
     rows = csv.DictReader(io.StringIO(_decode(path), newline=""))
     try:
         for row in rows:
-            if None in row:
-                message = f"{path}, line {rows.line_num}: more cells than the first line has columns"
-                raise BadInput(message)
-            yield rows.line_num, {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
+            yield rows.line_num, row
     except csv.Error as error:
         message = f"{path}, line {rows.reader.line_num}: {error}"
         raise BadInput(message) from error
+
+
+def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The values of a table's row. An empty cell of a reference is none."""
+    if None in row:
+        message = f"{where}: more cells than the first line has columns"
+        raise BadInput(message)
+    return {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
 
 
 def _cell(column: str, text: Any) -> Any:
@@ -473,29 +617,76 @@ def _cell(column: str, text: Any) -> Any:
         return text
 
 
-def _from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    for line, row in _json_rows(path):
-        yield from_row(row, f"{path}, line {line}", caption_lines, remarks)
+def _json_lines(path: Path) -> Iterator[tuple[int, str]]:
+    return ((line, text) for line, text in _lines_of(path) if text.strip())
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in _lines_of(path):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text, parse_constant=_no_constant)
-        except ValueError as error:
-            message = f"{path}, line {line}: not JSON ({error})"
-            raise BadInput(message) from error
-        if not isinstance(row, dict):
-            message = f"{path}, line {line}: a row is an object, this is a {type(row).__name__}"
-            raise BadInput(message)
-        yield line, row
+def _json_row(text: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        message = f"{where}: not JSON ({error})"
+        raise BadInput(message) from error
+    if not isinstance(row, dict):
+        message = f"{where}: a row is an object, this is a {type(row).__name__}"
+        raise BadInput(message)
+    return cast("dict[str, Any]", row)
 
 
 def _no_constant(name: str) -> Any:
     message = f"{name} is no JSON"
     raise ValueError(message)
+
+
+def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
+    """A row whose caption is in `caption`, whichever of the known names it has there. Raises BadInput for two that differ."""
+    if not row.keys() <= remarks.columns.keys():
+        remarks.columns.update(dict.fromkeys(row))
+    return _under_one_name(row, _CAPTIONS, where)
+
+
+def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A row whose picture is in `image`, or whose video in `video`, by its suffix where the column does not say which it is.
+
+    Raises BadInput for two that differ.
+    """
+    if row.keys().isdisjoint(_FILES):
+        return row
+    references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
+    role = VIDEO if any(Path(reference).suffix.lower() in VIDEO_SUFFIXES for reference in references) else IMAGE
+    return _under_one_name(row, (role, *_FILES), where)
+
+
+def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
+    """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
+    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
+        message = (
+            f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}, and known are"
+            f" {', '.join(_KNOWN)}"
+        )
+        raise BadInput(message)
+
+
+def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
+    """A row with the value of any of these columns under the first of their names; without any where all are missing or null."""
+    if row.keys().isdisjoint(names[1:]):
+        return row
+    found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
+    if len(set(found.values())) > 1:
+        one, other = list(found.items())[:2]
+        message = (
+            f"{where}: {one[0]} and {other[0]} mean the same and differ ({_shortened(one[1])} and {_shortened(other[1])}): remove one, or"
+            " give it another name"
+        )
+        raise BadInput(message)
+    named = {column: value for column, value in row.items() if column not in names}
+    if found:
+        named[names[0]] = list(next(iter(found.values())))
+    return named
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    return ", ".join(repr(text[:60]) for text in texts[:2]) + (", …" if len(texts) > 2 else "")
 
 
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:

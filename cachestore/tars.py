@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -21,14 +22,17 @@ from cachestore.sources import (
     VIDEO_SUFFIXES,
     CaptionLines,
     Listing,
+    Problems,
     Remarks,
     Stat,
     captions_in,
     decode_text,
     from_row,
     list_samples,
+    named_row,
     normal,
     open_regular,
+    taken,
     trusted,
 )
 
@@ -157,7 +161,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     """
     path = Path(data)
     _refuse_compressed(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises where it is refused
         names = _names_in(path)
         suffixes = {Path(name).suffix.lower() for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
@@ -167,7 +171,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     if path.suffix.lower() != SUFFIX:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
-    if missing := [one for one in expanded if not one.is_file()]:
+    if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
         message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
         raise BadInput(message)
     return expanded
@@ -176,7 +180,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
 def _refuse_compressed(path: Path) -> None:
     """Raise BadInput for a tar that is compressed, by its name."""
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
-    if suffix is not None and not path.is_dir():
+    if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
         message = (
             f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
             f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
@@ -195,7 +199,7 @@ def _names_in(folder: Path) -> list[str]:
 
 def _expanded(name: str) -> Iterator[str]:
     """The names of a range, or the name itself where it is none. The first range is counted slowest."""
-    found = None if Path(name).exists() else _RANGE.search(name)
+    found = None if os.path.exists(name) else _RANGE.search(name)  # noqa: PTH110
     if found is None:
         yield name
         return
@@ -223,19 +227,23 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
+    problems = Problems()
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     for path in paths:
         prefix = f"{path.name}/" if len(paths) > 1 else ""
-        for name, member in _members(path):
+        for name, member in _members(path, problems):
             reference = prefix + name
             replaced += [reference] if reference in places else []
             places[reference] = member  # of two members of one name the later one counts, as in unpacking
             _sort_in(groups, reference)
+    problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.replaced += replaced
-        yield from _samples(groups, places, caption_lines, remarks, videos=videos)
+        remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
+        ordered = [groups[key] for key in sorted(groups, key=lambda key: (normal(key), key))]
+        yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
 
-    where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     return list_samples(_Members(places), parse, where, caption)
 
 
@@ -273,34 +281,28 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
 
 
 def _samples(
-    groups: Mapping[str, _Group], places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, *, videos: bool
+    places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
 ) -> Iterator[Sample]:
-    for key in sorted(groups, key=lambda key: (normal(key), key)):
-        group = groups[key]
-        if not videos:
-            remarks.videos += len(group.videos)
-        of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
-        if not of_roles:
-            continue
-        row = {} if group.row is None else _row(places[group.row], group.row)
-        if "text" in row and "caption" not in row:
-            row["caption"] = row.pop("text")
-        text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-        raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
-        roles = {role: _in_order(references) for role, references in group.roles.items()}
-        for reference in _in_order(of_roles):
-            name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
-            where = f"{reference} in {places[reference].tar.path}"
-            named = {**row, **name, of_roles[reference]: reference, **roles}
-            sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
-            yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
+    of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
+    if not of_roles:
+        return
+    row = {} if group.row is None else _row(places[group.row], group.row, remarks)
+    text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
+    raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
+    roles = {role: _in_order(references) for role, references in group.roles.items()}
+    for reference in _in_order(of_roles):
+        name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
+        where = f"{reference} in {places[reference].tar.path}"
+        named = {**row, **name, of_roles[reference]: reference, **roles}
+        sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
+        yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
 
 def _in_order(references: Iterable[str]) -> list[str]:
     return sorted(references, key=lambda reference: (normal(reference), reference))
 
 
-def _row(member: _Member, reference: str) -> dict[str, Any]:
+def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
     where = f"{reference} in {member.tar.path}"
     try:
         row: object = json.loads(decode_text(_bytes_of(member), where))
@@ -312,7 +314,7 @@ def _row(member: _Member, reference: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         message = f"{where}: a row is an object, this is a {type(row).__name__}"
         raise BadInput(message)
-    return cast("dict[str, Any]", row)
+    return dict(named_row(cast("dict[str, Any]", row), where, remarks))
 
 
 def _bytes_of(member: _Member) -> bytes:
@@ -321,8 +323,8 @@ def _bytes_of(member: _Member) -> bytes:
         return file.read(member.size)
 
 
-def _members(path: Path) -> Iterator[tuple[str, _Member]]:
-    """(name, place) of every member that may be used, without hidden ones. Raises BadInput for a tar that cannot be read to its end."""
+def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
+    """(name, place) of every member that may be used, without hidden ones. A tar that cannot be read to its end is a problem."""
     try:
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
@@ -332,18 +334,18 @@ def _members(path: Path) -> Iterator[tuple[str, _Member]]:
             with tarfile.open(fileobj=file, mode="r:") as opened:
                 while (member := opened.next()) is not None:
                     cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
-                    if found := _usable(member, path):
+                    if found := _usable(member, path, problems):
                         yield found, _Member(tar, member.offset_data, member.size)
                 _check_end(file, opened.offset, status.st_size, path)
     except tarfile.TarError as error:
-        message = f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip"
-        raise BadInput(message) from error
+        problems.add(f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip")
+    except BadInput as error:
+        problems.add(error)
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}"
-        raise BadInput(message) from error
+        problems.add(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _usable(member: tarfile.TarInfo, path: Path) -> str:
+def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
     """The name of a member that may hold a picture or a caption; empty for any other."""
     name = member.name.removeprefix("./")
     base = name.rpartition("/")[2]
@@ -353,8 +355,8 @@ def _usable(member: tarfile.TarInfo, path: Path) -> str:
         suffix = Path(base).suffix.lower()
         if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
             return ""
-        message = f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)"
-        raise BadInput(message)
+        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
+        return ""
     return name
 
 

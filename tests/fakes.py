@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,9 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
 
 
+_listings = count(1)
+
+
 def job(
     root, samples, encoders: Sequence[Any], *, source: Any = None, launch="launch", rank: int | None = 0, world=1, extra=(), **options
 ) -> Any:
@@ -201,6 +205,7 @@ def job(
     plan = plan_of(samples, encoders, extra=extra)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
+    options.setdefault("listing", next(_listings))
     return Job(layout, plan, encoders, read, Placement(rank, world), launch, **options)
 
 
@@ -215,7 +220,7 @@ def reconciler(one: Job, number=None):
     from cachestore.work.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
-    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, request=one.request)
+    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, request=one.request, listing=one.listing)
 
 
 def publish_catalog(layout, catalog):
@@ -259,8 +264,8 @@ def flip_entry(root, sample, encoder, name="train"):
 
 
 def as_launch(one: Job, launch, **options) -> Any:
-    """The same job under another launch."""
-    return replace(one, launch=launch, **options)
+    """The same job under another launch, which lists the source anew."""
+    return replace(one, launch=launch, **{"listing": next(_listings), **options})
 
 
 def open_pass(one: Job):

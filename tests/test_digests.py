@@ -121,3 +121,22 @@ def test_the_order_of_settings_does_not_count(settings):
 def test_fingerprinting_imports_no_torch():
     program = "import sys, cachestore.digests as d; d.fingerprint(files=[]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_folder_without_files_and_one_that_cannot_be_listed_have_no_fingerprint(tmp_path, monkeypatch):
+    (tmp_path / "model/hidden").mkdir(parents=True)
+    (tmp_path / "model/.note").touch()
+    with pytest.raises(BadInput, match="holds no file"):
+        fingerprint(files=[tmp_path / "model"])
+    (tmp_path / "model/weights").touch()
+    assert len(fingerprint(files=[tmp_path / "model"])) == 64
+    real = os.scandir
+
+    def scandir(path):
+        if os.path.basename(path) == "hidden":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(BadInput, match=r"cannot fingerprint .*hidden: Permission denied"):
+        fingerprint(files=[tmp_path / "model"])

@@ -227,3 +227,35 @@ def test_a_file_of_other_rows_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"{}\n")
     with pytest.raises(BadInput, match="no rows"):
         list_rows(tmp_path / "x", Asked(*os.pipe()))
+
+
+# Columns
+
+
+def hugging_face(**columns):
+    return pytest.importorskip("datasets").Dataset.from_dict(columns)
+
+
+def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(tmp_path):
+    held = gather(hugging_face(control=["a.png", "b.png"], prompt=["a cat", "a dog"]))
+    before, after = Remarks(), Remarks()
+    list(held.samples(before))
+    [words] = before.uncaptioned
+    assert words.startswith(
+        "no row of the data set given has a caption: its columns are control, prompt, and a caption is in caption or text"
+    )
+    list(list_rows(write_rows(create_store(tmp_path / "store"), held, "0"), None).samples(after))
+    assert after.uncaptioned == before.uncaptioned
+
+
+def test_a_row_of_a_data_set_says_one_caption_and_something_to_encode():
+    assert [sample.captions for sample in gather(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
+    with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same and differ"):
+        gather(hugging_face(caption=["a"], text=["b"]))
+    with pytest.raises(BadInput, match=r"row 1 of the data set: .* neither a picture, a video nor a caption: its columns are text, label"):
+        gather(hugging_face(text=["a", None], label=[1, 2]))
+
+
+def test_malformed_samples_are_named_all_at_once():
+    with pytest.raises(BadInput, match=r"2 things in the samples given cannot be used: sample 0 .*; sample 2 .*"):
+        gather([Sample("a", {"image": (7,)}), Sample("b"), Sample("c", {"depth": (b"",)})])

@@ -16,13 +16,14 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.cli.lines import training_lines
-from cachestore.errors import BadInput, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, NothingToEncode, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.listing import gather_all
 from cachestore.processes import Child
 from cachestore.request import PrecomputeRequest
 from cachestore.run import look_ahead, precompute_here
 from cachestore.storage.catalog import list_generations, list_names
+from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
 from tests import fakes
@@ -75,17 +76,87 @@ def cells(root, encoder):
 # Nothing
 
 
-@pytest.mark.parametrize("source", ["folder", "prompts.txt", "manifest.jsonl"])
-def test_a_source_of_nothing_is_complete_with_an_empty_catalog(tmp_path, root, makers, source):
-    path = tmp_path / source
-    path.touch() if path.suffix else path.mkdir()
-    report = run(path, root)
-    numbers = {name: getattr(report, name) for name in ("samples", "wanted", "reused", "encoded", "failed", "missing", "bytes")}
-    assert set(numbers.values()) == {0}
-    assert report.complete
-    assert len(catalog(root)) == 0
+@pytest.mark.parametrize("source", ["folder", "prompts.txt", "manifest.jsonl", "metadata/metadata.csv", "one.tar"])
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_source_of_nothing_makes_neither_a_store_nor_a_generation(tmp_path, root, makers, source, has_store):
+    path = picture(tmp_path / source, b"\n" if source.endswith((".txt", ".jsonl")) else b"") if "." in source else tmp_path / source
+    path.mkdir(exist_ok=True) if path.name == "folder" else None
+    if has_store:
+        create_store(root)
+    data = path.parent if path.name == "metadata.csv" else path
+    with pytest.raises(NothingToEncode, match=f"there is nothing to encode in {data}: no picture"):
+        run(data, root)
+    assert root.exists() == has_store
+    assert not has_store or (list_names(Layout(root)), list((root / "plans").glob("*"))) == ([], [])
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("nothing", ["[]", "two folders", "rows of a data set"])
+def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made(tmp_path, root, makers, nothing, inline):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    of_datasets = pytest.importorskip("datasets").Dataset.from_dict({"image": [], "text": []}) if "rows" in nothing else None
+    data: Any = {"[]": [], "two folders": [tmp_path / "a", tmp_path / "b"]}.get(nothing, of_datasets)
+    with pytest.raises(NothingToEncode, match="there is nothing to encode in "):
+        cs.precompute(data, model="model", store=root, inline=inline)
+    assert not root.exists()
+
+
+def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
+    picture(tmp_path / "clips/a.mp4", b"a video")
+    with pytest.raises(NothingToEncode, match="1 videos passed over \\(--frames says"):
+        run(tmp_path / "clips", root)
+    with pytest.raises(NothingToEncode, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
+        run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
+    prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
+    with pytest.raises(NothingToEncode, match="of 2 samples none has a picture, and latents alone is asked for"):
+        run(prompts, root, encode=("latents",))
+    assert not root.exists()
+    assert run(prompts, root).samples == 2, "prompts alone are a data set"
+
+
+def test_under_a_name_that_has_samples_an_emptied_source_asks_to_be_let(data, root, makers):
+    first = run(data, root)
+    for path in data.iterdir():
+        path.unlink()
+    with pytest.raises(RecipeMismatch, match="has 5 samples, and none of them is in this source, which lists 0"):
+        run(data, root)
+    assert run(data, root, replace=True).generation == first.generation + 1
     assert verify(root).ok
-    assert run(path, root).generation == report.generation
+
+
+# Columns
+
+
+def rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_manifest_of_which_no_row_has_a_caption_is_refused_where_text_is_encoded(data, tmp_path, root, makers):
+    misspelt = rows(data / "m.jsonl", *({"image": f"{n}.png", "captoin": f"caption {n}"} for n in range(3)))
+    says = "no row of .*m.jsonl has a caption: its columns are image, captoin, and a caption is in caption or text"
+    with pytest.raises(NothingToEncode, match=says):
+        run(misspelt, root)
+    assert not root.exists()
+    create_store(root)
+    with pytest.raises(NothingToEncode, match=says):
+        run(misspelt, root)
+    with pytest.raises(NothingToEncode, match=says):
+        run("", root, sources=(cs.Source(str(data)), cs.Source(str(misspelt), name="m")))
+    assert run(misspelt, root, caption="").samples == 3, "who says what they get means it"
+    assert run(misspelt, root, name="pictures", encode=("latents",)).samples == 3, "without text no caption is needed"
+    some = rows(data / "some.jsonl", {"image": "0.png", "text": "a cat"}, {"image": "1.png"})
+    assert run(some, root, name="some").samples == 2
+    assert list(catalog(root, "some").captions) == ["a cat", ""]
+
+
+def test_a_folder_without_captions_goes_on_with_a_warning(data, root, makers, caplog):
+    for path in data.glob("*.txt"):
+        path.unlink()
+    with caplog.at_level("INFO", "cachestore"):
+        assert run(data, root).samples == 5
+    assert "5 without a caption (0.png, 1.png, 2.png, …): they get the empty one, or what --caption TEXT says" in caplog.text
 
 
 # Life of a data set
@@ -480,7 +551,8 @@ def photos(tmp_path):
 
 def test_looking_ahead_at_nothing_is_all_zero(tmp_path, root, makers):
     (tmp_path / "empty").mkdir()
-    forecast = look(tmp_path / "empty", root)
+    run(rows(tmp_path / "m.jsonl", {"caption": "a cat"}), root)
+    forecast = look(tmp_path / "empty", root, replace=True)
     assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode, forecast.estimated_bytes) == (0, 0, 0, 0, 0)
     assert forecast.buckets == {}
 
@@ -807,14 +879,10 @@ print(report.complete, report.encoded, report.reused, [name for name in ("torch"
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("names", [(), ("plain.jpg",)])
-def test_a_folder_of_nothing_and_of_one_file_go_through_with_a_real_model(encoded, model, tmp_path, names):
-    (tmp_path / "data").mkdir()
-    for name in names:
-        picture(tmp_path / "data" / name, (encoded[0] / name).read_bytes())
+def test_a_folder_of_one_file_goes_through_with_a_real_model(encoded, model, tmp_path):
+    picture(tmp_path / "data/plain.jpg", (encoded[0] / "plain.jpg").read_bytes())
     report = cs.precompute(tmp_path / "data", model=model, store=tmp_path / "store", resolution=64, device="cpu", inline=True)
-    assert (report.complete, report.samples) == (True, len(names))
-    assert report.wanted == (2 if names else 0)
+    assert (report.complete, report.samples, report.wanted) == (True, 1, 2)
     assert Path(report.store) == tmp_path / "store"
 
 

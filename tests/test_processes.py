@@ -15,7 +15,7 @@ import pytest
 
 import cachestore as cs
 from cachestore import processes
-from cachestore.errors import BadInput, CacheStoreError, Incomplete, WriteFailed
+from cachestore.errors import BadInput, CacheStoreError, Incomplete, NothingToEncode, WriteFailed
 from cachestore.processes import Care, Child, hangs, how_it_ended, joined_report, run_child, run_children, watch_parent
 from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
@@ -152,12 +152,12 @@ def test_a_model_that_is_not_here_is_downloaded_by_a_process_of_its_own(data, ro
         cs.precompute(data, model="far-away", store=root)
 
 
-def test_an_empty_source_starts_no_process(tmp_path, root, fake, no_process):
+@pytest.mark.parametrize("model", ["model", "far-away"])
+def test_an_empty_source_starts_no_process_and_makes_no_store(tmp_path, root, fake, no_process, model):
     (tmp_path / "empty").mkdir()
-    told = []
-    report = cs.precompute(tmp_path / "empty", model="model", store=root, on_progress=told.append)
-    assert (report.complete, report.wanted) == (True, 0)
-    assert told == [{"plan": report.plan, "pass": 1, "reused": 0, "encoded": 0, "failed": 0, "total": 0}]
+    with pytest.raises(NothingToEncode):
+        cs.precompute(tmp_path / "empty", model=model, store=root)
+    assert not root.exists()
 
 
 def test_a_failed_unit_is_work_and_starts_a_process(data, root, fake, monkeypatch):

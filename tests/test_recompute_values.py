@@ -97,18 +97,18 @@ def test_without_recompute_nobody_is_asked_to_make_anything(store, makers):
     assert makers.made == []
 
 
-def test_a_store_without_data_sets_has_nothing_to_make_again(tmp_path, makers):
+def test_a_store_of_which_no_entry_can_be_made_again_is_an_error(tmp_path, makers):
     with cs.open(tmp_path / "store", mode="a") as store, store.writer() as writer:
         writer.put(cs.key("a"), {"x": np.ones(2)})
-    report = cs.verify(tmp_path / "store", recompute=5)
-    assert (report.ok, report.recomputed["chosen"], report.recomputed["of"], makers.made) == (True, 0, 0, [])
+    with pytest.raises(BadInput, match=r"none of the 1 entries in .*store can be encoded again and compared: no data set has them"):
+        cs.verify(tmp_path / "store", recompute=5)
+    assert makers.made == []
 
 
-def test_an_empty_data_set_has_nothing_to_make_again(tmp_path, makers):
-    (tmp_path / "none").mkdir()
-    precompute_here(PrecomputeRequest(str(tmp_path / "none"), "model", str(tmp_path / "store")))
+def test_an_empty_store_has_nothing_to_make_again(tmp_path, makers):
+    cs.open(tmp_path / "store", mode="a").close()
     report = cs.verify(tmp_path / "store", recompute=5)
-    assert (report.ok, report.recomputed["chosen"]) == (True, 0)
+    assert (report.ok, report.recomputed["chosen"], report.recomputed["of"]) == (True, 0, 0)
 
 
 def test_a_count_below_nothing_is_refused(store):

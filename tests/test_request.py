@@ -14,7 +14,7 @@ import cachestore as cs
 from cachestore.captions import CaptionPolicy
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
-from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.errors import BadInput, NothingToEncode, RecipeMismatch
 from cachestore.request import PrecomputeRequest, _differences, _requests, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import Sample
@@ -57,7 +57,7 @@ requests = st.builds(
     data=places,
     model=places,
     store=places,
-    encode=st.sampled_from([("text", "latents"), ("text",), ("latents",), ()]),
+    encode=st.sampled_from([("text", "latents"), ("text",), ("latents",)]),
     resolution=st.integers(1, 4096) | st.lists(st.integers(1, 4096), min_size=2, max_size=3).map(tuple),
     crop=st.just("random"),
     variants=st.integers(1, 3),
@@ -240,14 +240,17 @@ def plan_for(tmp_path, data, **options):
 
 
 def test_a_source_of_nothing_gives_a_plan_of_nothing(tmp_path, makers):
-    assert plan_for(tmp_path, prompts(tmp_path / "p.txt")).unit_count == 0
+    done(tmp_path, prompts(tmp_path / "full.txt", "a cat"))
+    assert plan_for(tmp_path, prompts(tmp_path / "p.txt"), replace=True).unit_count == 0
 
 
 def test_the_empty_caption_is_planned_wherever_text_is_and_there_is_a_sample(tmp_path, makers):
     data = prompts(tmp_path / "p.txt", "a cat")
     plan = plan_for(tmp_path, data)
     assert {plan.unit(place).request["caption"] for place in range(plan.unit_count)} == {"", "a cat"}
-    assert plan_for(tmp_path, data, encode=("latents",)).unit_count == 0
+    data = manifest(tmp_path / "m.jsonl", a="a cat")
+    data.write_text(data.read_text() + json.dumps({"image": "b.png"}) + "\n")
+    assert plan_for(tmp_path, data, encode=("latents",)).unit_count == 1
 
 
 def texts_of(plan):
@@ -381,7 +384,16 @@ def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, m
     both = {"encode": ("text", "latents")}
     assert remarks(whole, **both) == remarks(*misspelt, **both) == remarks(whole, *misspelt, encode=("text",)) == []
     assert remarks(whole, *misspelt, **both) == ["4 samples have no picture (b, c, d, …): their batches hold no latents"]
-    assert remarks(*misspelt[:1], encode=("latents",)) == ["1 samples have no picture (b): their batches hold no latents"]
+    with pytest.raises(NothingToEncode, match="of 1 samples none has a picture"):
+        remarks(*misspelt[:1], encode=("latents",))
+
+
+def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_said(tmp_path, makers):
+    (tmp_path / "m.jsonl").write_text('{"id": "a", "img": "a.png", "caption": "x"}\n')
+    wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store"))
+    assert [words for words in wanted.remarks if "no row of" in words and "img, caption, and known are image, control" in words]
+    plain = look_at_request(create_store(tmp_path / "other"), asked(manifest(tmp_path / "p.jsonl", a="x"), tmp_path / "other"))
+    assert plain.remarks == ()
 
 
 def test_an_emptied_source_empties_the_data_set_when_it_is_said_to_take_its_place(tmp_path, makers):

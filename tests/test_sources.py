@@ -1,5 +1,7 @@
 """Everything a trainer points at: folders, metadata files, manifests and prompt lists."""
 
+import contextlib
+import hashlib
 import json
 import os
 import unicodedata
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.errors import BadInput
-from cachestore.keys import digest_text
+from cachestore.keys import digest_parts, digest_text
+from cachestore.listing import list_path
 from cachestore.sources import UNTRUSTED, Remarks, _lines_of, list_source
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
@@ -125,6 +128,107 @@ def test_a_linked_folder_is_followed_and_a_loop_is_not(tmp_path):
     assert ids(listed(tmp_path / "data")) == ["a.png", "linked/c.png", "sub/b.png"]
 
 
+def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(tmp_path, monkeypatch):
+    folder(tmp_path / "data", {"z/a.png": ""})
+    folder(tmp_path / "other", {"deep/b.png": ""})
+    for name, to in {"a": "data/z", "m": "other", "l": "other", "k": "other/deep", "up": "data"}.items():
+        (tmp_path / "data" / name).symlink_to(tmp_path / to)
+    listing = listed(tmp_path / "data", caption="x")
+    assert ids(listing) == ["k/b.png", "z/a.png"]
+    assert listing.remarks == ("4 folders are listed under another name already and passed over (a, l/deep, m, …)",)
+    monkeypatch.setattr(os, "scandir", Backwards)
+    assert listed(tmp_path / "data", caption="x").content == listing.content
+
+
+class Backwards:
+    """A folder in another order."""
+
+    scandir = staticmethod(os.scandir)
+
+    def __init__(self, path):
+        with self.scandir(path) as entries:
+            self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+    def __enter__(self):
+        return self.entries
+
+    def __exit__(self, *_error):
+        pass
+
+
+def test_a_lattice_of_links_is_gone_through_once(tmp_path, monkeypatch):
+    """Each of 40 folders has two links to the next one: there are 2^40 ways to the last."""
+    for number in range(40):
+        folder(tmp_path / "data" / str(number), {"a.png": ""})
+        for way in "lr" if number < 39 else "":
+            (tmp_path / "data" / str(number) / way).symlink_to(tmp_path / "data" / str(number + 1))
+    looked = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or real(path))
+    assert len(listed(tmp_path / "data/0").samples) == 40
+    assert len(looked) == 40
+
+
+def test_links_that_lead_nowhere_are_passed_over_with_a_remark_and_fail_alone_where_they_are_named_like_pictures(tmp_path):
+    folder(tmp_path, {"a.png": "", "a.txt": "a cat"})
+    for name, to in {"self": "self", "self.png": "self.png", "gone": "nowhere", "note.txt": "nowhere"}.items():
+        (tmp_path / name).symlink_to(tmp_path / to)
+    listing = listed(tmp_path, caption="x")
+    assert ids(listing) == ["a.png", "self.png"]
+    assert listing.remarks == ("2 links lead nowhere (gone, self): what they should lead to is not in the data set",)
+    with pytest.raises(OSError, match="symbolic links"):
+        listing.read("self.png")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
+def test_what_cannot_be_taken_of_a_folder_is_named_all_at_once(tmp_path, monkeypatch):
+    folder(tmp_path, {f"{n:02}.png": "" for n in range(30)} | {"secret/x.png": "", "00.txt": b"\xff"})
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "01.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "02.caption").symlink_to("02.caption")
+    (tmp_path / "linked").symlink_to(tmp_path / "secret")
+    refuse_a_folder(monkeypatch, "secret")
+    with pytest.raises(BadInput) as refused:
+        list_source(tmp_path)
+    named = str(refused.value)
+    assert named.startswith(f"6 things in {tmp_path} cannot be used: ")
+    for one in (
+        "secret cannot be listed (Permission denied)",
+        "fifo.png is no regular file",
+        "00.txt is not UTF-8",
+        "01.txt cannot be read",
+    ):
+        assert one in named
+    assert "02.caption cannot be read" in named
+    assert f"{tmp_path}/linked may not be looked at (Permission denied)" in named
+
+
+def refuse_a_folder(monkeypatch, name):
+    """Refuse to list a folder, and to look through links to it: tests run as root, whom no bits keep out."""
+    scandir, is_dir = os.scandir, os.DirEntry.is_dir
+
+    class Entry:
+        def __init__(self, entry):
+            self.entry = entry
+
+        def __getattr__(self, attribute):
+            return getattr(self.entry, attribute)
+
+        def is_dir(self):
+            if self.entry.is_symlink() and Path(os.readlink(self.entry.path)).name == name:
+                raise PermissionError(13, "Permission denied", self.entry.path)
+            return is_dir(self.entry)
+
+    @contextlib.contextmanager
+    def refusing(path):
+        if Path(path).name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        with scandir(path) as entries:
+            yield map(Entry, entries)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+
 def test_a_linked_image_is_listed_and_a_broken_link_too_so_that_its_loss_is_said(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
     (tmp_path / "b.png").symlink_to("a.png")
@@ -208,7 +312,7 @@ def test_a_missing_caption_is_the_empty_one_and_is_said(tmp_path):
     folder(tmp_path, {f"{n}.png": "" for n in range(5)})
     listing = listed(tmp_path)
     assert set(captions(listing).values()) == {("",)}
-    assert listing.remarks == ("5 without a caption (0.png, 1.png, 2.png, …): they get the empty one",)
+    assert listing.remarks == ("5 without a caption (0.png, 1.png, 2.png, …): they get the empty one, or what --caption TEXT says",)
 
 
 def test_a_missing_caption_may_be_given(tmp_path):
@@ -326,7 +430,7 @@ def test_without_an_id_a_row_is_named_by_its_image_and_without_that_by_its_capti
 
 
 def test_a_whole_number_is_an_id(tmp_path):
-    assert ids(listed(manifest(tmp_path / "x.jsonl", {"id": 7}, {"id": "8"}))) == ["7", "8"]
+    assert ids(listed(manifest(tmp_path / "x.jsonl", {"id": 7, "caption": "a"}, {"id": "8", "caption": "a"}))) == ["7", "8"]
 
 
 def test_null_is_like_a_missing_column(tmp_path):
@@ -335,8 +439,69 @@ def test_null_is_like_a_missing_column(tmp_path):
 
 
 def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
-    path = manifest(tmp_path / "x.jsonl", {"id": "empty", "caption": ""}, {"id": "none"}, {"id": "no list", "caption": []})
+    path = manifest(tmp_path / "x.jsonl", {"id": "empty", "caption": ""}, {"image": "none"}, {"image": "no list", "caption": []})
     assert captions(listed(path, caption="given")) == {"empty": ("",), "none": ("given",), "no list": ("given",)}
+
+
+@pytest.mark.parametrize("column", ["image", "file_name", "path"])
+@pytest.mark.parametrize("text", ["caption", "text"])
+def test_a_row_may_call_its_picture_and_its_caption_by_each_of_the_known_names(tmp_path, column, text):
+    [sample] = listed(manifest(tmp_path / "m.jsonl", {column: "sub/a.png", text: ["one", "two"], "artist": "x"})).samples
+    assert (sample.id, sample.captions, dict(sample.images)) == ("sub/a.png", ("one", "two"), {"image": ("sub/a.png",)})
+    assert dict(sample.extras) == {"artist": "x"}
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "metadata.jsonl"])
+@pytest.mark.parametrize("column", ["file_name", "path", "video"])
+def test_what_is_named_like_a_video_is_one(tmp_path, name, column):
+    path = manifest(tmp_path / name, {column: "a.MP4", "text": "x"})
+    [sample] = listed(path if name == "m.jsonl" else tmp_path).samples
+    assert (sample.id, dict(sample.images)) == ("a.MP4", {"video": ("a.MP4",)})
+
+
+def test_equal_values_under_two_names_are_one_and_null_is_none(tmp_path):
+    one = {"image": "a.png", "path": "a.png", "file_name": ["a.png"], "caption": "x", "text": ["x"]}
+    two = {"image": None, "path": "b.png", "caption": None, "text": "y"}
+    samples = listed(manifest(tmp_path / "m.jsonl", one, two)).samples
+    assert [(sample.id, sample.captions, sample.extras) for sample in samples] == [("a.png", ("x",), {}), ("b.png", ("y",), {})]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"image": "a.png", "caption": "x", "text": "y"}, "caption and text mean the same and differ ('x' and 'y')"),
+        ({"image": "a.png", "caption": "", "text": "y"}, "caption and text mean the same and differ ('' and 'y')"),
+        ({"image": "a.png", "path": "b.png"}, "image and path mean the same and differ ('a.png' and 'b.png')"),
+        ({"video": "a.mp4", "path": "b.mp4"}, "video and path mean the same and differ"),
+        ({"file_name": "a.png", "path": "a.mp4"}, "file_name and path mean the same and differ"),
+        (
+            {"imgae": "a.png", "captoin": "x"},
+            "its columns are imgae, captoin, and known are caption, text, image, control, mask, video, file_",
+        ),
+        ({"id": 7, "image": None, "caption": []}, "neither a picture, a video nor a caption: its columns are id, image, caption"),
+        ({"path": {"bytes": "x"}}, "path is a text or a list of texts"),
+    ],
+)
+def test_a_row_that_says_two_things_or_nothing_is_refused(tmp_path, row, says):
+    with pytest.raises(BadInput) as refused:
+        listed(manifest(tmp_path / "m.jsonl", row))
+    assert "m.jsonl, line 1: " in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_malformed_rows_are_named_all_at_once_the_first_twenty_and_a_count(tmp_path):
+    rows = [row for n in range(25) for row in ({"image": 7}, {"image": f"{n}.png", "caption": "a"})]
+    manifest(tmp_path / "m.jsonl", *rows)
+    with pytest.raises(BadInput, match=r"25 things in .*m\.jsonl cannot be used: line 1: image is .*; line 39: .*; and 5 more$") as refused:
+        listed(tmp_path / "m.jsonl")
+    assert str(refused.value).count("line ") == 20
+
+
+def test_a_manifest_that_is_read_otherwise_than_before_has_another_plan(tmp_path):
+    """By the bytes alone a plan of the times when `text` was a column of the user's own would be found."""
+    path = manifest(tmp_path / "m.jsonl", {"image": "a.png", "text": "a cat"})
+    before = digest_parts("cachestore-content", ".jsonl", hashlib.sha256(path.read_bytes()).hexdigest(), b"").hex()
+    assert list_source(path).content != before
 
 
 @pytest.mark.parametrize(
@@ -345,21 +510,21 @@ def test_an_empty_caption_in_a_manifest_is_not_a_missing_one(tmp_path):
         ("not json", "not JSON"),
         ("[1]", "a row is an object, this is a list"),
         ("null", "a row is an object"),
-        ('{"id": [1]}', "an id is a text or a whole number"),
-        ('{"id": true}', "an id is a text or a whole number"),
-        ('{"id": 1.5}', "an id is a text or a whole number"),
-        ('{"id": ""}', "an id"),
+        ('{"id": [1], "caption": "a"}', "an id is a text or a whole number"),
+        ('{"id": true, "caption": "a"}', "an id is a text or a whole number"),
+        ('{"id": 1.5, "caption": "a"}', "an id is a text or a whole number"),
+        ('{"id": "", "caption": "a"}', "an id"),
         ('{"id": "x", "caption": 7}', "caption is a text or a list of texts"),
         ('{"id": "x", "caption": ["a", 7]}', "caption is a text or a list of texts"),
         ('{"id": "x", "image": {"path": "a.png"}}', "image is a text or a list of texts"),
         ('{"id": "x", "image": ""}', "image"),
         ('{"id": "x", "video": 7}', "video is a text or a list"),
-        ('{"id": "x", "prompt_embeds": 1}', "'prompt_embeds'"),
+        ('{"id": "x", "caption": "a", "prompt_embeds": 1}', "'prompt_embeds'"),
         ('{"id": "x", "score": NaN}', "not JSON"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path, row, says):
-    folder(tmp_path, {"data.jsonl": '{"id": "fine"}\n\n' + row + "\n"})
+    folder(tmp_path, {"data.jsonl": '{"image": "fine"}\n\n' + row + "\n"})
     with pytest.raises(BadInput) as refused:
         listed(tmp_path / "data.jsonl")
     assert "data.jsonl, line 3: " in str(refused.value)
@@ -542,10 +707,10 @@ def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_miss
 
 
 def test_a_manifest_that_changes_while_it_is_read_is_refused(tmp_path):
-    listing = list_source(manifest(tmp_path / "m.jsonl", {"id": "a"}, {"id": "b"}))
+    listing = list_source(manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "b"}))
     rows = listing.samples()
     next(rows)
-    manifest(tmp_path / "m.jsonl", {"id": "a"}, {"id": "c"})
+    manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "c"})
     with pytest.raises(BadInput, match="changed while it was read"):
         list(rows)
 
@@ -611,13 +776,21 @@ def test_a_link_that_leads_nowhere_is_listed_and_fails_alone(tmp_path):
 
 def test_a_folder_that_may_not_be_listed_is_named(tmp_path, monkeypatch):
     (tmp_path / "a" / "secret").mkdir(parents=True)
-    real = os.scandir
-
-    def scandir(path):
-        if Path(path).name == "secret":
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
+    refuse_a_folder(monkeypatch, "secret")
     with pytest.raises(BadInput, match=r"the folder .*secret cannot be listed \(Permission denied\)"):
         list_source(tmp_path)
+
+
+def test_a_source_that_may_not_be_looked_at_is_an_error_of_ours(tmp_path, monkeypatch):
+    """As root tests are kept out of nothing: the system's own call refuses."""
+    real = os.stat
+
+    def stat(path, *args, **options):
+        if isinstance(path, str | os.PathLike) and "secret" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    for name in ("secret", "secret/m.jsonl", "secret/a.tar"):
+        with pytest.raises(BadInput, match="does not exist"):
+            list_path(tmp_path / name)

@@ -228,3 +228,36 @@ def test_a_tar_and_a_member_that_are_gone_have_no_time(tmp_path):
     assert listing.stat("a.png") is None
     with pytest.raises(FileNotFoundError):
         listing.read("b.png")
+
+
+# Columns, and what cannot be taken
+
+
+def test_rows_of_which_none_has_a_caption_are_told_with_their_columns(tmp_path):
+    def told(members):
+        remarks = Remarks()
+        list(list_tars([pack(tmp_path / "a.tar", members)]).samples(remarks))
+        return remarks.uncaptioned
+
+    row = json.dumps({"title": "a cat", "url": "x"})
+    [words] = told({"a.png": "", "a.json": row})
+    assert "a.tar has a caption: its columns are title, url, and a caption is in caption or text" in words
+    assert told({"a.png": "", "a.json": row, "b.png": "", "b.txt": "a dog"}) == told({"a.png": ""}) == told({}) == []
+
+
+def test_a_row_that_says_two_captions_is_refused_and_a_name_of_a_file_stays_a_column(tmp_path):
+    row = json.dumps({"text": "a cat", "caption": "a cat", "file_name": "original.png"})
+    [sample] = listed(pack(tmp_path / "a.tar", {"a.png": "", "a.json": row})).values()
+    assert (sample.captions, dict(sample.extras)) == (("a cat",), {"file_name": "original.png"})
+    with pytest.raises(BadInput, match="caption and text mean the same and differ"):
+        listed(pack(tmp_path / "b.tar", {"a.png": "", "a.json": json.dumps({"text": "a cat", "caption": "a dog"})}))
+
+
+def test_everything_that_cannot_be_taken_of_tars_is_named_at_once(tmp_path):
+    bad = {"a.png": "", "a.json": "{", "b.png": "", "b.txt": b"\xff", "c.png": "", "c.txt": "fine"}
+    with pytest.raises(BadInput, match=r"2 things in .*a\.tar cannot be used: a\.json in .*not JSON.*; b\.txt in .*not UTF-8"):
+        listed(pack(tmp_path / "a.tar", bad))
+    for name in ("1.tar", "2.tar"):
+        (tmp_path / name).write_bytes(b"no tar" * 200)
+    with pytest.raises(BadInput, match=r"2 things in 3 tars in .* cannot be used: .*1\.tar is no plain tar.*; .*2\.tar is no plain tar"):
+        listed(*(tmp_path / name for name in ("1.tar", "2.tar", "a.tar")))

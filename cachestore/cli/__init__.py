@@ -45,7 +45,7 @@ NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
-  2         a command line that is malformed in itself
+  2         a command line that is malformed in itself, or a source that has nothing of what is to be encoded
   3         finished, but some samples or files could not be made: each is listed
   4         damage, or entries that are missing
   5         another run listed the source later and has published it: nothing was replaced
@@ -77,11 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    from cachestore.errors import StoreNotFound, Superseded
+    from cachestore.errors import NothingToEncode, StoreNotFound, Superseded
 
-    if isinstance(error, StoreNotFound):
-        return NO_STORE
-    return SUPERSEDED if isinstance(error, Superseded) else ERROR
+    codes = {NothingToEncode: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
 def make_parser() -> argparse.ArgumentParser:

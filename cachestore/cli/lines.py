@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachestore.captions import CaptionPolicy
+from cachestore.counting import count_buckets
 from cachestore.forecast import TRAINING_BATCH
 from cachestore.reader import Reader
 from cachestore.samples import CONTROL, IMAGE, Source
@@ -14,15 +15,20 @@ from cachestore.storage.catalog import newest_catalog
 if TYPE_CHECKING:
     from cachestore.loop import Report
 
+_LOOKED_AT: Final = 4096
+
 
 def training_lines(
     report: "Report", batch_size: int = TRAINING_BATCH, *, captions: CaptionPolicy | None = None, sources: Sequence[Source] = ()
 ) -> list[str]:
     """Python that reads one epoch, with the names and shapes that are stored.
 
-    `captions` and `sources` are what the job was given: the policy is handed on, and samples come as often as their source says.
+    Of few samples batches are smaller than `batch_size`, so that there is one. `captions` and `sources` are what the job was given: the
+    policy is handed on, and samples come as often as their source says.
     """
     path = Path(report.store)
+    least = min((source.share for source in sources if source.share), default=1)
+    batch_size = max(1, min(batch_size, int(_fullest_bucket(path, report.name) * min(1, least))))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
     return [
         "import cachestore as cs",
@@ -48,6 +54,16 @@ def _opened(report: "Report", *, has_policy: bool, has_weights: bool) -> str:
     if has_weights:
         return f"cs.MixedDataset.of_sources({opened})"
     return f"cs.MixedDataset({opened})" if several else opened
+
+
+def _fullest_bucket(path: Path, name: str) -> int:
+    """How many of a data set's first samples are of the bucket that most are of: with batches of so many there is one at least."""
+    with closing(Reader(path)) as reader:
+        catalog = newest_catalog(reader.layout, name)
+        if catalog is None:
+            return 0
+        rows = [row for row in range(min(len(catalog), _LOOKED_AT)) if catalog.is_complete(row)]
+        return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
 
 
 def _resolutions(path: Path, name: str) -> list[int]:

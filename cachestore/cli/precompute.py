@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--name", help="the data set's name (default: train)")
     what.add_argument("--captions", metavar="first|all", help="of a sample with several; or a CaptionPolicy as JSON (default: first)")
     what.add_argument("--caption-lines", choices=("whole", "each", "first"), help="how a caption file is read (default: whole)")
-    what.add_argument("--caption", metavar="TEXT", help="for samples without one (default: the empty caption, with a warning)")
+    what.add_argument(
+        "--caption",
+        metavar="TEXT",
+        help="for samples without one (default: the empty caption, with a warning; rows of which none has one are refused)",
+    )
     what.add_argument("--sources", metavar="JSON", help="in place of DATA: a list of objects with the fields of cs.Source")
     what.add_argument(
         "--replace", action="store_true", default=None, help="let this source, model or resolution take the place of the name's earlier one"
@@ -136,13 +140,13 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if report.complete else FAILURES
 
 
-def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop", listing: int | None) -> "Report":
+def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop", number: int | None) -> "Report":
     from cachestore.cli.progress import Bar
     from cachestore.run import precompute_here
 
     bar = Bar(Path(request.store), is_shown=not arguments.quiet and _speaks(request))
     try:
-        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look, listing=listing)
+        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look, number=number)
     finally:
         bar.end()
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class BucketBatchSampler:
         """Prepare the batches of a data set.
 
         Args:
-            data: a CachedDataset. An empty one has no batches.
+            data: a CachedDataset.
             batch_size: samples in each batch, on each rank.
             shuffle: another order in every epoch; else the data set's order, bucket by bucket.
             seed: of the order.
@@ -99,8 +100,8 @@ class BucketBatchSampler:
                 used: for samplers that are made before their trainer starts its ranks.
 
         Raises:
-            BadInput: options that do not fit; or several processes were found, now or at an iteration, and neither ranks nor `split`
-                were given.
+            BadInput: options that do not fit; an epoch without a batch, over all ranks; or several processes were found and neither
+                ranks nor `split` were given. The latter two also at an iteration, where the ranks are found only then.
         """
         check_buckets(data)
         batch_size, seed = as_whole("batch_size", batch_size, least=1), as_whole("seed", seed, least=0)
@@ -127,6 +128,7 @@ class BucketBatchSampler:
         self._epochs_before = 0
         """What is added to the epochs a trainer sets, where it counts from 0 again after it was resumed."""
         share = self._share()
+        _refuse_no_batch(data, self._order, share.world)
         if share.rank == 0:
             _report_left_out(data, self._order, share.world)
 
@@ -136,8 +138,9 @@ class BucketBatchSampler:
         return count_even(count_batches(self._data.buckets, self._order), share.world, self._order.tail) * (share.world // share.step)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this rank: of the epoch that was set or resumed, else of the next one."""
+        """The batches of this rank: of the epoch that was set or resumed, else of the next one. Raises BadInput as the class does."""
         share = self._share()
+        _refuse_no_batch(self._data, self._order, share.world)
         if self._is_finished:
             self._go_to(self._epoch + 1, 0)
         self._yielded = 0
@@ -322,6 +325,28 @@ def find_ranks() -> Placement:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Placement(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
     return discover({name: text for name, text in os.environ.items() if not name.startswith(("CACHESTORE_", "SLURM_ARRAY_"))})
+
+
+def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
+    """Raise BadInput where no rank has a batch in any epoch: a training would end at once and look as if it had been done."""
+    if count_even(count_batches(data.buckets, order), world, order.tail):
+        return
+    sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
+    if not sizes:
+        message = "there is no batch in an epoch: the data set has no samples"
+        raise BadInput(message)
+    named = [f"{count} of {_in_words(bucket)}" for count, bucket in sizes[:_NAMED_BUCKETS]]
+    listed = ", ".join([*named, *(["…"] if len(sizes) > _NAMED_BUCKETS else [])])
+    each = "" if world == 1 else f" on each of {world} ranks"
+    smaller = range(1, order.size)
+    most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))
+    advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
+    total = sum(count for count, _bucket in sizes)
+    message = (
+        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({listed}), and a batch is of"
+        f' one; {advice}, and tail="pad" or "wrap" fills batches up'
+    )
+    raise BadInput(message)
 
 
 def _report_left_out(data: Bucketed, order: Order, world: int) -> None:

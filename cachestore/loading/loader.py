@@ -83,7 +83,7 @@ def make_loader(
     the process forks. That needs no copy from process to process; `docs/benchmarks.md` has both side by side.
 
     Args:
-        data: a CachedDataset. An empty one has no batches. In a world above one, one that was opened with `generation=`.
+        data: a CachedDataset. In a world above one, one that was opened with `generation=`.
         batch_size: samples in each batch, on each rank.
         framework: who deals batches to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
             own, by the numbers found when the loader is used; "single" is every process for itself. "auto" is "accelerate" once an
@@ -97,8 +97,8 @@ def make_loader(
         pin_memory: hand out pinned memory, where there is an accelerator; worth it where batches are copied with `non_blocking=True`.
 
     Raises:
-        BadInput: options that do not fit; a world above one and a data set opened without `generation=`; or with "auto", ranks that
-            accelerate may or may not deal batches to.
+        BadInput: options that do not fit; an epoch without a batch, over all ranks; a world above one and a data set opened without
+            `generation=`; or with "auto", ranks that accelerate may or may not deal batches to.
     """
     check_buckets(data)
     as_word("framework", framework, get_args(Framework))

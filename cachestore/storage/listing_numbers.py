@@ -2,9 +2,9 @@
 
     listings/<name>/<n>.json
 
-A run takes the next number before it lists its source, and the catalog that it publishes holds the number. No clock is part of this. A run
-removes its number when it ends, unless the number is the highest: so numbers only rise, and a lower one that is there belongs to a run
-that is still at work, or that died.
+A run takes the next number before it lists its source, and the catalog that it publishes holds the number; where there is no store yet, the
+number is 0. No clock is part of this. A run removes its number when it ends, unless the number is the highest: so numbers only rise, and a
+lower one that is there belongs to a run that is still at work, or that died.
 """
 
 import secrets
@@ -45,12 +45,15 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
 
 
 @contextmanager
-def number_if_there(layout: Layout, name: str) -> Generator[int | None]:
-    """As `listing_number`; None where there is no store yet, whose first listing this may be. Raises FormatError, WriteFailed."""
+def number_if_there(layout: Layout, name: str) -> Generator[int]:
+    """As `listing_number`; 0 where there is no store yet: such a listing never replaces a catalog that another run has published since.
+
+    Raises FormatError, WriteFailed.
+    """
     try:
         opened = open_layout(layout)
     except StoreNotFound:
-        yield None
+        yield 0
         return
     with listing_number(opened, name) as number:
         yield number

@@ -336,12 +336,18 @@ def test_precompute_prints_the_contracts_fields(run_json, data, store):
     assert (report["samples"], report["store"], report["name"]) == (4, str(store), "train")
 
 
-def test_an_empty_folder_is_all_zero(run_json, tmp_path, makers):
+@pytest.mark.parametrize("option", ["--json", "--plan-only"])
+def test_an_empty_folder_and_a_manifest_without_captions_are_usage_errors(run_json, tmp_path, makers, option):
     (tmp_path / "empty").mkdir()
-    code, report = run_json("precompute", tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
-    assert code == OK
-    assert {report[name] for name in ("samples", "wanted", "reused", "encoded", "failed", "missing", "encoded_here", "bytes")} == {0}
-    assert (report["complete"], report["failures"], report["generation"]) == (True, [], 1)
+    (tmp_path / "m.jsonl").write_text('{"image": "a.png", "captoin": "a cat"}\n')
+    for data in (tmp_path / "empty", tmp_path / "m.jsonl"):
+        code, told = run_json("precompute", data, "--model", "m", "--store", tmp_path / "s", option)
+        assert (code, told["kind"], (tmp_path / "s").exists()) == (USAGE, "NothingToEncode", False)
+
+
+def test_an_empty_list_of_encoders_is_a_usage_error(run, data, tmp_path, makers):
+    code, _out, err = run("precompute", data, "--model", "m", "--store", tmp_path / "s", "--encode", ",")
+    assert (code, "--encode is a list of names" in err, (tmp_path / "s").exists()) == (USAGE, True, False)
 
 
 def test_plan_only_prints_the_contracts_fields_and_encodes_nothing(run_json, data, tmp_path, makers):
@@ -385,7 +391,8 @@ def test_quiet_prints_no_lines_of_python(run, data, tmp_path, makers):
 def test_a_source_without_anything_in_it_is_said(run, tmp_path, makers):
     (tmp_path / "empty").mkdir()
     code, _out, err = run("precompute", tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
-    assert (code, f"there is nothing to encode in {tmp_path / 'empty'}: no picture (.avif, " in err) == (OK, True)
+    assert (code, f"there is nothing to encode in {tmp_path / 'empty'}: no picture (.avif, " in err) == (USAGE, True)
+    assert not (tmp_path / "s").exists()
 
 
 def test_of_several_sources_those_without_anything_are_said(run, data, tmp_path, makers):

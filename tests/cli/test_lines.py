@@ -49,6 +49,14 @@ def test_plain_captions_and_sources_need_no_more_than_the_data_set(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("buckets", "batch_size"), [([(64, 48)] * 3, 3), ([(64, 48), (48, 64)], 1), ([(64, 48)] * 9, 8)])
+def test_of_few_samples_the_lines_ask_for_batches_that_there_are(tmp_path, buckets, batch_size):
+    report = encoded(tmp_path / "store", [Row(f"{number}.png", bucket=bucket) for number, bucket in enumerate(buckets)])
+    names = trained(training_lines(report))
+    assert {len(batch["sample_id"]) for batch in names["seen"]} == {batch_size}
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("policy", [POLICY, cs.CaptionPolicy(choose="all"), cs.CaptionPolicy(dropout=1.0)])
 def test_the_lines_hand_out_captions_by_the_policy_that_was_encoded_for(tmp_path, policy):
     report = encoded(tmp_path / "store", [Row(f"{n}.png", (f"a {n}, b, c", f"other {n}, d")) for n in range(8)], policy)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
-from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, main
+from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, USAGE, main
 from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command
@@ -138,6 +138,15 @@ def test_an_error_in_all_ranks_is_1_and_named(asked, tmp_path):
     assert code == ERROR
     assert json.loads(out)["kind"] == "BadInput"
     assert "gone" in err
+
+
+def test_nothing_in_all_ranks_is_2_and_publishes_nothing(asked, tmp_path):
+    (tmp_path / "empty").mkdir()
+    asked[1] = tmp_path / "empty"
+    code, out, err = ended(command(*asked, "--procs", "2", "--json"))
+    assert (code, json.loads(out)["kind"]) == (USAGE, "NothingToEncode")
+    assert cs.stats(tmp_path / "store").catalogs == (), "the parent makes the store for its ranks"
+    assert "there is nothing to encode in" in err
 
 
 def test_failures_in_a_rank_are_3_for_all(asked, data):

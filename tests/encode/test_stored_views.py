@@ -320,7 +320,13 @@ def test_the_lines_of_the_page_encode_and_mix_two_resolutions(built, tmp_path, m
     (tmp_path / "images").mkdir()
     for seed in range(4):
         save(tmp_path / f"images/{seed}.png", (150, 130), seed)
-    lines = block[1].replace("1024", "128").replace("512", "64").replace("path-or-id", str(built("flux").folder))
+    lines = (
+        block[1]
+        .replace("1024", "128")
+        .replace("512", "64")
+        .replace("batch_size=8", "batch_size=2")
+        .replace("path-or-id", str(built("flux").folder))
+    )
     names: dict[str, Any] = {"cs": cs}
     exec(lines.replace("flip=True", "flip=True, inline=True"), names)
     assert (len(names["at_64"]), len(names["both"])) == (4, 6)

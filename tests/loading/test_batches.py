@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 import cachestore as cs
 from cachestore.loading.batches import BucketBatchSampler, find_ranks
 
-SIZES = st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 30), max_size=5)
+SIZES = st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 30), max_size=5).flatmap(
+    lambda sizes: st.integers(20, 30).map(lambda count: {**sizes, (10, 10): count})
+)
+"""With one bucket that has a batch of 5 for each of 4 ranks: an epoch without any is an error."""
 TAILS = st.sampled_from(["drop", "pad", "wrap"])
 
 
@@ -62,9 +65,44 @@ def in_turn(batches):
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "wrap"])
 @pytest.mark.parametrize("sizes", [{}, {(1, 1): 0}], ids=["no buckets", "an empty bucket"])
-def test_no_samples_give_no_batches_on_any_rank(sizes, tail):
-    for one in ranks(sizes, 3, tail=tail):
-        assert (len(one), list(one), list(one)) == (0, [], [])
+def test_no_samples_are_an_error_on_every_rank(sizes, tail):
+    for rank in range(3):
+        with pytest.raises(cs.BadInput, match="no batch in an epoch: the data set has no samples"):
+            sampler(sizes, rank=rank, num_replicas=3, tail=tail)
+
+
+FEW = {(64, 48): 31, (48, 64): 20, **{(8, n): 1 for n in range(12)}}
+"""63 samples."""
+
+
+@pytest.mark.parametrize(
+    ("world", "batch_size", "most"), [(1, 100, 31), (1, 32, 31), (2, 31, 20), (3, 20, 15), (63, 2, 1), (63, 10**12, 1), (64, 2, 0)]
+)
+def test_an_epoch_without_a_batch_is_an_error_that_says_the_largest_batch_size_that_gives_one(world, batch_size, most):
+    for rank in {0, world - 1}:
+        with pytest.raises(cs.BadInput) as refused:
+            sampler(FEW, batch_size=batch_size, rank=rank, num_replicas=world)
+        assert "63 samples are in 14 buckets (31 of 64x48, 20 of 48x64, 1 of 8x0, 1 of 8x1, 1 of 8x2, …)" in str(refused.value)
+        assert (f"batch_size={most} is the largest that gives one" if most else "fewer samples than the 64 ranks") in str(refused.value)
+    if most:
+        assert all(len(list(sampler(FEW, batch_size=most, rank=rank, num_replicas=world))) >= 1 for rank in {0, world - 1})
+        with pytest.raises(cs.BadInput, match="no batch of"):
+            sampler(FEW, batch_size=most + 1, rank=0, num_replicas=world)
+
+
+@pytest.mark.parametrize("tail", ["pad", "wrap"])
+def test_what_fills_batches_up_has_one_wherever_there_is_a_sample(tail):
+    assert [len(list(one)) for one in ranks({(1, 1): 1}, 5, batch_size=100, tail=tail)] == [1] * 5
+
+
+@pytest.mark.parametrize("split", ["found", "outside"])
+def test_an_epoch_without_a_batch_is_found_when_the_ranks_are_too(monkeypatch, split):
+    one = sampler(FEW, batch_size=31, split=split)
+    assert len(list(one)) == 1
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(cs.BadInput, match="no batch of 31 on each of 2 ranks in an epoch"):
+        list(one)
 
 
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), TAILS, st.booleans(), st.integers(0, 9))

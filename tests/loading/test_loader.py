@@ -56,12 +56,17 @@ def wanted(data, **options):
     return [[data.ids[place] for place in batch] for batch in cs.BucketBatchSampler(data, rank=0, num_replicas=1, **options)]
 
 
-def test_a_data_set_without_samples_gives_no_batch(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"ahead": 0}, {"num_workers": 1}, {"tail": "pad"}, {"framework": "accelerate"}], ids=str)
+def test_a_data_set_without_samples_has_no_loader(tmp_path, options: Any):
     empty = cs.CachedDataset(make_store(tmp_path / "store", [], recipes()))
-    options: Any
-    for options in ({}, {"ahead": 0}, {"num_workers": 1}):
-        loader = cs.make_loader(empty, **options)
-        assert (len(loader), list(loader)) == (0, [])
+    for data in (empty, cs.MixedDataset([empty, empty])):
+        with pytest.raises(cs.BadInput, match="the data set has no samples"):
+            cs.make_loader(data, **options)
+
+
+def test_an_epoch_without_a_batch_has_no_loader(data):
+    with pytest.raises(cs.BadInput, match=r"there is no batch of 100 in an epoch: .*; batch_size=\d+ is the largest that gives one"):
+        cs.make_loader(data, batch_size=100)
 
 
 @pytest.mark.parametrize("options", [{}, {"ahead": 0}, {"ahead": 5}, {"num_workers": 2}], ids=str)

@@ -66,7 +66,7 @@ def test_a_number_is_above_that_of_the_newest_catalog_where_the_folder_of_number
 
 def test_where_there_is_no_store_there_is_no_number_and_nothing_is_made(tmp_path):
     with number_if_there(Layout.at(tmp_path / "none"), "train") as number:
-        assert number is None
+        assert number == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -200,8 +200,8 @@ def _of_generations(one: Round, root: Path, runs: Sequence[_Run]) -> list[str]:
     if one.kind == "requests" and len(set(map(tuple, asked))) > 1:
         found.append(f"generations are of the resolutions {asked}")
     finished = [each.said for each in runs if each.said["how"] == "finished"]
-    if finished:
-        latest = max(finished, key=lambda said: int(said["listing"]))
+    if published := [said for said in finished if said["rows"]]:  # who joined the other's pass published nothing of its own
+        latest = max(published, key=lambda said: int(said["listing"]))
         newest = newest_catalog(layout, "train")
         if newest is None or list(newest.ids) != latest["rows"]:
             found.append(f"the newest generation lists {newest and list(newest.ids)}, the newest listing is {latest}")
