@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.files import marker
 from cachestore.files.paths import Layout, PassFolder
 from cachestore.keys import Key
 from cachestore.reader import Reader
-from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, snapshot, verify
+from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, verify
 from cachestore.storage.catalog import read_catalog
 from cachestore.storage.condemned import list_condemned
 from cachestore.storage.repair import repair_store
@@ -37,7 +38,7 @@ VERSIONS = {
     "catalog": catalog.VERSION,
     "segment": segment.VERSION,
     "index": index.VERSION,
-    "store": snapshot.VERSION,
+    "store": marker.VERSION,
     "recipe": commit.RECIPE_VERSION,
     "condemned": condemned.VERSION,
     "lost": LOST_VERSION,

@@ -16,7 +16,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -298,7 +298,7 @@ def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _still_in(layout: Layout, final: Path) -> Iterator[None]:
+def _still_in(layout: Layout, final: Path) -> Generator[None]:
     """Look again whether the store is the one that was opened: before a file is placed, and once it was.
 
     After the first of these a store that comes to the path gets no file: it has no temporary one to make it of. What was placed
