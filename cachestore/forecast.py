@@ -24,7 +24,7 @@ from cachestore.work.outcomes import FAILED
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
-from cachestore.work.workers import read_beats
+from cachestore.work.workers import lived, read_beats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
@@ -258,11 +258,7 @@ def _seconds(layout: Layout, units: int) -> float | None:
     """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
     if units == 0:
         return 0.0
-    rates = [
-        beat["encoded"] / (beat["updated"] - beat["started"])
-        for beat in read_beats(layout)
-        if beat["updated"] > beat["started"] and beat["encoded"]
-    ]
+    rates = [beat["encoded"] / lived(beat) for beat in read_beats(layout) if lived(beat) and beat["encoded"]]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 

@@ -134,7 +134,7 @@ def _take_part(job: Job, beat: Beat) -> Report:
         return Report.from_json(done.report, encoded_here=0)
     beat.join(ref.plan, ref.number, launch)
     key_of = key_without_reading(job.encoders)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise)
+    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise, beat.pass_seconds)
     task = Task(
         job.layout,
         job.plan,
