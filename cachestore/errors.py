@@ -3,6 +3,7 @@
     CacheStoreError
     ├── StoreNotFound     point at another path, or create the store
     ├── BadInput          change what was passed in: DATA, an option, a value
+    │   ├── BadUsage          ask for something else: this cannot be meant (exit code 2)
     │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
@@ -27,6 +28,10 @@ class StoreNotFound(CacheStoreError, FileNotFoundError):
 
 class BadInput(CacheStoreError, ValueError):
     """What was passed in cannot be used; the message says what, where, and how to mend it."""
+
+
+class BadUsage(BadInput):
+    """What was asked for cannot be meant, or `strict` refuses it, and nothing was done: exit code 2."""
 
 
 class RecipeMismatch(BadInput):
