@@ -57,6 +57,8 @@ _ROWS: Final = (
     _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
     _Row(r"Depth2Img", (Need("depth maps"),), is_told_by_channels=True),
     _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), is_told_by_channels=True),
+    _Row(r"^(JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
+    _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
     _Row(r"^FluxFill|Inpaint", (_MASKED,), is_told_by_channels=True),
     _Row(r"GLIGEN", (Need("boxes and phrases"),)),
     _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),

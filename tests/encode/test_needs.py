@@ -89,6 +89,8 @@ def test_nothing_is_said_of_a_loaded_pipeline_of_any_family(built, name):
         ("StableDiffusion3InpaintPipeline", (33, 16), {}, ("masked picture",)),
         ("StableDiffusionInstructPix2PixPipeline", (8, 4), {}, ("control picture",)),
         ("StableDiffusionDepth2ImgPipeline", (5, 4), {"depth_estimator": "DPTForDepthEstimation"}, ("depth maps",)),
+        ("JoyImageEditPipeline", (16, 16), {}, ("control picture",)),
+        ("QwenImageLayeredPipeline", (64, 16), {}, ("picture's layers",)),
         ("StableDiffusionUpscalePipeline", (7, 4), {}, ("small picture",)),
         (
             "LTX2Pipeline",
