@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cachestore.captions import CaptionPolicy as CaptionPolicy
     from cachestore.digests import fingerprint as fingerprint
     from cachestore.errors import BadInput as BadInput
+    from cachestore.errors import BadUsage as BadUsage
     from cachestore.errors import CacheStoreError as CacheStoreError
     from cachestore.errors import CorruptEntry as CorruptEntry
     from cachestore.errors import EncodeFailed as EncodeFailed
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BadInput": "errors",
+    "BadUsage": "errors",
     "BucketBatchSampler": "loading.batches",
     "CacheStoreError": "errors",
     "CachedDataset": "loading.dataset",

@@ -3,8 +3,8 @@
     CacheStoreError
     ├── StoreNotFound     point at another path, or create the store
     ├── BadInput          change what was passed in: DATA, an option, a value
-    │   ├── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
-    │   └── NothingToEncode   point at what was meant, or ask for what is there
+    │   ├── NothingToEncode   ask for something else: exit code 2
+    │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
     ├── FormatError       the file is damaged, or newer than this version of cachestore
@@ -29,6 +29,10 @@ class StoreNotFound(CacheStoreError, FileNotFoundError):
 
 class BadInput(CacheStoreError, ValueError):
     """What was passed in cannot be used; the message says what, where, and how to mend it."""
+
+
+class BadUsage(BadInput):
+    """What was asked for cannot be meant, or `strict` refuses it, and nothing was done: exit code 2."""
 
 
 class RecipeMismatch(BadInput):

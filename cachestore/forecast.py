@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.errors import EncodeFailed, FormatError
 from cachestore.files.opening import free_bytes
@@ -24,7 +25,7 @@ from cachestore.work.outcomes import FAILED
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
-from cachestore.work.workers import read_beats
+from cachestore.work.workers import lived, read_beats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
@@ -63,13 +64,17 @@ class Forecast:
     """Whether only a part was looked at."""
     remarks: tuple[str, ...] = ()
     """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
+    is_guess: bool = False
+    """Whether the bytes are a guess: what the text of a pipeline without a row takes shows when it is loaded, and may be much more."""
+    not_made_here: tuple[str, ...] = ()
+    """What the model is trained with beside what is made of it: conditions, audio and more, in words."""
     published: int = 0
     """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without one. More than `present` where
     partitions are not finished: what is published of those counts in `to_encode`, and is found when the pass goes on."""
 
     def as_json(self) -> dict[str, Json]:
         """The object as JSON."""
-        return asdict(self) | {"remarks": list(self.remarks)}
+        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
 def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
@@ -105,7 +110,9 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
-        remarks=wanted.remarks,
+        remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
+        is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
+        not_made_here=wanted.not_made_here,
         published=_published(layout, reconciler.ref),
     )
 
@@ -258,11 +265,7 @@ def _seconds(layout: Layout, units: int) -> float | None:
     """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
     if units == 0:
         return 0.0
-    rates = [
-        beat["encoded"] / (beat["updated"] - beat["started"])
-        for beat in read_beats(layout)
-        if beat["updated"] > beat["started"] and beat["encoded"]
-    ]
+    rates = [beat["encoded"] / lived(beat) for beat in read_beats(layout) if lived(beat) and beat["encoded"]]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
@@ -270,7 +273,8 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
     """The forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
-    lines = [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
+    lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
+    lines += [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
     if forecast.published > forecast.present:
         lines.append(
             f"a pass over these is unfinished: {forecast.published} units are published or found (`cachestore status`); those of partitions"
@@ -285,8 +289,17 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
         lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, and are truncated")
     if forecast.to_encode:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate seen before"
-        lines.append(f"{about}{_human(forecast.estimated_bytes)} needed, {_human(forecast.free_bytes)} free at {root}{seconds}")
+        lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
+
+
+def room_in_words(forecast: Forecast, root: Path) -> str:
+    """How many bytes are needed, and how many are free."""
+    about = "about " if forecast.is_estimate else ""
+    guess = (
+        " (a guess: this pipeline has no row, and its text may take many times more, as loading it will show)" if forecast.is_guess else ""
+    )
+    return f"{about}{_human(forecast.estimated_bytes)} needed{guess}, {_human(forecast.free_bytes)} free at {root}"
 
 
 def _human(size: int) -> str:

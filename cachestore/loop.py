@@ -7,6 +7,7 @@ plan shares the work with all others, whoever started them and whenever.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,16 +59,19 @@ class Report:
     catalog_digest: str = ""
     usable: int | None = None
     """Samples of the data set for which every encoder succeeded, those of earlier passes too: `len` of a CachedDataset. None for `fill`."""
+    not_made_here: tuple[str, ...] = ()
+    """What the model is trained with beside what is made of it, in words."""
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], "changed": list(self.changed)}
+        several = {name: list(getattr(self, name)) for name in ("changed", "not_made_here")}
+        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], **several}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
         """The inverse of `as_json`; fields of a newer version are passed over."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
-        known |= {"failures": tuple(body.get("failures", ())), "changed": tuple(body.get("changed", ()))}
+        known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
         known.setdefault("encoded_here", 0)
         return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
 
@@ -88,6 +92,8 @@ class Job:
     on_progress: OnProgress | None = None
     on_open: Callable[[Reconciler, PassRef], None] | None = None
     """Called once the pass is open, before this worker begins."""
+    on_loaded: Callable[[Reconciler, Encoder], None] | None = None
+    """Called once an encoder has its model in memory. What it raises ends this worker."""
     beat: Beat | None = None
     """This worker's, where it has begun already; else one is made."""
     listing: int = 0
@@ -143,7 +149,19 @@ def _take_part(job: Job, beat: Beat) -> Report:
         return Report.from_json(done.report, encoded_here=0)
     beat.join(ref.plan, ref.number, launch)
     key_of = key_without_reading(job.encoders)
-    reconciler = Reconciler(job.layout, job.plan, ref, job.source, launch, key_of, job.request, beat.rise, job.listing, job.compare)
+    reconciler = Reconciler(
+        job.layout,
+        job.plan,
+        ref,
+        job.source,
+        launch,
+        key_of,
+        job.request,
+        beat.rise,
+        seconds=beat.pass_seconds,
+        listing=job.listing,
+        compare=job.compare,
+    )
     task = Task(
         job.layout,
         job.plan,
@@ -156,6 +174,7 @@ def _take_part(job: Job, beat: Beat) -> Report:
         threads=job.threads,
         cancel=job.cancel,
         on_progress=job.on_progress,
+        on_loaded=None if job.on_loaded is None else partial(job.on_loaded, reconciler),
     )
     with closing(Worker(task, beat)) as worker:
         if beat.rank not in {0, None}:

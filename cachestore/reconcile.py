@@ -46,7 +46,7 @@ from cachestore.work.outcomes import FAILED, FOUND, MADE, Bytes, Cells, Mask, Nu
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Plan, PlanColumn, Unit
 from cachestore.work.stages import sum_stages
-from cachestore.work.workers import read_beats
+from cachestore.work.workers import read_beats, seconds_of_pass
 
 _NAMED_FAILURES: Final = 10_000
 _NAMED_CHANGES: Final = 100
@@ -102,6 +102,8 @@ class Reconciler:
     """The number of this worker's own listing of the source (`storage/listing_numbers`)."""
     compare: Callable[[Catalog], object] = lambda _previous: None
     """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
+    seconds: Callable[[], float] = lambda: 0.0
+    """How long the pass has gone on, as far as this worker knows."""
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
@@ -469,7 +471,6 @@ class Reconciler:
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = self._made(outcomes, failed, snapshot)
-        opened = read_round(self.layout, self.ref, self.plan, 0)
         return {
             "complete": not failed,
             "samples": len(self.plan.ids),
@@ -478,7 +479,7 @@ class Reconciler:
             "encoded": made,
             "failed": len(failed),
             "missing": 0,
-            "seconds": round(max(0.0, time.time() - opened.started), 3),
+            "seconds": round(max(self.seconds(), seconds_of_pass(self.layout, self.ref.plan, self.ref.number)), 3),
             "bytes": size_bytes,
             "store": str(self.layout.root),
             "name": self.plan.catalog,

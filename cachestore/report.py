@@ -48,7 +48,7 @@ from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, 
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
 from cachestore.work.stages import STAGES, stage_shares, sum_stages
-from cachestore.work.workers import read_beats
+from cachestore.work.workers import lived, read_beats
 
 DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
@@ -201,7 +201,7 @@ def _rank(beat: Mapping[str, Any]) -> Rank:
         encoded=int(beat["encoded"]),
         reused=int(beat["reused"]),
         failed=int(beat["failed"]),
-        seconds=round(float(beat["updated"]) - float(beat["started"]), 3),
+        seconds=round(lived(beat), 3),
         phase=str(beat["phase"]),
     )
 

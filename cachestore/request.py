@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args
 
 from cachestore.arguments import refuse_address
 from cachestore.captions import CaptionPolicy
@@ -46,6 +46,8 @@ from cachestore.work.workers import Beat, host_name
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
+    from cachestore.encode.needs import Need
+    from cachestore.encode.recipes import ModelRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +329,10 @@ class Wanted:
     """What a user should know beforehand, in words."""
     intent: Intent
     """What other starts see of it."""
+    not_made_here: tuple[str, ...] = ()
+    """What the model is trained with beside what is made of it, in words."""
+    unlike_scripts: tuple[str, ...] = ()
+    """How the values differ from what diffusers' own training script makes, in words."""
 
 
 def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> Listing:
@@ -369,6 +375,7 @@ def look_at_request(
     captions = _named(request.policy)
     listing = listing or list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
+    needs = needs_of_request(request, loaded)
     _check_buckets(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     # Masks follow from the rest, and whether there are any is known only once the source was gone through.
@@ -401,7 +408,43 @@ def look_at_request(
         *_without_pictures(plan),
         *compare(plan, previous, replace_allowed=request.replace),
     )
-    return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent)
+    not_made = _not_made(needs, plan)
+    if request.strict and not_made:
+        _refuse(not_made)
+    return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent, not_made, _unlike_scripts(encoders))
+
+
+def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
+    """What the model is trained with that is not made here, as far as its configurations tell; nothing of it is loaded or digested.
+
+    Of a model that is still to be downloaded nothing is known. Raises BadUsage where `strict` refuses it whatever the source lists.
+    """
+    from cachestore.encode.recipes import needs_for
+
+    needs = needs_for(_model_request(request, loaded))
+    if request.strict and (always := tuple(need.words for need in needs if need.role is None)):
+        _refuse(always)
+    return needs
+
+
+def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
+    """What of these is not made, in words: all but what the pictures in some role of the samples are."""
+    roles = {column.role for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if len(units)}
+    return tuple(need.words for need in needs if need.role not in roles)
+
+
+def _refuse(not_made: Sequence[str]) -> NoReturn:
+    from cachestore.encode.needs import in_words
+
+    message = f"{in_words(not_made)}. --strict refuses it, and nothing was encoded: leave --strict out to make the rest"
+    raise BadUsage(message)
+
+
+def _unlike_scripts(encoders: Sequence[Encoder]) -> tuple[str, ...]:
+    """How what is made differs from what diffusers' own training script of the family makes by its defaults, in words."""
+    from cachestore.encode.scripts import unlike_script
+
+    return tuple(words for encoder in encoders for words in unlike_script(encoder))
 
 
 def _build(
@@ -460,9 +503,16 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     """
     from cachestore.encode.latents import LatentsEncoder
     from cachestore.encode.masks import MaskEncoder
-    from cachestore.encode.recipes import ModelRequest, encoders_for
+    from cachestore.encode.recipes import encoders_for
 
-    model = ModelRequest(
+    found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
+    return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
+
+
+def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
+    from cachestore.encode.recipes import ModelRequest
+
+    return ModelRequest(
         model=request.model,
         encode=request.encode,
         vae=request.vae,
@@ -478,8 +528,6 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
         compile=request.compile,
         loaded=loaded,
     )
-    found = encoders_for(model, lambda path: digest_file(path, known))
-    return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 
 def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:

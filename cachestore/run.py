@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
 from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
-from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.encode.needs import NOT_MADE
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
@@ -29,7 +30,7 @@ from cachestore.processes import LISTING, Care, gpu_count, joined_report, proces
 from cachestore.ranks import Placement, discover
 from cachestore.reader import AnyKey
 from cachestore.reconcile import Reconciler
-from cachestore.request import LOADED, PrecomputeRequest, Wanted, check_listing, compare, list_request, look_at_request
+from cachestore.request import LOADED, PrecomputeRequest, Wanted, check_listing, compare, list_request, look_at_request, needs_of_request
 from cachestore.sources import Listing
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import listing_number, number_if_there
@@ -79,7 +80,7 @@ def precompute(
         data: the path of a folder of images or videos, a manifest `.jsonl`, a list of prompts `.txt`, or tars; a sequence of `cs.Sample`
             or a data set of Hugging Face, whose pictures in memory this process hands to the workers while it waits for them; a `cs.Source`
             around any of these; or a list of sources and paths, which are one data set (docs/sources.md).
-        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read. Or a model in memory: a
+        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read. Or a model in memory: a
             diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
             used here (`inline`) as it is, on its device and in its dtype, told by what it holds (docs/numerics.md), and left as it
             was; nothing of it is kept.
@@ -106,7 +107,8 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used; NothingToEncode: a source without anything of what is asked for.
+        BadInput: a source, model or option that cannot be used. NothingToEncode: a source without anything of what is asked for; with
+            `strict` a model that is trained with something that is not made here.
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
@@ -236,6 +238,8 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
     models = [name for name in (request.model, request.vae, request.text_encoder) if name is not None]
     if not all(is_here(name, request.revision) for name in models):
         return None
+    if request.strict:
+        needs_of_request(request)  # refused now, before a store is made
     layout = open_for_pass(request.store)
     with _as_it_was(os.environ), Beat(layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         return look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
@@ -330,10 +334,15 @@ def open_for_pass(place: str, store_id: str = "") -> Layout:
     return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)
 
 
+def _to_log(line: str) -> None:
+    """What a command says, for a caller in Python: that a part is missing is a warning, which is shown where no logging is set up."""
+    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
+
+
 def precompute_here(
     request: PrecomputeRequest,
     *,
-    say: Say = _log.info,
+    say: Say = _to_log,
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
@@ -349,9 +358,11 @@ def precompute_here(
     from cachestore.encode.environment import set_library_defaults
 
     allowed_failures(request.max_failures, 0)  # refused now, not after the work
+    set_library_defaults(os.environ)
+    if request.strict:
+        needs_of_request(request, loaded)  # refused now, before a store is made
     listing = _list_first(request, brought)
     layout = open_for_pass(request.store, store_id)
-    set_library_defaults(os.environ)
     placement = find_placement(request.rank, request.world_size)
     _say_conflict(placement, say)
     launch = _launch(placement)
@@ -379,11 +390,12 @@ def precompute_here(
             cancel=cancel,
             on_progress=on_progress,
             on_open=tell,
+            on_loaded=lambda reconciler, encoder: _look_again(layout, wanted, reconciler, encoder, say),
             beat=beat,
             listing=listed,
             compare=partial(compare, wanted.plan, replace_allowed=request.replace),
         )
-        return _held_to(run_pass(job), request)
+        return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here)
 
 
 def _check_agreement(layout: Layout, intent: Intent, beat: Beat, say: Say, *, strict: bool) -> None:
@@ -419,6 +431,23 @@ def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref
         say(f"{looked.present} of {looked.wanted} units are present already; nothing of them is made again")
     for line in in_words(looked, layout.root):
         say(line)
+    _check_room(layout, looked)
+
+
+def _look_again(layout: Layout, wanted: Wanted, reconciler: Reconciler, encoder: Encoder, say: Say) -> None:
+    """Where only loading shows what an entry takes: say what is needed now, and refuse what the disk cannot hold."""
+    from cachestore.forecast import make_forecast, room_in_words
+
+    if getattr(encoder, "found_bytes", None) is None:
+        return
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+        missing = reconciler.unknown(snapshot)
+    looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
+    say(f"now that the text encoder is loaded: {room_in_words(looked, layout.root)}")
+    _check_room(layout, looked)
+
+
+def _check_room(layout: Layout, looked: "Forecast") -> None:
     if looked.estimated_bytes > looked.free_bytes:
         need = f"about {looked.estimated_bytes} bytes are needed, {looked.free_bytes} are free"
         message = f"{need} at {layout.root}; make room, then run the same command again"

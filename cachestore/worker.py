@@ -86,6 +86,8 @@ class Task:
     """Threads that read and prepare units, beside one that appends; 0 does all of it in the caller's. They end before a call returns."""
     cancel: Cancel | None = None
     on_progress: Callable[[Mapping[str, Json]], None] | None = None
+    on_loaded: Callable[[Encoder], None] | None = None
+    """Called when an encoder has taken its first batch, for which it loads its model. What it raises ends the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +515,8 @@ class Worker:
                 flight.failure = error.with_traceback(None)
         flight.seconds = self._clock() - begun
         self.beat.rise(phase="working")
+        if self.task.on_loaded is not None and not flight.is_warm and flight.failure is None:
+            self.task.on_loaded(station.encoder)
         return flight
 
     def _end(self, flight: _Flight) -> None:

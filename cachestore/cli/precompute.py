@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these",
     )
-    parser.add_argument("--model", help="a diffusers folder or hub id, or a transformers text encoder; the denoiser is never read")
+    parser.add_argument(
+        "--model", help="a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
+    )
     parser.add_argument("--store", help="the store's folder; made if it does not exist")
     parser.add_argument(
         "--config", metavar="FILE.toml", help="take options and [[source]] tables from here; options given too have precedence"
@@ -84,7 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--workers", type=int, metavar="N", help="threads that read and decode (default: by processors)")
     how.add_argument("--rank", type=int, metavar="R", help="this process's rank, where no launcher says it")
     how.add_argument("--world-size", type=int, metavar="W", help="the number of ranks, with --rank")
-    how.add_argument("--strict", action="store_true", default=None, help="fail if any unit failed")
+    how.add_argument(
+        "--strict", action="store_true", default=None, help="fail if any unit failed; refuse a model of which a part is not made here"
+    )
     how.add_argument("--max-failures", metavar="N|P%", help="how many units may fail (default: 0)")
     output = parser.add_argument_group("output")
     output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
@@ -380,6 +384,7 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
 def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None:
     """The result for a person: counts, each failure, and the lines of Python that train as `request` has it; without one none of these."""
     from cachestore.cli.lines import training_lines
+    from cachestore.encode.needs import in_words as not_made
     from cachestore.work.stages import stages_in_words
 
     counts = f"{report.wanted} units: {report.reused} reused, {report.encoded} encoded, {report.failed} failed, {report.missing} missing"
@@ -390,6 +395,8 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None
     for failure in report.failures:
         print(printable(f"failed: {_shown(failure)}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
+    if report.not_made_here:
+        print(printable(not_made(report.not_made_here)))
     if report.samples and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
         print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in lines)))

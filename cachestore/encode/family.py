@@ -136,6 +136,10 @@ class TextFamily:
     """The most rows that the tokenizer's own cut leaves, where that is not MAX_LENGTH_ARG."""
     pictures: ShownPictures | None = None
     """What the text encoder sees besides the caption. A caption is then encoded alone, and no caption is encoded without pictures."""
+    script_args: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Of `args` those to which diffusers' own training script gives another value, and that value."""
+    script_resizes: str | None = None
+    """How that script resizes pictures by default, in a word, where it is not by Lanczos."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
     vae_patch: int = 1

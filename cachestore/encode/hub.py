@@ -19,8 +19,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REACH_SECONDS = 10.0
 """For so long the hub may take to answer that it has a model."""
 _FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor", "latents": r"vae"}
-_ASKED = ("transformer/config.json",)
-"""What some pipelines ask their denoiser for when they encode text: SD3 without T5 for a width. Its weights are never fetched."""
+_ASKED = ("transformer/config.json", "unet/config.json", "vae/config.json")
+"""What tells whether the denoiser takes more than latents, and some pipelines ask it for when they encode text: SD3 without T5 for a width.
+Its weights are never fetched."""
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors")
 
@@ -55,6 +56,14 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
     return read(_download(name, encode, revision, variant, f"no folder {name!r}, and no such model in the cache of the hub"))
 
 
+def find_here(name: str, revision: str | None) -> Path | None:
+    """The folder that a path or hub id stands for, as far as it is on this machine; None where there is none."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    return _cached(name, revision) if _HUB_ID.fullmatch(name) else None
+
+
 def is_here(name: str, revision: str | None) -> bool:
     """Whether a path or hub id stands for something on this machine already, as far as can be told without asking the hub."""
     return (
@@ -80,10 +89,10 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
         folder, _, base = name.rpartition("/")
         if name != INDEX and wanted.fullmatch(folder) and (base.endswith(_SETTINGS) or _WEIGHTS.fullmatch(base)):
             by_folder.setdefault(folder, []).append(name)
-    chosen = [name for name in (INDEX, *(_ASKED if set(encode) - {"latents"} else ())) if name in listed and INDEX in listed]
+    chosen = [name for name in (INDEX, *_ASKED) if name in listed and INDEX in listed]
     for files in by_folder.values():
         chosen += _of_variant(files, variant)
-    return chosen
+    return list(dict.fromkeys(chosen))
 
 
 def _folders_of(encode: str) -> str:

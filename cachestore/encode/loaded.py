@@ -85,6 +85,14 @@ class LoadedModel:
             raise BadInput(message)
         return _config(part)
 
+    def outline(self) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
+        """The pipeline's class, the classes of all its components, and the configurations of those that have one."""
+        everything = {**self.parts, **self.others}
+        configs: dict[str, Mapping[str, Json]] = {
+            name: _config(part) for name, part in everything.items() if isinstance(part, nn.Module) and hasattr(part, "config")
+        }
+        return self.class_name or "", {name: type(part).__name__ for name, part in everything.items()}, configs
+
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Put the modules into evaluation mode, without tiles or slices, and everything back as it was afterwards."""

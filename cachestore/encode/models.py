@@ -1,7 +1,7 @@
 """Model folders: which files of one will be loaded for what, without loading any. No torch, no weights in memory.
 
 Reads `model_index.json` and `config.json`, and finds for each component the configuration, the safetensors weights (one file, or the
-shards that an index names) and the tokenizer's files. The denoiser's folder is never opened. Pickled weights (`.bin`) are refused:
+shards that an index names) and the tokenizer's files. The denoiser's weights are never opened. Pickled weights (`.bin`) are refused:
 unpickling a file runs whatever code its author put into it.
 """
 

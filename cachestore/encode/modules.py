@@ -18,6 +18,7 @@ import torch
 
 from cachestore import ranks, vector_math
 from cachestore.encode import loaded
+from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
@@ -68,9 +69,15 @@ def _loading(component: Component) -> "Generator[None]":
     with _one_at_a_time:
         try:
             yield
-        except (BadInput, MemoryError, torch.OutOfMemoryError):
+        except BadInput:
             raise
         except Exception as error:
+            if is_lack_of_memory(error):
+                message = (
+                    f"{component.name} from {component.place} does not fit into memory ({error or type(error).__name__}): make room, or use"
+                    " another --device, a smaller dtype, or fewer --procs"
+                )
+                raise BadInput(message) from error
             message = f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}"
             raise BadInput(message) from error
 
@@ -114,7 +121,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them
         if parameter.is_floating_point() and parameter.element_size() == 1:
             parameter.data = parameter.data.to(DTYPES[dtype])
-    ready = module.eval().requires_grad_(requires_grad=False).to(device)
+    with _loading(component):  # where a GPU's memory ends
+        ready = module.eval().requires_grad_(requires_grad=False).to(device)
     _held.add(ready)
     return ready
 

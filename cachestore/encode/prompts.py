@@ -67,6 +67,8 @@ class TextModules:
         """Whether captions are encoded one by one."""
         self.is_whole = False
         """Whether captions are padded as the pipeline pads them by itself, whatever length was asked for."""
+        self.found_bytes: int | None = None
+        """What an entry's tensors take, each alike, as the probe showed of a pipeline that nobody described; None where a row says it."""
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
@@ -77,10 +79,11 @@ class TextModules:
         if setup.family.pictures is not None:  # a probe would need pictures; such captions are encoded one by one anyway
             self.is_single = True
             return
-        alone = {caption: self._made([caption])[0] for caption in PROBES}
+        alone, failed = self._probed()
         if setup.family.is_found:
             self._check_found(list(alone.values()))
-        if reason := self._why_single(alone, device):
+            self.found_bytes = max(sum(tensor.nbytes for tensor in entry.values()) for entry in alone.values())
+        if reason := failed or self._why_single(alone, device):
             self.is_single = True
             _log.warning("%s: %s; captions are encoded one by one", setup.family.pipeline, reason)
         if setup.is_bucketed and (reason := self._why_whole(alone, device)):
@@ -143,6 +146,25 @@ class TextModules:
     def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
         return self._submitted(payloads)()
 
+    def _probed(self) -> tuple[dict[str, Entry], str | None]:
+        """What is made of each caption of the probe alone, and what those that fail end in, in words; None where none does.
+
+        Raises BadInput where all of them fail: so would every caption, and each of them would load the model again.
+        """
+        alone: dict[str, Entry] = {}
+        failed: list[str] = []
+        for caption in PROBES:
+            try:
+                alone[caption] = self._made([caption])[0]
+            except BadInput:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions may be fine
+                failed.append(f"the caption {caption[:40]!r} ends in {type(error).__name__} ({error})")
+        if not alone:
+            message = f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}, and so do {len(failed) - 1} others"
+            raise BadInput(message)
+        return alone, failed[0] if failed else None
+
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
         """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out.
 
@@ -153,7 +175,7 @@ class TextModules:
             batch = batch[:1] * 2  # two of different lengths would not meet in a batch
         try:
             together = self._made(batch)
-        except torch.OutOfMemoryError:
+        except BadInput:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to pipelines: whatever a batch raises, one by one they were fine
             return f"a batch of {len(batch)} captions ends in {type(error).__name__} ({error})"
@@ -165,7 +187,12 @@ class TextModules:
         batch = [caption for caption in alone if caption not in self._family.alone]
         padded = [Padded(caption, padded_length(min(self._rows(alone[caption]) + 1, limit), limit)) for caption in batch]
         together = [[one] for one in padded] if self.is_single else [padded]
-        entries = [entry for some in together for entry in self._made(some)]
+        try:
+            entries = [entry for some in together for entry in self._made(some)]
+        except BadInput:
+            raise
+        except Exception as error:  # noqa: BLE001 - the same boundary: at the limit they were fine
+            return f"captions that are padded to less than the limit end in {type(error).__name__} ({error})"
         return self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
 
     def _first_difference(

@@ -6,6 +6,7 @@ the arguments, the lengths, the dtype, and the name of the transform from bytes 
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
-from cachestore.encode.hub import with_folder
+from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
+from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
@@ -93,6 +95,25 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
         revision=request.revision,
         variant=request.variant,
     )
+
+
+def needs_for(request: ModelRequest) -> tuple[Need, ...]:
+    """What the model is trained with that is not made here; nothing for a plain one, and for one that is not on this machine.
+
+    Reads configurations alone. Raises BadInput for a model_index.json that cannot be used.
+    """
+    if request.loaded is not None:
+        return needs_of(*request.loaded.outline()) if request.loaded.class_name is not None else ()
+    folder = find_here(request.model, request.revision)
+    if folder is None or not (folder / models.INDEX).is_file():
+        return ()
+    model = models.read_model(folder)
+    parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
+    configs: dict[str, Mapping[str, Json]] = {}
+    for name in (*DENOISERS, VAE):
+        with suppress(BadInput):  # it may not be there: then the class alone decides
+            configs[name] = models.read_json(folder / name / models.CONFIG)
+    return needs_of(model.class_name, parts, configs)
 
 
 def _check(request: ModelRequest) -> None:
@@ -388,6 +409,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         patch=(family.vae_patch if family else 1) * read["patchify"],
         has_frames=row.has_frames,
         temporal_factor=read["temporal_factor"],
+        script_resizes=family.script_resizes if family else None,
     )
     recipe = Recipe("latents", make, read)
     return LatentsEncoder(recipe, setup, device=device, batch_size=request.batch_size, compiles=request.compile)

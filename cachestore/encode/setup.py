@@ -63,6 +63,8 @@ class LatentsSetup:
     """Whether the VAE takes videos: a picture is one of a single frame."""
     temporal_factor: int = 1
     """So many frames make one of latents after the first."""
+    script_resizes: str | None = None
+    """How diffusers' own training script of the family resizes pictures, where it is not by Lanczos."""
 
     @property
     def multiple(self) -> int:

@@ -56,6 +56,8 @@ class TextEncoder:
         self.setup = setup
         self.max_tokens = setup.max_tokens
         """The most tokens of a caption that count, special tokens included."""
+        self.found_bytes: int | None = None
+        """What each entry takes, as loading showed of a pipeline without a row; None before, and where a row tells."""
         self._device = device
         self._batch_size = batch_size
         self._fingerprint = recipe.fingerprint
@@ -171,6 +173,7 @@ class TextEncoder:
             from cachestore.encode import modules, prompts
 
             self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
+            self.found_bytes = self._modules.found_bytes
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
 
@@ -205,7 +208,12 @@ class TextEncoder:
         return self.setup.family.pictures.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
 
     def entry_bytes(self, tokens: int) -> int:
-        """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded."""
+        """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded.
+
+        Of a pipeline without a row it is a guess until `found_bytes`.
+        """
+        if self.found_bytes is not None:
+            return self.found_bytes
         family = self.setup.family
         is_whole = not family.pad or PAST_LIMIT in family.trims.values()
         rows = self.max_tokens if is_whole else min(tokens, self.max_tokens)
@@ -220,6 +228,11 @@ class TextEncoder:
             width = sum(widths[part] for part in parts)
             numbers += width * (rows * layers if name.partition(".")[0] == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether `entry_bytes` guesses, as nobody described the pipeline and it was not loaded yet."""
+        return self.setup.family.is_found and self.found_bytes is None
 
     def close(self) -> None:
         """Give back the modules' memory."""

@@ -148,13 +148,12 @@ class Vae:
         pixels = pixels[:, 0] if frames == 1 else pixels
         kind = "picture" if frames == 1 else "clip"
         keys = [Key(bytes([place] * 16)) for place in range(2)]
-        alone = [self._encoded([key], pixels[place : place + 1])()[0] for place, key in enumerate(keys)]
+        alone: list[Tensor] = []
         try:
+            alone += [self._encoded([key], pixels[place : place + 1])()[0] for place, key in enumerate(keys)]
             together = self._encoded(keys, pixels)()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a batch raises, one by one they were fine
-            return f"a batch of 2 {kind}s ends in {type(error).__name__} ({error})"
+        except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a probe raises, the user's own may be fine one by one
+            return f"{'a batch of 2' if alone else 'a'} {kind}{'s' if alone else ''} ends in {type(error).__name__} ({error})"
         bound = tolerance(setup.dtype, self._device)
         one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
         found = difference(one, other, bound)

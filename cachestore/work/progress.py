@@ -20,7 +20,7 @@ from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import SILENT_SECONDS, Watch, boot_id, host_name, read_beat
+from cachestore.work.workers import SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_beat
 
 STILL_SECONDS: Final = 30.0
 """A worker whose count has not risen for so long is named as silent."""
@@ -42,7 +42,7 @@ class RankStatus:
     """Units it published a second, since it started; it falls while a worker stands still."""
     done: int
     beat_age_seconds: float
-    """By this machine's clock; compares two clocks where the worker runs elsewhere."""
+    """By a clock that does not jump; compares two clocks where the worker runs elsewhere."""
     phase: str
     reused: int
     encoded: int
@@ -144,8 +144,8 @@ class Observer:
 
     layout: Layout
     clock: Callable[[], float] = time.monotonic
-    began: float = field(default_factory=time.time)
-    """Seconds since the epoch: a process seen by its number alone began its work after that."""
+    began: float = field(default_factory=time.monotonic)
+    """By the clock that runs since boot: a process seen by its number alone began its work after that."""
     _outlines: dict[str, Outline] = field(default_factory=dict[str, Outline])
     _rounds: dict[tuple[PassRef, int], tuple[int, ...]] = field(default_factory=dict[tuple[PassRef, int], "tuple[int, ...]"])
     _final: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -196,7 +196,10 @@ class Observer:
         here = (host_name(), boot_id())
         beats = [beat for beat in self._beats() if (beat["host"], beat["boot"]) == here and beat["pid"] in pids]
         # A number that another process had before is no sign of this one; a second allows for rounding.
-        newest = max((beat for beat in beats if beat["started"] >= self.began - 1), key=lambda beat: beat["started"], default=None)
+        longest = time.monotonic() - self.began + 1
+        newest = min(
+            (beat for beat in beats if age_of(beat) + lived(beat) <= longest), key=lambda beat: age_of(beat) + lived(beat), default=None
+        )
         if newest is None or not newest["plan"]:
             return None
         try:
@@ -255,10 +258,10 @@ class Observer:
 
     def _rank_status(self, beat: Mapping[str, Any]) -> RankStatus:
         alive, beat = self._life(beat)
-        age = max(0.0, time.time() - beat["updated"])
+        age = age_of(beat)
         still = self._still_seconds(beat, age)
         done = beat["reused"] + beat["encoded"] + beat["failed"]
-        busy = beat["updated"] - beat["started"] + (0.0 if beat["phase"] == ENDED else still)
+        busy = lived(beat) + (0.0 if beat["phase"] == ENDED else still)
         return RankStatus(
             rank=beat["rank"],
             host=beat["host"],

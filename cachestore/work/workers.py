@@ -42,6 +42,8 @@ _FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("slowest_batch", "started", "updated"), (int, float)),
 }
 """What every beat says, and of which kind it is."""
+_DURATIONS: Final = ("lived", "pass_seconds", "at")
+"""Seconds by a clock that does not jump; beats of earlier versions lack them."""
 
 FIRST_BATCH_SECONDS: Final = 60.0
 """Stands for the slowest batch until there was one."""
@@ -86,6 +88,13 @@ class Beat:
     _lock: LifeLock | None = None
     _written_at: float = 0.0
     _started: float = field(default_factory=time.time)
+    _began: float = field(init=False)
+    _joined: float | None = None
+    _pass_before: float = 0.0
+    """How long the pass had gone on when this worker joined it."""
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
 
     def __enter__(self) -> Self:
         """Take the lock, then show the beat: only workers with a beat are ever probed."""
@@ -106,8 +115,13 @@ class Beat:
 
     def join(self, plan: str, number: int, launch: str) -> None:
         """Show which pass this worker takes part in, and as which start of its launch."""
+        self._pass_before, self._joined = seconds_of_pass(self.layout, plan, number), self.clock()
         self.plan, self.pass_number, self.launch = plan, number, launch
         self.write()
+
+    def pass_seconds(self) -> float:
+        """How long the pass has gone on: what others show of it, and this worker's own part. Pauses between two runs do not count."""
+        return 0.0 if self._joined is None else self._pass_before + self.clock() - self._joined
 
     def rise(self, *, phase: str | None = None) -> None:
         """Count a piece of work; written at most every max(1 s, world size / 16 s)."""
@@ -145,6 +159,9 @@ class Beat:
             "stages": dict(self.stages),
             "started": round(self._started, 3),
             "updated": round(time.time(), 3),
+            "lived": round(self.clock() - self._began, 3),
+            "pass_seconds": round(self.pass_seconds(), 3),
+            "at": round(time.monotonic(), 3),
             **self.detail,
         }
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, body))
@@ -162,6 +179,7 @@ def read_beat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
 def _is_beat(beat: Mapping[str, Any]) -> bool:
     """Whether it has what others look at, each of its kind."""
     is_whole = all(isinstance(beat.get(name), kind) for name, kind in _FIELDS.items())
+    is_whole = is_whole and all(isinstance(beat.get(name, 0.0), int | float) for name in _DURATIONS)
     return is_whole and isinstance(beat.get("rank", ""), int | None) and (not beat["plan"] or parse_plan(beat["plan"]) is not None)
 
 
@@ -169,6 +187,24 @@ def read_beats(layout: Layout, *, plan: str | None = None) -> list[Mapping[str, 
     """The beats of all workers, or of those that work on a plan."""
     beats = (read_beat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
     return [beat for beat in beats if beat is not None and (plan is None or beat["plan"] == plan)]
+
+
+def seconds_of_pass(layout: Layout, plan: str, number: int) -> float:
+    """How long a pass has gone on while somebody worked on it, as its workers show; 0 without any."""
+    shown = (float(beat.get("pass_seconds", 0.0)) for beat in read_beats(layout, plan=plan) if beat["pass"] == number)
+    return max(shown, default=0.0)
+
+
+def lived(beat: Mapping[str, Any]) -> float:
+    """How long a worker had been at it when it showed a beat."""
+    return max(0.0, float(beat.get("lived", beat["updated"] - beat["started"])))
+
+
+def age_of(beat: Mapping[str, Any]) -> float:
+    """How long ago a beat was shown. Of a worker on this machine by the clock that runs since boot; else two clocks are compared."""
+    if "at" in beat and beat["boot"] and (beat["host"], beat["boot"]) == (host_name(), boot_id()):
+        return max(0.0, time.monotonic() - beat["at"])
+    return max(0.0, time.time() - beat["updated"])
 
 
 class Life(Enum):

@@ -85,8 +85,9 @@ def test_the_denoiser_pickles_and_single_file_checkpoints_are_never_fetched():
 
 
 def test_only_the_wanted_parts_are_fetched():
-    assert files_to_fetch(FLUX, ["latents"], None) == ["model_index.json", "vae/config.json", "vae/diffusion_pytorch_model.safetensors"]
-    assert not [name for name in files_to_fetch(FLUX, ["text"], None) if name.startswith("vae")]
+    configs = ["model_index.json", "transformer/config.json", "vae/config.json"]  # which tell what else the denoiser takes
+    assert files_to_fetch(FLUX, ["latents"], None) == [*configs, "vae/diffusion_pytorch_model.safetensors"]
+    assert [name for name in files_to_fetch(FLUX, ["text"], None) if name.startswith("vae")] == ["vae/config.json"]
 
 
 def test_a_processor_is_fetched_with_the_text_encoder_that_it_prepares_pictures_for():

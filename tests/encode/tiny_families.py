@@ -507,3 +507,20 @@ def save(family: Family, pipeline, folder):
             path.unlink()
         (folder / name / "config.json").write_text("this is no JSON")
         (folder / name / "diffusion_pytorch_model.safetensors").write_bytes(b"these are no weights")
+
+
+def save_ltx2(folder, layers=6):
+    """LTX-2 as far as its text needs: its encoder's layers are put side by side, and no row of the table says so."""
+    tiny.of_diffusers("LTX2Pipeline")
+    text = {**SMALL, "vocab_size": 400, "num_hidden_layers": layers, "head_dim": 8, "max_position_embeddings": 2048, "sliding_window": 64}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    sizes = {"text_config": text, "vision_config": {**vision, "patch_size": 14}, "mm_tokens_per_image": 4, "image_token_index": 399}
+    tokenizer = gemma_tokenizer("left")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    of("transformers", "Gemma3ForConditionalGeneration", config=of("transformers", "Gemma3Config", **sizes)).save_pretrained(
+        folder / "text_encoder"
+    )
+    index = {"text_encoder": ["transformers", "Gemma3ForConditionalGeneration"], "tokenizer": ["transformers", type(tokenizer).__name__]}
+    others = {"audio_vae": ["diffusers", "AutoencoderKLLTX2Audio"], "connectors": ["ltx2", "LTX2TextConnectors"]}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "LTX2Pipeline", **index, **others}))
+    return folder

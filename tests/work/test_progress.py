@@ -155,7 +155,7 @@ def test_a_count_that_stands_still_is_silent_by_the_observers_own_clock(three, c
     one, ref = three
     observer = Observer(one.layout, clock)
     with beat_of(one) as beat:
-        show(one, beat, updated=0.0)
+        show(one, beat, at=-1e6)
         assert [rank.rank for rank in observer.look(ref).silent] == [0], "at one look there is only the age of the beat"
         clock.now += 29
         assert observer.look(ref).silent == ()
@@ -186,7 +186,7 @@ def test_a_rate_falls_while_a_worker_stands_still(three, clock):
     one, ref = three
     observer = Observer(one.layout, clock)
     with beat_of(one) as beat:
-        show(one, beat, encoded=2, started=100.0, updated=101.0)
+        show(one, beat, encoded=2, lived=1.0)
         observer.look(ref)
         assert observer.look(ref).ranks[0].rate == 2.0
         clock.now += 3
@@ -225,7 +225,7 @@ def test_processes_are_found_by_their_numbers_and_not_by_those_of_others(three):
         assert observer.look_at([1]) is None
         assert observer.look_at([]) is None
         assert observer.look_at([1, 77]).plan == one.plan.name
-        show(one, beat, pid=77, started=observer.began - 60)
+        show(one, beat, pid=77, lived=60.0)
         assert observer.look_at([77]) is None, "another process had that number before"
         show(one, beat, pid=77, host="elsewhere")
         assert observer.look_at([77]) is None

@@ -1,0 +1,134 @@
+"""What the training of a model needs beside what is made of it here. A table and its look-up; reads configurations alone, no torch.
+
+The pipeline's class decides, and the channels that its denoiser takes: inpainting weights are saved under the plain class too, plain ones
+under the class for inpainting. Components that nothing here encodes with are named as well. A model without a pipeline says nothing.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachestore.encode.families import TEXT_FAMILIES
+from cachestore.keys import Json
+from cachestore.samples import CONTROL
+
+DENOISERS: Final = ("transformer", "unet")
+"""What a pipeline calls its denoiser, of which config.json alone is read."""
+VAE: Final = "vae"
+NOT_MADE: Final = "not made here:"
+"""Begins the line that says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a model is trained with, and that is not made here."""
+
+    words: str
+    role: str | None = None
+    """The role of pictures that makes it where samples have one: nothing is missing then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What pipelines whose class is called so are trained with."""
+
+    name: str
+    """An expression that their class name contains."""
+    needs: tuple[Need, ...]
+    is_told_by_channels: bool = False
+    """Whether a denoiser that takes the channels of latents alone needs none of it."""
+
+
+_FIRST_FRAME = Need("the first frame's latents")
+_FRAMES = Need("latents of the frames that the video goes on from")
+_MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
+_CONTROL = Need("latents of the control picture (no sample has one in the column `control`, or latents are not encoded)", CONTROL)
+_CONTROL_VIDEO = Need("latents of the control video")
+
+_ROWS: Final = (
+    _Row(r"^WanVACE", (Need("latents of the control video with its masks"), Need("latents of the reference pictures"))),
+    _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
+    _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
+    _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
+    _Row(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
+    _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
+    _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
+    _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
+    _Row(r"Depth2Img", (Need("depth maps"),), is_told_by_channels=True),
+    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), is_told_by_channels=True),
+    _Row(r"^(JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
+    _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
+    _Row(r"^FluxFill|Inpaint", (_MASKED,), is_told_by_channels=True),
+    _Row(r"GLIGEN", (Need("boxes and phrases"),)),
+    _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
+)
+"""The first that a class name fits counts."""
+
+_BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
+    (1, 0): (),
+    (4, 0): (),  # FLUX and others fold 2 x 2 of latents
+    (2, 1): (_MASKED,),
+    (24, 0): (_MASKED,),  # FLUX Fill: latents, those of the masked picture, and 8 x 8 pixels of the mask, all folded
+    (2, 0): (_CONTROL,),
+    (8, 0): (_CONTROL,),
+    (2, 4): (_FIRST_FRAME,),
+}
+"""What a denoiser that takes `factor * C + more` channels, of latents of C, is given beside them."""
+_FILLED_WITH_ZEROS: Final = frozenset({"HunyuanVideo15Pipeline", "MotifVideoPipeline"})
+"""Pipelines that take further channels and, from text alone, fill them with zeros."""
+
+_PARTS: Final[Mapping[str, str]] = {
+    r"image_encoder|siglip": "image embeddings",
+    r"audio_vae": "audio latents",
+    r"connectors": "the text as its connectors hand it on",
+    r"controlnet.*|adapter": "the control pictures",
+    r"movq|vqgan": "latents",
+    r".*(encoder|embedder|vae)(_\d+)?": "what it makes",
+}
+"""By an expression for a component's whole name, what it makes for training. The first that fits counts."""
+_MADE = re.compile(r"text_encoder(_\d+)?|vae")
+
+
+def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...]:
+    """What a pipeline is trained with that is not made here; nothing for a plain one.
+
+    `parts` are the classes of its components by name, those that it lacks left out; `configs` the configurations, as far as known, of its
+    denoiser and VAE.
+    """
+    by_channels = _by_channels(class_name, configs)
+    row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
+    is_by_class = row is not None and not (row.is_told_by_channels and by_channels == ())
+    found = row.needs if row is not None and is_by_class else by_channels or ()
+    if class_name in TEXT_FAMILIES:  # an adapter's image encoder is no part of the model
+        return found
+    return tuple(dict.fromkeys((*found, *_by_parts(parts))))
+
+
+def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
+    found: list[Need] = []
+    for name, class_name in parts.items():
+        words = next((words for expression, words in _PARTS.items() if re.fullmatch(expression, name)), None)
+        if words is not None and not _MADE.fullmatch(name):
+            found.append(Need(f"{words} ({name}, {class_name})"))
+    return found
+
+
+def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...] | None:
+    """What a denoiser's channels tell; None where they are not known."""
+    takes = next((configs[name].get("in_channels") for name in DENOISERS if name in configs), None)
+    vae = configs.get(VAE, {})
+    latents = vae.get("latent_channels", vae.get("z_dim"))
+    if not isinstance(takes, int) or not isinstance(latents, int) or latents < 1:
+        return None
+    if takes <= latents or class_name in _FILLED_WITH_ZEROS:
+        return ()
+    for (factor, more), needs in _BY_CHANNELS.items():
+        if takes == factor * latents + more:
+            return needs
+    return (Need(f"what fills the other channels of its denoiser, which takes {takes}, where latents have {latents}"),)
+
+
+def in_words(needs: Sequence[str]) -> str:
+    """The line that says what is not made, for at least one need."""
+    return f"{NOT_MADE} {'; '.join(needs)}. This model is trained with that too: what is stored is not enough by itself"

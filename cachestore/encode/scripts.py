@@ -1,0 +1,27 @@
+"""How text and latents differ from those of diffusers' own training scripts, in words. Knows no more of a script than the table says."""
+
+import json
+from collections.abc import Iterator
+
+from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.text import TextEncoder
+from cachestore.encode.unit import Encoder
+
+
+def unlike_script(encoder: Encoder) -> Iterator[str]:
+    """A line for each difference from what the script of the family makes by its defaults; none where nobody knows of one."""
+    if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes is not None:
+        yield (
+            f"diffusers' training script of this family resizes pictures by {encoder.setup.script_resizes} interpolation, here it is"
+            " Lanczos: latents of resized pictures differ from the script's"
+        )
+    if not isinstance(encoder, TextEncoder):
+        return
+    args = encoder.setup.args
+    for name, value in encoder.setup.family.script_args.items():
+        if name in args and args[name] != value:
+            ours = "the default of its pipeline" if isinstance(args[name], dict) else json.dumps(args[name])
+            yield (
+                f"diffusers' training script of this family encodes text with {name}={json.dumps(value)}, here it is {ours}:"
+                f" the text differs from the script's, which --encode-arg '{name}={json.dumps(value)}' makes"
+            )
