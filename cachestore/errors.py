@@ -3,7 +3,8 @@
     CacheStoreError
     ├── StoreNotFound     point at another path, or create the store
     ├── BadInput          change what was passed in: DATA, an option, a value
-    │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
+    │   ├── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
+    │   └── NothingToEncode   point at what was meant, or ask for what is there
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
     ├── FormatError       the file is damaged, or newer than this version of cachestore
@@ -31,6 +32,10 @@ class BadInput(CacheStoreError, ValueError):
 
 class RecipeMismatch(BadInput):
     """Model files or settings differ from those a catalog or an entry was made with."""
+
+
+class NothingToEncode(BadInput):
+    """The source has nothing of what is to be encoded: most likely another one, or another column, was meant."""
 
 
 class MissingEntry(CacheStoreError, LookupError):

@@ -44,7 +44,7 @@ NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
-  2         a command line that is malformed in itself
+  2         a command line that is malformed in itself, or a source that has nothing of what is to be encoded
   3         finished, but some samples or files could not be made: each is listed
   4         damage, or entries that are missing
   10        there is no store at that path
@@ -54,13 +54,16 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.errors import CacheStoreError, StoreNotFound
+    from cachestore.errors import CacheStoreError, NothingToEncode, StoreNotFound
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
     command: Any = _module_of(parsed.command)
     try:
         return int(command.run(parsed))
+    except NothingToEncode as error:
+        print_error(error, as_json=getattr(parsed, "json", False))
+        return USAGE
     except CacheStoreError as error:
         print_error(error, as_json=getattr(parsed, "json", False))
         return NO_STORE if isinstance(error, StoreNotFound) else ERROR

@@ -192,7 +192,7 @@ def test_simpletuner_gets_a_folder_for_each_resolution_and_one_of_text_for_all(t
 
 
 def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_in_each(tmp_path, out):
-    report = send("musubi", make_store(tmp_path / "store"), out)
+    report = send("musubi", make_store(tmp_path / "store", Wanted(controls=1)), out)
     assert (report.complete, report.written) == (True, 8)
     for resolution in (256, 512):
         for name in SIZES:
@@ -216,9 +216,17 @@ def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp
     assert "2 control images, and musubi-tuner takes one for flux" in report.failures[0]["reason"]
 
 
+def test_flux_without_control_images_is_refused_for_musubi_which_trains_kontext(tmp_path, out):
+    report = send("musubi", make_store(tmp_path / "store", Wanted((256,))), out)
+    assert not report.complete
+    assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
+    assert "is FLUX.1 Kontext, which it trains on latents of control images too, and it has none" in report.failures[0]["reason"]
+    assert not list(out.glob("*x*_fk.safetensors"))
+
+
 def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
     report = send("ai-toolkit", make_store(tmp_path / "store", Wanted(options={"flip": True})), out)
-    assert (report.complete, report.written) == (True, 2 * (2 * 2 + 1))
+    assert (report.failures, report.written) == ((), 2 * (2 * 2 + 1))
     for resolution in (256, 512):
         for name in SIZES:
             for number in (0, 1):
@@ -230,12 +238,12 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
     ("kind", "wanted", "choice", "reason"),
     [
         ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("musubi", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
+        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, "pass --leave-out flips"),
         ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
         ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
         (
-            "musubi",
-            Wanted(options={"crop": "random", "seed": 0, "variants": 2}),
+            "sd-scripts",
+            Wanted((512,), options={"crop": "random", "seed": 0, "variants": 2}),
             {"variant_only": 1},
             "--variant-only with a number from 0 to 1",
         ),
@@ -244,13 +252,13 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
 )
 def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice, reason):
     store = make_store(tmp_path / "store", wanted)
-    if kind == "sd-scripts":
+    if wanted.family == "sdxl":
         store = without_text(store)
     with pytest.raises(BadInput, match=reason):
         send(kind, store, out)
     assert not out.exists()
     report = send(kind, store, out, **choice)
-    assert report.complete
+    assert not report.failures
     assert report.written
 
 
@@ -294,9 +302,9 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
 
 @pytest.mark.parametrize(("kind", "trees"), [("sd-scripts", ""), ("ai-toolkit", ""), ("musubi", "256"), ("simpletuner", "256")])
 def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, trees):
-    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces")))
+    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1))
     report = send(kind, store, out)
-    assert (report.complete, report.samples) == (True, 4)
+    assert (report.failures, report.samples) == ((), 4)
     for source in ("photos", "faces"):
         tree, picture = out / source / trees, picture_of("a/one.png", 256)
         match kind:
@@ -321,7 +329,7 @@ def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
 
 
 def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):
-    store = make_store(tmp_path / "store")
+    store = make_store(tmp_path / "store", Wanted(controls=1))
     from cachestore.files.paths import Layout
     from cachestore.storage.catalog import newest_catalog
 
