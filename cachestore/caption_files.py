@@ -50,7 +50,7 @@ class EncodedCaptions:
     cut: list[str] = field(default_factory=list[str])
     """Samples of whose several lines the trainer took one."""
     other: list[str] = field(default_factory=list[str])
-    """Samples whose captions it encoded in other words."""
+    """Samples whose captions it encoded otherwise than they are written."""
 
     def take(self, sample: Sample) -> tuple[str, ...]:
         """What a sample's captions are in the data set: the source's own, where the trainer has the same words."""
@@ -89,8 +89,8 @@ class EncodedCaptions:
             )
         if self.other:
             yield (
-                f"{len(self.other)} captions have other words where {self.wanted.name} encodes them, and these are their captions here"
-                f" ({_some(self.other)})"
+                f"{len(self.other)} captions are not as their files have them where {self.wanted.name} encodes them, and what it encoded is"
+                f" their caption here ({_some(self.other)})"
             )
 
 

@@ -25,7 +25,7 @@ from cachestore.files.publish import write_outside
 from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
 from cachestore.formats.families import AI_TOOLKIT, SIMPLETUNER, Family, family_named, family_of_pipeline
-from cachestore.formats.matching import Added, Named, View, same_words
+from cachestore.formats.matching import Added, Named, Rule, View, same_words
 from cachestore.formats.table import Extra, Format, Writing, written_format
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
 from cachestore.gathered import MEMORY
@@ -316,10 +316,11 @@ class _Export:
         recipe = self.catalog.recipes[column.fingerprint]
         if recipe.make.get("format") == self.format.name:
             return
-        resolution, step = self._looked_at(row, column), int(column.options.get("step", _STEP))
+        resolution = self._looked_at(row, column)
+        rule = Rule(resolution, int(column.options.get("step", _STEP)), bool(column.options.get("upscale", True)))
         if self.writing.finds is not None:
             self.tally.latents += 1
-            if not self.writing.finds(self._family_of[column.encoder], view.named, resolution, step):
+            if not self.writing.finds(self._family_of[column.encoder], view.named, rule):
                 self.tally.missed.append(self.catalog.ids[row])
         if self.writing.stacks is not None:
             controls = tuple(raw[1] for raw in view.controls)
@@ -362,7 +363,7 @@ class _Export:
     @cached_property
     def _added(self) -> Added:
         """What stands in each caption of the data set besides what its file holds."""
-        hints = {} if self._captions is None else self.catalog.request.get(self._captions.encoder, {})
+        hints: Mapping[str, Any] = {} if self._captions is None else self.catalog.request.get(self._captions.encoder, {})
         prefix = str(self.catalog.texts.get("prefix", "")).strip() or None
         return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 

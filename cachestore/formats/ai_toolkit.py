@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.formats.families import AI_TOOLKIT, Family, family_of
-from cachestore.formats.matching import Added, Looks, Matches, Named, Place, View, first_caption, pictures_of
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, first_caption, pictures_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, together
 from cachestore.formats.value import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.keys import Json
@@ -205,13 +205,12 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own})
 
 
-def finds(family: Family, named: Named, resolution: int, step: int) -> bool:
+def finds(family: Family, named: Named, rule: Rule) -> bool:
     """Whether ai-toolkit looks for latents by the name that they are exported under: it would scale and cut the picture so itself.
 
     Its own step counts, whatever the data set's is.
     """
-    del step
-    return named.size is not None and (named.resized, named.crop) == placed(named.size, resolution, _STEPS[family.name])
+    return named.size is not None and (named.resized, named.crop) == placed(named.size, rule.resolution, _STEPS[family.name])
 
 
 def placed(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:

@@ -71,6 +71,14 @@ class Looks(NamedTuple):
     """The family of that name; None of one that is not known here."""
 
 
+class Rule(NamedTuple):
+    """By what a data set's pictures are put into buckets."""
+
+    resolution: int
+    step: int = 64
+    upscales: bool = True
+
+
 @dataclass(slots=True)
 class Matches:
     """Which file each sample's values lie in."""

@@ -12,14 +12,15 @@ Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_h
 
 import re
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Final
 from zlib import crc32
 
 import numpy as np
 
-from cachestore.encode.buckets import Size, choose, placement
+from cachestore.encode.buckets import Size, bucket_list, placement
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.formats.matching import Added, Looks, Matches, Named, Place, View, by_name, only, pictures_of, stem_of
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, only, pictures_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.keys import Json
@@ -246,16 +247,42 @@ def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, f
     return left, top, left + across, top + down
 
 
-def finds(family: Family, named: Named, resolution: int, step: int) -> bool:
-    """Whether latents are of the bucket into which sd-scripts puts the picture, at this resolution and step.
+def finds(family: Family, named: Named, rule: Rule) -> bool:
+    """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
 
-    Its settings must be those of the data set: `min_bucket_reso`, `max_bucket_reso` and `bucket_no_upscale` too.
+    Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
     """
     del family
     if named.size is None or named.bucket is None:
         return True  # what is not known is no reason
-    size = Size(*named.size)
-    return tuple(named.bucket) in {choose(size, resolution, step), choose(size, resolution, step, upscales=False)}
+    return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
+
+
+def bucket_of(size: Size, rule: Rule) -> tuple[int, int]:
+    """The bucket of sd-scripts for a picture of this size: its own size, else the nearest aspect ratio, of equally near ones the first."""
+    buckets, own = bucket_list(rule.resolution, rule.step), size.width / size.height
+    return size if size in buckets else min(buckets, key=lambda bucket: abs(bucket.width / bucket.height - own))
+
+
+def bucket_without_upscaling(size: Size, rule: Rule) -> tuple[int, int]:
+    """The same with `bucket_no_upscale`: a large picture is shrunk to the area, by the side that keeps its shape better; then cut to steps.
+
+    (0, 0) for a picture that is too long for any.
+    """
+    own, area, resized = size.width / size.height, rule.resolution**2, tuple(size)
+    if size.width * size.height > area:
+        wide = sqrt(area * own)
+        across, down = _stepped(wide, rule.step), _stepped(area / wide, rule.step)
+        its_down, its_across = _stepped(across / own, rule.step), _stepped(down * own, rule.step)
+        if not its_down or not down:
+            return 0, 0
+        is_by_width = abs(across / its_down - own) < abs(its_across / down - own)
+        resized = (across, int(across / own + 0.5)) if is_by_width else (int(down * own + 0.5), down)
+    return resized[0] // rule.step * rule.step, resized[1] // rule.step * rule.step
+
+
+def _stepped(side: float, step: int) -> int:
+    return int(side + 0.5) // step * step
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

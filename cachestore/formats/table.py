@@ -7,7 +7,7 @@ from typing import Final, Literal
 from cachestore.errors import BadInput
 from cachestore.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.formats.matching import Added, Looks, Matches, Named, Place, View
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View
 from cachestore.formats.value import Contents, Latents, Text
 from cachestore.samples import Sample
 
@@ -36,8 +36,8 @@ class Writing:
     """Families whose files hold one resolution, where others' hold several."""
     is_text_digested: bool = False
     """Whether the name of text is a digest of the caption as the trainer reads it."""
-    finds: Callable[[Family, Named, int, int], bool] | None = None
-    """Whether the trainer looks for latents like these at this resolution and step of buckets; None where it takes all of that name."""
+    finds: Callable[[Family, Named, Rule], bool] | None = None
+    """Whether the trainer looks for latents like these; None where it takes all of that name."""
     stacks: Callable[[Named, int], Hashable] | None = None
     """What the trainer puts into one batch at this resolution, so that all of it must be of one shape; None where shapes decide."""
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 import cachestore as cs
 from cachestore.cli import FAILURES, OK, main
+from cachestore.encode import buckets
 from cachestore.encode.buckets import Size, choose, placement
 from cachestore.encode.masks import mask_recipe
 from cachestore.errors import BadInput
@@ -22,7 +24,7 @@ from tests.formats import trainers
 from tests.formats.caches import bring, send
 from tests.loading import stores
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
 SIZES = {"a/one.png": (600, 480), "two.png": (512, 512)}
 MASKED = "a/one.png"
@@ -214,6 +216,49 @@ def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp
     report = send("musubi", make_store(tmp_path / "store", Wanted((256,), controls=2)), out)
     assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
     assert "2 control images, and musubi-tuner takes one for flux" in report.failures[0]["reason"]
+
+
+def in_words(told):
+    return " ".join(told)
+
+
+def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(tmp_path, out, capsys):
+    """Its bucket of 600x480 at 512 is another than ours; of 512x512 it is the same."""
+    store = make_store(tmp_path / "store", Wanted((512,)))
+    assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
+    assert "not taken: 1 of 2 latents are not what ai-toolkit looks for" in capsys.readouterr().out
+
+
+def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
+    """Two aspect ratios that are of one bucket there and of two here. Latents of control images part its groups, so they need none."""
+    monkeypatch.setattr("tests.formats.test_exporting_views.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)})
+    store = without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image")))
+    report = send("musubi", store, out)
+    assert (report.complete, report.failures, report.written) == (False, (), 3)
+    assert in_words(report.not_taken).startswith(
+        "1 of the 2 groups of which musubi makes batches hold latents of several shapes (2 pictures)"
+    )
+
+
+def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeypatch):
+    """Without enlarging, small pictures have buckets of their own sizes, and some of one aspect ratio."""
+    monkeypatch.setattr("tests.formats.test_exporting_views.SIZES", {"a/one.png": (128, 128), "two.png": (192, 192)})
+    monkeypatch.setattr("tests.formats.test_exporting_views.choose", partial(buckets.choose, upscales=False))
+    report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
+    assert not report.complete
+    assert in_words(report.not_taken).startswith("1 of the 1 groups of which simpletuner makes batches")
+
+
+def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_path, out):
+    """Of an imported data set, which knows no resolution: that follows from its largest bucket."""
+    pictures = [trainers.Picture("a.png", "a", (600, 600), (64, 64)), trainers.Picture("b.png", "b", (384, 255), (52, 78))]
+    data = trainers.make_source(tmp_path / "data", pictures)
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    bring("simpletuner", tmp_path / "vae", tmp_path / "store", data, family="sdxl")
+    report = send("sd-scripts", tmp_path / "store", out)
+    assert (report.complete, report.written) == (False, 2)
+    assert in_words(report.not_taken).startswith("1 of 2 latents are not what sd-scripts looks for")
+    assert "(b.png)" in report.not_taken[0]
 
 
 def test_flux_without_control_images_is_refused_for_musubi_which_trains_kontext(tmp_path, out):

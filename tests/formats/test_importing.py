@@ -311,7 +311,7 @@ def test_captions_that_ai_toolkit_encodes_in_other_words_are_those_of_the_data_s
     report = bring("ai-toolkit", data, store, data, **options)
     assert (report.complete, report.report.encoded) == (True, 2)
     assert sample_of(store, made)["caption"] == caption
-    assert any("other words where ai-toolkit encodes them" in remark for remark in report.remarks)
+    assert any("not as their files have them where ai-toolkit encodes them" in remark for remark in report.remarks)
 
 
 def test_a_trigger_word_that_is_not_named_leaves_text_unpaired_and_says_what_may_be(data, store):
@@ -343,7 +343,9 @@ def test_sd_scripts_text_is_of_the_first_line_which_is_the_caption_then(data, st
     assert report.complete
     assert sample_of(store, pictures[0])["caption"] == first
     check_text(sample_of(store, pictures[0]), pictures[0], "flux", torch.float32)
-    assert any("1 captions have several lines" in remark or "1 captions have other words" in remark for remark in report.remarks)
+    assert any(
+        "1 captions have several lines" in remark or "1 captions are not as their files have them" in remark for remark in report.remarks
+    )
     assert not any("taken whole" in remark for remark in report.remarks)
 
 
