@@ -215,7 +215,7 @@ def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, R
     made = {
         "latents": view.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
-        "crop_ltrb": from_array(np.array(_crop(view.named, (8 * width, 8 * height)), np.float64)),
+        "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
         **_view_of(view.named, view.latents.tensor),
         **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
         **own,
