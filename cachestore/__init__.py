@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cachestore.errors import Incomplete as Incomplete
     from cachestore.errors import LockTimeout as LockTimeout
     from cachestore.errors import MissingEntry as MissingEntry
-    from cachestore.errors import NothingToEncode as NothingToEncode
     from cachestore.errors import ReadFailed as ReadFailed
     from cachestore.errors import RecipeMismatch as RecipeMismatch
     from cachestore.errors import StoreNotFound as StoreNotFound
@@ -59,7 +58,6 @@ _HOMES = {
     "LockTimeout": "errors",
     "MissingEntry": "errors",
     "MixedDataset": "loading.mixed",
-    "NothingToEncode": "errors",
     "ReadFailed": "errors",
     "ReadThrough": "readthrough",
     "Recipe": "keys",

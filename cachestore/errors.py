@@ -3,7 +3,7 @@
     CacheStoreError
     ├── StoreNotFound     point at another path, or create the store
     ├── BadInput          change what was passed in: DATA, an option, a value
-    │   ├── NothingToEncode   ask for something else: exit code 2
+    │   ├── BadUsage          ask for something else: exit code 2
     │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
@@ -32,15 +32,11 @@ class BadInput(CacheStoreError, ValueError):
 
 
 class BadUsage(BadInput):
-    """What was asked for cannot be meant, or `strict` refuses it, and nothing was done: exit code 2."""
+    """What was asked for cannot be done, and nothing was: the source has nothing of it, or `strict` refuses the model. Exit code 2."""
 
 
 class RecipeMismatch(BadInput):
     """Model files or settings differ from those a catalog or an entry was made with."""
-
-
-class NothingToEncode(BadInput):
-    """The source has nothing of what is to be encoded: most likely another one, or another column, was meant."""
 
 
 class MissingEntry(CacheStoreError, LookupError):

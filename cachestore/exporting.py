@@ -6,14 +6,17 @@ is any file that is not an earlier export's, unless `replace` is given. A note i
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from math import isqrt
 from pathlib import Path
 from typing import Any, Final
 
 from cachestore.arguments import as_many, as_path, as_whole
+from cachestore.caption_files import captions_of, text_beside
 from cachestore.claims import scale_of
 from cachestore.encode import families
 from cachestore.errors import BadInput, CacheStoreError, EncodeFailed
@@ -22,8 +25,8 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.publish import write_outside
 from cachestore.formats import simpletuner
 from cachestore.formats.containers import write_npz, write_safetensors
-from cachestore.formats.families import SIMPLETUNER, Family, family_named, family_of_pipeline
-from cachestore.formats.matching import Named, View
+from cachestore.formats.families import AI_TOOLKIT, SIMPLETUNER, Family, family_named, family_of_pipeline
+from cachestore.formats.matching import Added, Named, Rule, View, same_words
 from cachestore.formats.table import Extra, Format, Writing, written_format
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, cast, to_state
 from cachestore.gathered import MEMORY
@@ -32,12 +35,16 @@ from cachestore.keys import Json, Key, Recipe
 from cachestore.listing import is_alone, labels_of
 from cachestore.reader import Reader
 from cachestore.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Source
+from cachestore.sources import Folder
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, read_catalog
 
 NOTE: Final = ".cachestore-export.json"
 """In an exported folder: which files are ours, and what was written to them."""
 _FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
+_SHOWN: Final = 3
+_STEP: Final = 64
+"""Of the sides of buckets, where a data set does not say."""
 LEAVABLE: Final = ("flips", "masks")
 """What of a data set may be left out, where a format has no place for it."""
 
@@ -63,15 +70,19 @@ class ExportReport:
     """Which tensors are not bit for bit what is stored, and how they were made of it; every other one is."""
     left_out: tuple[str, ...] = ()
     """What of the data set has no place in the files, in words."""
+    not_taken: tuple[str, ...] = ()
+    """What stands in the folder and the trainer will not find, or cannot put into batches, in words with counts."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the rest."""
 
     @property
     def complete(self) -> bool:
-        """Whether each value of each complete sample stands in the folder."""
-        return not self.foreign and not self.failures
+        """Whether each value of each complete sample stands in the folder, and the trainer will take it from there."""
+        return not self.foreign and not self.failures and not self.not_taken
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out")}
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
@@ -87,6 +98,16 @@ class _Tally:
     casts: dict[str, None] = field(default_factory=dict[str, None])
     there: dict[str, int] = field(default_factory=dict[str, int])
     """By path of each file that is as it should be the row that it is of."""
+    latents: int = 0
+    """Those that were held against what the trainer looks for."""
+    missed: list[str] = field(default_factory=list[str])
+    """Samples whose latents the trainer does not look for."""
+    batches: dict[Hashable, Counter[Hashable]] = field(default_factory=dict[Hashable, Counter[Hashable]])
+    """By what the trainer puts into one batch, how many latents have which shape."""
+    reworded: list[str] = field(default_factory=list[str])
+    """Samples of whose captions the trainer reads something else."""
+    unread: int = 0
+    """Captions whose files are not here."""
 
     def fail(self, sample: str, encoder: str, error: Exception) -> None:
         """Remember what could not be exported."""
@@ -149,7 +170,7 @@ def export_cache(
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
         tally = _Tally()
-        export = _Export(reader, catalog, wanted, writing, tally, None if family is None else family_named(family), choice)
+        export = _Export(reader, catalog, wanted, writing, tally, None if family is None else family_named(family), choice, folder)
         target = _Target(folder, tally, may_replace=replace)
         for row, encoder, path, contents in export.files():
             try:
@@ -163,7 +184,7 @@ def export_cache(
             target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
         check_for_reading(reader.layout)
         target.close()
-        left_out = export.left_out()
+        left_out, not_taken, remarks = export.left_out(), export.not_taken(), export.remarks()
     return ExportReport(
         wanted.name,
         str(folder),
@@ -177,6 +198,8 @@ def export_cache(
         tuple(tally.failures),
         tuple(tally.casts),
         tuple(left_out),
+        tuple(not_taken),
+        tuple(remarks),
     )
 
 
@@ -238,6 +261,8 @@ class _Export:
     said: Family | None
     """As the user says; None where the data set is to tell."""
     choice: _Choice
+    folder: Path
+    """Where it is written to: of trainers that cache beside the pictures it may hold their captions."""
 
     def files(self) -> Iterator[tuple[int, str, str, Contents]]:
         """(row, encoder, path, contents) of every file. Two that would have one name are failures, both named. Raises BadInput."""
@@ -261,6 +286,7 @@ class _Export:
             try:
                 key, stored, meta = self._entry(column, place)
                 named = self._named(row, column, place)
+                named = self._as_read(row, named)
                 path, contents = self.writing.text(self._family_of[column.encoder], named, self._text(column, stored, meta))
             except (CacheStoreError, OSError) as error:
                 self.tally.fail(self.catalog.ids[row], column.encoder, error)
@@ -280,7 +306,68 @@ class _Export:
             except (CacheStoreError, OSError) as error:
                 self.tally.fail(self.catalog.ids[row], column.encoder, error)
                 continue
+            for view, cell in zip(views, several, strict=True):
+                self._weigh(row, cell[0], view)
             yield _Made(column.encoder, f"{self._tree(row, column)}{path}", keys, contents)
+
+    def _weigh(self, row: int, column: KeyColumn, view: View) -> None:
+        """Count whether the trainer would look for latents like these, and what it would put into one batch with them.
+
+        What the trainer itself cached is as it looks for it.
+        """
+        recipe = self.catalog.recipes[column.fingerprint]
+        if recipe.make.get("format") == self.format.name:
+            return
+        resolution = self._looked_at(row, column)
+        rule = Rule(resolution, int(column.options.get("step", _STEP)), bool(column.options.get("upscale", True)))
+        if self.writing.finds is not None:
+            self.tally.latents += 1
+            if not self.writing.finds(self._family_of[column.encoder], view.named, rule):
+                self.tally.missed.append(self.catalog.ids[row])
+        if self.writing.stacks is not None:
+            controls = tuple(raw[1] for raw in view.controls)
+            batch = (self._tree(row, column), self.writing.stacks(view.named, resolution), controls)
+            self.tally.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
+
+    def _looked_at(self, row: int, column: KeyColumn) -> int:
+        """The resolution at which the trainer would look at a row's picture: the data set's, else what its largest bucket tells."""
+        of_source: Mapping[str, int] = column.options.get(RESOLUTIONS, {})
+        source = str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if of_source else ""
+        known = of_source.get(source, column.options.get("resolution"))
+        return int(known) if known is not None else self._guessed[column.encoder]
+
+    @cached_property
+    def _guessed(self) -> Mapping[str, int]:
+        """By encoder a resolution in steps of 64 that goes with its largest bucket."""
+        guessed: dict[str, int] = {}
+        for column in self._pictures:
+            buckets = (column.cell(place).facts.get("bucket", (0, 0)) for place in range(len(column.keys)))
+            largest = isqrt(max((width * height for width, height in buckets), default=0))
+            guessed[column.encoder] = max(_STEP, (largest + _STEP // 2) // _STEP * _STEP)
+        return guessed
+
+    def _as_read(self, row: int, named: Named) -> Named:
+        """With the caption as the trainer reads it, by the file beside the picture, where its digest is the name."""
+        if not self.writing.is_text_digested or named.is_prompt:
+            return named
+        folders = [self.folder / self._source(row)] if self.format.name == AI_TOOLKIT else []
+        folders += [root] if (root := self._root(row)) != Path() else []
+        texts = (text_beside(Folder(folder), named.reference) for folder in folders)
+        text = next((text for text in texts if text is not None), None)
+        if text is None:
+            self.tally.unread += named.caption != ""
+            return named
+        read = next((one for one in captions_of(self.format, text, self._added) if same_words(one, named.caption)), None)
+        if read is None:
+            self.tally.reworded.append(self.catalog.ids[row])
+        return replace(named, read_as=read)
+
+    @cached_property
+    def _added(self) -> Added:
+        """What stands in each caption of the data set besides what its file holds."""
+        hints: Mapping[str, Any] = {} if self._captions is None else self.catalog.request.get(self._captions.encoder, {})
+        prefix = str(self.catalog.texts.get("prefix", "")).strip() or None
+        return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
     def _places(self, row: int, column: KeyColumn) -> Sequence[int]:
         """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
@@ -341,6 +428,41 @@ class _Export:
         if column is not None and not self.writing.is_text_shared:
             further = len(column.keys) - sum(1 for row in range(len(self.catalog)) if column.count(row))
             words += [f"{further} captions after the first of their pictures"] if further else []
+        return words
+
+    def not_taken(self) -> list[str]:
+        """What the trainer will not find, or cannot put into batches, in words."""
+        words: list[str] = []
+        missed, trainer = self.tally.missed, self.format.name
+        if missed:
+            words.append(
+                f"{len(missed)} of {self.tally.latents} latents are not what {trainer} looks for, which scales and cuts these pictures"
+                f" to buckets of its own and encodes them again ({_some(missed)})"
+            )
+        torn = [shapes for shapes in self.tally.batches.values() if len(shapes) > 1]
+        if torn:
+            count = sum(shapes.total() for shapes in torn)
+            words.append(
+                f"{len(torn)} of the {len(self.tally.batches)} groups of which {trainer} makes batches hold latents of several shapes"
+                f" ({count} pictures): it ends with an error where its batch size is above 1"
+            )
+        if self.tally.reworded:
+            words.append(
+                f"{len(self.tally.reworded)} captions are not what {trainer} reads in their files, and it encodes those itself"
+                f" ({_some(self.tally.reworded)})"
+            )
+        return words
+
+    def remarks(self) -> list[str]:
+        """What a user should know of what is written."""
+        words: list[str] = []
+        if self.tally.unread:
+            words.append(
+                f"the files of {self.tally.unread} captions are not here: {self.format.name} finds their text where each file holds the"
+                " caption alone, without a space or the end of a line behind it"
+            )
+        if self.format.name == AI_TOOLKIT and self._captions is not None and len(self.catalog):
+            words.append("with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture")
         return words
 
     def empty_caption(self) -> tuple[str, Contents] | None:
@@ -427,7 +549,7 @@ class _Export:
 
     def _root(self, row: int) -> Path:
         """The folder to which a row's references are relative."""
-        column = self._pictures[0]
+        column = self._columns[-1]
         return self._roots.get(self._source(row)) or _folder(str(self.catalog.request.get(column.encoder, {}).get("data", "")))
 
     def _tree(self, row: int, column: KeyColumn) -> str:
@@ -532,6 +654,7 @@ class _Export:
             name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
         }
         told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
+        told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):
             reference = self.catalog.ids[row]
@@ -589,6 +712,10 @@ def _folder(data: str) -> Path:
     """The folder to which the references of a source are relative: a manifest's own."""
     path = Path(data)
     return path.parent if path.suffix.lower() == ".jsonl" and not path.is_dir() else path
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:

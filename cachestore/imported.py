@@ -150,6 +150,8 @@ class Pictures:
     """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
     several: set[str] = field(default_factory=set[str])
     """Pictures that had latents of other resolutions too: those that were read here."""
+    turned: set[str] = field(default_factory=set[str])
+    """Pictures that their EXIF data turn by a quarter: those that were read here."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
@@ -163,6 +165,8 @@ class Pictures:
         place, data, latents = self._largest(reference, place)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
+        if measured is not None and measured.upright != measured.stored:
+            self.turned.add(reference)
         _check_size(f"{told.path} says that the picture has", told.facts, measured)
         _check_size(f"{place.path} is of a picture of", latents.facts, measured)
         _check_crop(request, {"bucket": [width * factor, height * factor], **told.facts, **latents.facts}, measured, place)

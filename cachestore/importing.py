@@ -15,15 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from cachestore.arguments import as_many, as_mapping, as_place, check_calls
+from cachestore.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.captions import CaptionPolicy
 from cachestore.claims import IMPORTED, as_made
 from cachestore.encode import families as recipes
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, EncodeFailed, RecipeMismatch
+from cachestore.errors import BadInput, BadUsage, EncodeFailed, RecipeMismatch
 from cachestore.files.paths import MARKER, Layout
 from cachestore.formats import diffusion_pipe
-from cachestore.formats.families import Family, Width, family_named, family_of_pipeline
-from cachestore.formats.matching import Matches, Place, pictures_of
+from cachestore.formats.families import SD_SCRIPTS, Family, Width, family_named, family_of_pipeline
+from cachestore.formats.matching import Added, Kind, Looks, Matches, Place, pictures_of
 from cachestore.formats.table import Format, format_named
 from cachestore.formats.text import THIRD
 from cachestore.imported import Captions, FileEncoder, Pictures
@@ -44,7 +45,7 @@ from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build
 from cachestore.work.workers import host_name
 from cachestore.worker import Cancel
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Raised when the code makes other tensors of the same files, or takes them for other samples'."""
 
 _LIMITS: Final = {"wan": 512}
@@ -52,7 +53,6 @@ _LIMITS: Final = {"wan": 512}
 _TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 _NAMED: Final = 10_000
-_CAPTION_SUFFIXES: Final = (".txt", ".caption")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class ImportRequest:
     captions: Literal["first", "all"] = "first"
     caption_lines: CaptionLines = "whole"
     caption: str | None = None
+    trigger_word: str | None = None
     vae: str | None = None
     text_encoder: str | None = None
     encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -128,6 +129,7 @@ def import_cache(
     captions: Literal["first", "all"] = "first",
     caption_lines: CaptionLines = "whole",
     caption: str | None = None,
+    trigger_word: str | None = None,
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
     encode_args: Mapping[str, Json] | None = None,
@@ -151,8 +153,9 @@ def import_cache(
         name: of the data set. What it holds of other encoders is kept, so text and latents may be imported one after the other.
         encode: "text", "latents" or both; by default what the folder holds.
         captions: as for `precompute`; formats with one file a picture know the first caption only.
-        caption_lines: as for `precompute`.
-        caption: what a sample without a caption gets.
+        caption_lines: as for `precompute`. sd-scripts encodes the first line of a caption file alone, whatever this is.
+        caption: what a sample without a caption gets; ai-toolkit's `default_caption`.
+        trigger_word: ai-toolkit's, which it puts into every caption: it then stands in the data set's captions too.
         vae: the VAE, where it is not the model's own.
         text_encoder: the text encoder, where it is not the model's own.
         encode_args: what `encode_prompt` was given, where that was not the default; part of the claim.
@@ -161,7 +164,8 @@ def import_cache(
         cancel: anything with `is_set()`; set, it stops, and Incomplete is raised.
 
     Raises:
-        BadInput: a folder, source, family or claim that cannot be used, or a folder with nothing of this source.
+        BadUsage: the folder holds nothing of this trainer, or nothing of this source, or the source lists nothing of that kind.
+        BadInput: a folder, source, family or claim that cannot be used.
         RecipeMismatch: the name is used for other values, and `replace` is not given.
         Incomplete: cancelled; the same call goes on from there.
         WriteFailed: the disk refuses.
@@ -181,6 +185,7 @@ def import_cache(
         captions=captions,
         caption_lines=caption_lines,
         caption=caption,
+        trigger_word=trigger_word,
         encode_arg={} if encode_args is None else dict(as_mapping("encode_args", encode_args, "a mapping of arguments")),
         replace=replace,
         **models,
@@ -201,21 +206,31 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
     policy = CaptionPolicy.parse(request.captions)
     listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
     seen = Remarks()
-    samples = [replace(sample, captions=policy.texts(sample.captions)) for sample in listing.samples(seen)]
     files = _files(Path(request.folder), wanted)
+    there, strangers = _kinds(files, wanted, request)
+    encoded = _encoded_captions(request, wanted, listing)
+    has_text = "text" in (request.encode or there)
+    samples = [
+        replace(sample, captions=policy.texts(encoded.take(sample) if has_text else sample.captions)) for sample in listing.samples(seen)
+    ]
     if wanted.is_beside:
         _check_roots(request, [path for path, _size, _time in files], samples)
     layout = Layout.at(request.store)
     with ExitStack() as stack:
         cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
-        matches, unreadable = _match(cache, [path for path, _size, _time in files], samples, request)
+        matches = Matches(None if request.family is None else family_named(request.family), encoded.read_as)
+        unreadable = _match(cache, [path for path, _size, _time in files], samples, request, matches)
         older = _leave_out_older(request, matches, listing)
         telling = _read_told(wanted, request, samples, matches)
+        if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
+            raise BadUsage(_nothing(request, files, samples, strangers))
         made = _claimed(layout, request)
-        family = _family(request, matches, made)
-        encoders = _encoders(cache, matches, family, request, made)
-        if samples and not encoders:
-            raise BadInput(_nothing(request, files, samples))
+        family = _family(request, matches, made, there)
+        kinds = _asked(request, matches, there, family)
+        if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in samples):
+            message = f"{request.data} lists no pictures, so no latents can be of it: pass --encode text"
+            raise BadUsage(message)
+        encoders = _encoders(cache, matches, family, _claimed_makes(request, made, kinds))
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
         plan = _plan(request, listing, samples, encoders, cached)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
@@ -241,14 +256,17 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
     return ImportReport(
         report,
         wanted.name,
-        family.name if family is not None else "",
+        family.name,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         tuple(path for path, _size, _time in files if path not in used and not _is_table(path))[:_NAMED],
         (*(older if "text" in counted else ()), *_stale(request, matches, listing, samples, counted))[:_NAMED],
         (
-            *seen.in_words(of_videos="caches of videos are not imported"),
+            *(replace(seen, multi_line=[]) if encoded.cut else seen).in_words(of_videos="caches of videos are not imported"),
             *matches.remarks,
+            *strangers,
+            *encoded.remarks(),
             *_doubts(matches, counted),
+            *_left_over(wanted, matches, [path for path, look in there.get("text", ()) if look.family in (None, family)], counted),
             *_kept(encoders),
             *unreadable,
         ),
@@ -298,11 +316,15 @@ def _root(request: ImportRequest) -> Path:
     return data if data.is_dir() else data.parent
 
 
-def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samples: Sequence[Sample]) -> str:
-    names = ", ".join(repr(path) for path, _size, _time in files[:3]) or "no such files at all"
+def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samples: Sequence[Sample], strangers: Sequence[str]) -> str:
+    if not files:
+        return f"{request.folder} holds no file of {request.format}'s cache: pass the folder that it wrote"
+    if not samples:
+        return f"{request.data} lists no samples, so nothing in {request.folder} can be of one: pass what the cache was made from as --data"
+    names = ", ".join(repr(path) for path, _size, _time in files[:3])
     return (
         f"nothing in {request.folder} is of {request.data} by the naming rules of {request.format}: it holds {names}; the source's first"
-        f" sample is {samples[0].id!r}, its caption {samples[0].captions[0][:60]!r}"
+        f" sample is {samples[0].id!r}, its caption {samples[0].captions[0][:60]!r}{''.join(f'; {one}' for one in strangers)}"
     )
 
 
@@ -324,12 +346,51 @@ def _files(folder: Path, wanted: Format) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], request: ImportRequest) -> tuple[Matches, list[str]]:
-    """Whose files these are, and remarks on those that could not be looked into."""
-    matches = Matches(None if request.family is None else family_named(request.family))
+_There = Mapping[Kind, Sequence[tuple[str, Looks]]]
+"""By kind the files of a cache whose names tell what they hold."""
+
+
+def _kinds(files: Sequence[tuple[str, int, int]], wanted: Format, request: ImportRequest) -> tuple[_There, list[str]]:
+    """What the folder holds of the family that is asked for, or of any, and a remark on what is of families that are not known here."""
+    only = None if request.family is None else family_named(request.family)
+    there: dict[Kind, list[tuple[str, Looks]]] = {}
+    strangers: dict[str, int] = {}
+    for path, _size, _time in files:
+        look = wanted.looks(path)
+        if look is not None and look.named is not None and look.family is None:
+            strangers[look.named] = strangers.get(look.named, 0) + 1
+        elif look is not None and (only is None or look.family in (None, only)):
+            there.setdefault(look.kind, []).append((path, look))
+    names = ", ".join(sorted(strangers))
+    return there, [f"{sum(strangers.values())} files are of {names}, which cannot be imported yet"] if strangers else []
+
+
+def _asked(request: ImportRequest, matches: Matches, there: _There, family: Family) -> tuple[str, ...]:
+    """What is imported: what is asked for, else what the folder holds of this family, whether or not it is of a sample."""
+    if request.encode:
+        return request.encode
+    matched = {"text": matches.text or matches.doubtful, "latents": matches.latents or matches.doubtful_latents}
+    held = {kind for kind, those in there.items() if any(look.family in (None, family) for _path, look in those)}
+    return tuple(kind for kind, places in matched.items() if places or kind in held)
+
+
+def _encoded_captions(request: ImportRequest, wanted: Format, listing: Listing) -> EncodedCaptions:
+    files = listing if Path(request.data).is_dir() else None
+    return EncodedCaptions(wanted, files, request.caption_lines, Added(request.trigger_word, request.caption))
+
+
+def _left_over(wanted: Format, matches: Matches, paths: Sequence[str], counted: set[str]) -> Iterator[str]:
+    """A remark on files of text that are of no caption."""
+    left = [path for path in paths if path not in matches.used]
+    if left and "text" in counted and wanted.text_may_be:
+        yield f"{len(left)} of {len(paths)} files of text are of no caption of the source; they may be of {wanted.text_may_be}"
+
+
+def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], request: ImportRequest, matches: Matches) -> list[str]:
+    """Find whose files these are; remarks on those that could not be looked into."""
     if cache.format.match is not None:
         cache.format.match(paths, samples, matches)
-        return matches, []
+        return []
     unreadable: list[str] = []
     items = list(_items(cache, paths, unreadable))
     diffusion_pipe.match(items, samples, matches)
@@ -338,7 +399,7 @@ def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], r
         for family in ("flux", "sdxl"):
             if family in names:
                 matches.counts(family_named(family))
-    return matches, unreadable
+    return unreadable
 
 
 def _read_told(wanted: Format, request: ImportRequest, samples: Sequence[Sample], matches: Matches) -> list[tuple[str, int, int]]:
@@ -409,7 +470,7 @@ def _time_of(request: ImportRequest, place: Place) -> int:
 
 def _caption_time(listing: Listing, reference: str) -> int:
     """When the caption beside a picture was written; 0 where there is no such file."""
-    found = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in _CAPTION_SUFFIXES)
+    found = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
     return max((stat[1] for stat in found if stat is not None), default=0)
 
 
@@ -461,6 +522,11 @@ def _kept(encoders: Iterable["FileEncoder"]) -> Iterator[str]:
             continue
         if encoder.values.several:
             yield f"{_named(encoder.values.several)} have latents of several resolutions, and the largest are taken"
+        if encoder.values.turned and encoder.cache.format.name == SD_SCRIPTS:
+            yield (
+                f"{_named(encoder.values.turned)} are turned by their EXIF data, which sd-scripts does not follow: it encoded them as they"
+                " are stored, lying on their side, and so they were taken; `cachestore precompute` encodes them upright"
+            )
         for name, pictures in sorted(encoder.values.beside.items()):
             if name in _TOLD_ELSEWHERE:
                 continue
@@ -492,19 +558,19 @@ def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
     return found
 
 
-def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder]) -> Family | None:
-    """The family of a cache, with the model's widths: as the user says, else as names tell, else the model's; None where there is nothing.
+def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder], there: _There) -> Family:
+    """The family of a cache, with the model's widths: as the user says, else as names tell, else the model's.
 
-    Raises BadInput where they contradict each other, or none tells.
+    Names of files that are of a sample tell it, else those of all. Raises BadInput where they contradict each other, or none tells.
     """
-    if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
-        return matches.family
+    held = {look.family.name: look.family for those in there.values() for _path, look in those if look.family is not None}
+    named = matches.families or held
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
-    if matches.family is None and len(matches.families) > 1:
-        message = f"{request.folder} holds caches of {', '.join(sorted(matches.families))}: pass --family with the one to import"
+    if matches.family is None and len(named) > 1:
+        message = f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import"
         raise BadInput(message)
-    family = matches.family or next(iter(matches.families.values()), None) or told
+    family = matches.family or next(iter(named.values()), None) or told
     if family is None:
         message = f"neither the files of {request.folder} nor the model tell which family they are of: pass --family, such as sdxl or flux"
         raise BadInput(message)
@@ -574,28 +640,31 @@ def _make(family: Family, wanted: Format, claims: Mapping[str, Json]) -> dict[st
     return {**made, "format": wanted.name, "family": family.name, "claimed": dict(claims)}
 
 
-def _encoders(
-    cache: CacheFiles, matches: Matches, family: Family | None, request: ImportRequest, made: Mapping[str, Encoder]
-) -> "tuple[FileEncoder, ...]":
-    """Who reads the files: of what is asked for, or of what there is. Raises BadInput for text that is not understood."""
-    if family is None:
-        return ()
-    asked = request.encode or tuple(
-        name
-        for name, places in (("text", matches.text or matches.doubtful), ("latents", matches.latents or matches.doubtful_latents))
-        if places
-    )
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """Who is said to have made the values of a kind."""
+
+    claims: Mapping[str, Json]
+    recipe: Recipe | None
+
+
+def _claimed_makes(request: ImportRequest, made: Mapping[str, Encoder], kinds: Iterable[str]) -> dict[str, _Claimed]:
+    """By kind that is imported, what is claimed of it."""
+    return {kind: _Claimed(_claims(request, made.get(kind)), None if kind not in made else made[kind].recipe) for kind in kinds}
+
+
+def _encoders(cache: CacheFiles, matches: Matches, family: Family, claimed: Mapping[str, _Claimed]) -> "tuple[FileEncoder, ...]":
+    """Who reads the files of each kind that is claimed. Raises BadInput for text that is not understood."""
     found: list[FileEncoder] = []
-    if "text" in asked:
+    if "text" in claimed:
         if cache.format.name not in family.text:
             able = ", ".join(sorted(family.text)) or "none"
             message = f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
             raise BadInput(message)
-        recipe = text_recipe(family, cache.format, _claims(request, made.get("text")))
+        recipe = text_recipe(family, cache.format, claimed["text"].claims)
         found.append(FileEncoder(recipe, Captions(recipe, cache, matches.text, matches.doubtful, family), cache))
-    if "latents" in asked:
-        vae = made.get("latents")
-        recipe = latents_recipe(family, cache.format, _claims(request, vae), None if vae is None else vae.recipe)
+    if "latents" in claimed:
+        recipe = latents_recipe(family, cache.format, claimed["latents"].claims, claimed["latents"].recipe)
         pictures = Pictures(recipe, cache, matches.latents, matches.doubtful_latents, matches.told, family)
         found.append(FileEncoder(recipe, pictures, cache))
     return tuple(found)
@@ -633,7 +702,7 @@ def _plan(request: ImportRequest, listing: Listing, samples: Sequence[Sample], e
     return build_plan(
         catalog=request.name,
         request=digest_parts("cachestore-import", request.name, request.captions, cached, *fingerprints).hex(),
-        content=digest_parts(listing.content, request.captions).hex(),
+        content=digest_parts(listing.content, request.captions, canonical([list(sample.captions) for sample in samples])).hex(),
         recipes=[encoder.recipe for encoder in encoders],
         samples=samples,
         columns=columns,

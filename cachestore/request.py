@@ -21,7 +21,7 @@ from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
 from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, FormatError, NothingToEncode, RecipeMismatch
+from cachestore.errors import BadInput, BadUsage, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout, is_temporary
 from cachestore.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
 from cachestore.keys import Json, canonical, digest_parts
@@ -367,7 +367,7 @@ def look_at_request(
     `brought` are the listings of sources in memory; `listing` is that of all sources, where it was made already. With a `beat`, which
     rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay out the plan.
 
-    Raises BadInput for a source or model that cannot be used, NothingToEncode for a source without what is asked for, RecipeMismatch
+    Raises BadInput for a source or model that cannot be used, BadUsage for a source without what is asked for, RecipeMismatch
     where a name is used already for something else.
     """
     request.check()
@@ -535,11 +535,11 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
 
 
 def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises NothingToEncode."""
+    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises BadUsage."""
     for sample in samples:
         if sample.images.get(VIDEO):
             message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
-            raise NothingToEncode(message)
+            raise BadUsage(message)
         yield sample
 
 
@@ -675,7 +675,7 @@ def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest]
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
-    """Raise NothingToEncode for a source of which this request would have nothing encoded, reading no more of it than that takes.
+    """Raise BadUsage for a source of which this request would have nothing encoded, reading no more of it than that takes.
 
     For a data set that is not there yet: under one that is, samples may leave.
     """
@@ -686,7 +686,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
         if is_wanted and not (needs_text and seen.missing):
             return
     if not is_wanted:
-        raise NothingToEncode(_nothing_in_words(request, count, seen.in_words()))
+        raise BadUsage(_nothing_in_words(request, count, seen.in_words()))
     _refuse_without_captions(request, seen)
 
 
@@ -695,15 +695,15 @@ def _asks_for_text(request: PrecomputeRequest) -> bool:
 
 
 def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
-    """Raise NothingToEncode where text is to be encoded and a source has rows, of which none has a caption."""
+    """Raise BadUsage where text is to be encoded and a source has rows, of which none has a caption."""
     if seen.uncaptioned and _asks_for_text(request):
-        raise NothingToEncode("; ".join(seen.uncaptioned))
+        raise BadUsage("; ".join(seen.uncaptioned))
 
 
 def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
-    """Raise NothingToEncode for a plan without a unit, unless it is for a data set whose samples all leave, which has rules of its own."""
+    """Raise BadUsage for a plan without a unit, unless it is for a data set whose samples all leave, which has rules of its own."""
     if not plan.unit_count and (plan.ids or previous is None):
-        raise NothingToEncode(_nothing_in_words(request, len(plan.ids), plan.remarks))
+        raise BadUsage(_nothing_in_words(request, len(plan.ids), plan.remarks))
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:

@@ -107,7 +107,7 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used. NothingToEncode: a source without anything of what is asked for; with
+        BadInput: a source, model or option that cannot be used. BadUsage: a source without anything of what is asked for; with
             `strict` a model that is trained with something that is not made here.
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
@@ -248,7 +248,7 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
 def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
     """What the sources list where there is no store yet, so that a source that cannot be used has none made; None where there is one.
 
-    Raises BadInput, NothingToEncode.
+    Raises BadInput, BadUsage.
     """
     if look_at(Layout.at(request.store).marker) is not None:
         return None

@@ -16,7 +16,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.cli.lines import training_lines
-from cachestore.errors import BadInput, EncodeFailed, Incomplete, NothingToEncode, RecipeMismatch, Superseded, WriteFailed
+from cachestore.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.listing import gather_all
 from cachestore.processes import Child
@@ -84,7 +84,7 @@ def test_a_source_of_nothing_makes_neither_a_store_nor_a_generation(tmp_path, ro
     if has_store:
         create_store(root)
     data = path.parent if path.name == "metadata.csv" else path
-    with pytest.raises(NothingToEncode, match=f"there is nothing to encode in {data}: no picture"):
+    with pytest.raises(BadUsage, match=f"there is nothing to encode in {data}: no picture"):
         run(data, root)
     assert root.exists() == has_store
     assert not has_store or (list_names(Layout(root)), list((root / "plans").glob("*"))) == ([], [])
@@ -97,19 +97,19 @@ def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made
         (tmp_path / name).mkdir()
     of_datasets = pytest.importorskip("datasets").Dataset.from_dict({"image": [], "text": []}) if "rows" in nothing else None
     data: Any = {"[]": [], "two folders": [tmp_path / "a", tmp_path / "b"]}.get(nothing, of_datasets)
-    with pytest.raises(NothingToEncode, match="there is nothing to encode in "):
+    with pytest.raises(BadUsage, match="there is nothing to encode in "):
         cs.precompute(data, model="model", store=root, inline=inline)
     assert not root.exists()
 
 
 def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
     picture(tmp_path / "clips/a.mp4", b"a video")
-    with pytest.raises(NothingToEncode, match="1 videos passed over \\(--frames says"):
+    with pytest.raises(BadUsage, match="1 videos passed over \\(--frames says"):
         run(tmp_path / "clips", root)
-    with pytest.raises(NothingToEncode, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
+    with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
     prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
-    with pytest.raises(NothingToEncode, match="of 2 samples none has a picture, and latents alone is asked for"):
+    with pytest.raises(BadUsage, match="of 2 samples none has a picture, and latents alone is asked for"):
         run(prompts, root, encode=("latents",))
     assert not root.exists()
     assert run(prompts, root).samples == 2, "prompts alone are a data set"
@@ -136,13 +136,13 @@ def rows(path, *rows):
 def test_a_manifest_of_which_no_row_has_a_caption_is_refused_where_text_is_encoded(data, tmp_path, root, makers):
     misspelt = rows(data / "m.jsonl", *({"image": f"{n}.png", "captoin": f"caption {n}"} for n in range(3)))
     says = "no row of .*m.jsonl has a caption: its columns are image, captoin, and a caption is in caption or text"
-    with pytest.raises(NothingToEncode, match=says):
+    with pytest.raises(BadUsage, match=says):
         run(misspelt, root)
     assert not root.exists()
     create_store(root)
-    with pytest.raises(NothingToEncode, match=says):
+    with pytest.raises(BadUsage, match=says):
         run(misspelt, root)
-    with pytest.raises(NothingToEncode, match=says):
+    with pytest.raises(BadUsage, match=says):
         run("", root, sources=(cs.Source(str(data)), cs.Source(str(misspelt), name="m")))
     assert run(misspelt, root, caption="").samples == 3, "who says what they get means it"
     assert run(misspelt, root, name="pictures", encode=("latents",)).samples == 3, "without text no caption is needed"

@@ -15,7 +15,7 @@ import pytest
 
 import cachestore as cs
 from cachestore import processes
-from cachestore.errors import BadInput, CacheStoreError, Incomplete, NothingToEncode, WriteFailed
+from cachestore.errors import BadInput, BadUsage, CacheStoreError, Incomplete, WriteFailed
 from cachestore.processes import Care, Child, hangs, how_it_ended, joined_report, run_child, run_children, watch_parent
 from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
@@ -155,7 +155,7 @@ def test_a_model_that_is_not_here_is_downloaded_by_a_process_of_its_own(data, ro
 @pytest.mark.parametrize("model", ["model", "far-away"])
 def test_an_empty_source_starts_no_process_and_makes_no_store(tmp_path, root, fake, no_process, model):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NothingToEncode):
+    with pytest.raises(BadUsage):
         cs.precompute(tmp_path / "empty", model=model, store=root)
     assert not root.exists()
 

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import cachestore as cs
 from cachestore.errors import CacheStoreError
@@ -50,7 +51,7 @@ def calls(root, data, trained):
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
         "import_cache": lambda: (
             cs.import_cache(
-                "sd-scripts", root.parent / "none", store=root, data=root.parent / "none", claims={"model": "m"}, name="imported"
+                "sd-scripts", root.parent / "cached", store=root, data=root.parent / "cached", claims={"model": "m"}, name="imported"
             ).complete
         ),
         "key": lambda: cs.key("a", b"b"),
@@ -75,7 +76,9 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
             importlib.import_module(module.name)
     monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
     (tmp_path / "p.txt").write_text("a cat\n")
-    (tmp_path / "none").mkdir()
+    (tmp_path / "cached").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "cached" / "a.png")
+    np.savez(tmp_path / "cached" / "a_0008x0008_sdxl.npz", latents=np.zeros((4, 1, 1), np.float32))
     trained = make_store(tmp_path / "trained", [Row("a"), Row("b")], recipes())
     before = threading.active_count()
     every = calls(tmp_path / "store", tmp_path, trained)

@@ -14,7 +14,7 @@ import cachestore as cs
 from cachestore.captions import CaptionPolicy
 from cachestore.cli import _with_hyphens, make_parser
 from cachestore.cli.precompute import request_from
-from cachestore.errors import BadInput, NothingToEncode, RecipeMismatch
+from cachestore.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.request import PrecomputeRequest, _differences, _requests, look_at_request
 from cachestore.run import precompute_here
 from cachestore.samples import Sample
@@ -384,7 +384,7 @@ def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, m
     both = {"encode": ("text", "latents")}
     assert remarks(whole, **both) == remarks(*misspelt, **both) == remarks(whole, *misspelt, encode=("text",)) == []
     assert remarks(whole, *misspelt, **both) == ["4 samples have no picture (b, c, d, …): their batches hold no latents"]
-    with pytest.raises(NothingToEncode, match="of 1 samples none has a picture"):
+    with pytest.raises(BadUsage, match="of 1 samples none has a picture"):
         remarks(*misspelt[:1], encode=("latents",))
 
 

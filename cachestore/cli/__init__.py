@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    from cachestore.errors import NothingToEncode, StoreNotFound, Superseded
+    from cachestore.errors import BadUsage, StoreNotFound, Superseded
 
-    codes = {NothingToEncode: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
+    codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 

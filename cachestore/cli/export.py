@@ -35,7 +35,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was written; 3 if something could not be, or would have overwritten a stranger's file."""
+    """Print what was written; 3 if something could not be, would have overwritten a stranger's file, or is not what the trainer takes."""
     from cachestore.exporting import export_cache
 
     report = export_cache(
@@ -60,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(printable(f"{len(report.foreign)} files are there with other bytes and are not an earlier export's (--replace): {named}"))
     for cast in report.casts:
         print(printable(f"not bit for bit as stored: {cast}"))
+    for what in report.not_taken:
+        print(printable(f"not taken: {what}"))
+    for remark in report.remarks:
+        print(printable(f"note: {remark}"))
     for what in report.left_out:
         print(printable(f"not in the files: {what}"))
     counts = f"{report.written} files written ({human_bytes(report.bytes)}), {report.unchanged} were there"

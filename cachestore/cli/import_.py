@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", choices=("first", "all"), default="first", help="of each sample (default first)")
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="what a sample without a caption gets")
+    parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's, which it puts into every caption")
     parser.add_argument("--replace", action="store_true", help="take the place of other values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         captions=arguments.captions,
         caption_lines=arguments.caption_lines,
         caption=arguments.caption,
+        trigger_word=arguments.trigger_word,
         vae=arguments.vae,
         text_encoder=arguments.text_encoder,
         encode_args=dict(arguments.encode_arg),
@@ -97,5 +99,5 @@ def _tell(report: "ImportReport") -> None:
         if paths:
             print(printable(f"note: {len(paths)} files {what}: {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}"))
     counts = f"{made.encoded} values imported, {made.reused} were there, {made.failed} failed"
-    print(printable(f"{made.samples} samples of {report.family or 'nothing'}: {counts}"))
+    print(printable(f"{made.samples} samples of {report.family}: {counts}"))
     print(printable(f"data set {made.name!r}, generation {made.generation}, in {made.store}"))

@@ -8,6 +8,7 @@ DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attenti
 import base64
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.formats.families import AI_TOOLKIT, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, first_caption, pictures_of
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, first_caption, pictures_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, together
 from cachestore.formats.value import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.keys import Json
@@ -33,12 +34,34 @@ _FLIP: Final = "flip_x"
 _FLIP_Y: Final = "flip_y"
 """Likewise, of one upside down."""
 _VERSION: Final = 1
+_STAND_INS: Final = ("[name]", "[trigger]")
+_STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
+"""Of what the sides of its buckets are multiples, by family."""
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
 
 def is_ours(path: str) -> bool:
     """Whether a file may be of such a cache."""
     return path.endswith(".safetensors") and PurePosixPath(path).parent.name in {_LATENTS, _TEXT}
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds: its folder tells. No name tells a family."""
+    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents") if is_ours(path) else None
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The caption that ai-toolkit makes of a caption file's text, as it digests it.
+
+    One more space comes behind each comma, and the end of the last line stays. `[trigger]` and `[name]` stand for the trigger word, which
+    is put in front where the caption lacks it.
+    """
+    trigger = added.trigger or ""
+    text = added.default if added.default is not None and not text.strip() else text
+    made = ", ".join(text.replace("\r\n", "\n").replace("\r", "\n").split(","))
+    for stand_in in _STAND_INS:
+        made = made.replace(stand_in, trigger)
+    return [f"{trigger} {made}" if trigger.strip() and trigger not in made else made]
 
 
 def hash_of(info: Mapping[str, Json]) -> str:
@@ -62,7 +85,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
         those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
-        if found is not None and folder.name == _TEXT:
+        if found is not None and those and folder.name == _TEXT:
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
             reference = those[0][0]
@@ -75,9 +98,11 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
 
 
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
-    for caption in dict.fromkeys(caption for sample in samples for caption in (*sample.captions, first_caption(sample))):
+    own = (caption for sample in samples for caption in (*sample.captions, first_caption(sample)))
+    for caption in dict.fromkeys((*own, "")):  # the empty one lies beside each picture where captions are dropped
+        forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
         for name, spaces in _TEXT_SPACES.items():
-            if any(hash_of(text_info(caption, space)) == digest for space in spaces) and matches.counts(_family(name)):
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(_family(name)):
                 matches.take_text(caption, Place(path))
                 return
 
@@ -174,6 +199,35 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     path = PurePosixPath(named.reference)
     prompt, pooled = together(family, text.tensors)
     own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
-    digest = hash_of(text_info(named.caption, _TEXT_SPACES[family.name][0]))
+    caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
+    digest = hash_of(text_info(caption, _TEXT_SPACES[family.name][0]))
     name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
     return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own})
+
+
+def finds(family: Family, named: Named, rule: Rule) -> bool:
+    """Whether ai-toolkit looks for latents by the name that they are exported under: it would scale and cut the picture so itself.
+
+    Its own step counts, whatever the data set's is.
+    """
+    return named.size is not None and (named.resized, named.crop) == placed(named.size, rule.resolution, _STEPS[family.name])
+
+
+def placed(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """What ai-toolkit scales a picture of this size to, and the crop in that.
+
+    Of the four buckets around the picture's own shape, at no more than its own area, it takes the one whose area is nearest.
+    """
+    width, height = size
+    most = resolution * resolution
+    wanted = min(width * height, most)
+    scale = (wanted / (width * height)) ** 0.5
+    across, down = width * scale / step, height * scale / step
+    around = [(one(across) * step, other(down) * step) for one in (math.floor, math.ceil) for other in (math.floor, math.ceil)]
+    fitting = [bucket for bucket in around if 0 < bucket[0] * bucket[1] <= most]
+    least = (max(step, math.floor(across) * step), max(step, math.floor(down) * step))
+    bucket = min(fitting or [least], key=lambda bucket: abs(bucket[0] * bucket[1] - wanted))
+    covering = max(bucket[0] / width, bucket[1] / height)
+    resized = (math.ceil(width * covering), math.ceil(height * covering))
+    left, top = ((one - other) // 2 for one, other in zip(resized, bucket, strict=True))
+    return resized, (left, top, left + bucket[0], top + bucket[1])

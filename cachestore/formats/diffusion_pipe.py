@@ -16,7 +16,7 @@ from typing import Final
 
 from cachestore.errors import EncodeFailed
 from cachestore.formats.families import DIFFUSION_PIPE, Family
-from cachestore.formats.matching import Matches, Place, first_caption, pictures_of, references_of
+from cachestore.formats.matching import Looks, Matches, Place, first_caption, pictures_of, references_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Text, refuse, reshaped, without_batch
 from cachestore.keys import Json
@@ -43,6 +43,12 @@ class Item:
 def is_ours(path: str) -> bool:
     """Whether a file may be of such a cache."""
     return PurePosixPath(path).name == _TABLE or (path.endswith(".bin") and _SHARD.fullmatch(PurePosixPath(path).stem) is not None)
+
+
+def looks(path: str) -> Looks | None:
+    """What a shard or table holds: its folder tells."""
+    folder = PurePosixPath(path).parent.name
+    return Looks("text" if _TEXT_FOLDER.fullmatch(folder) is not None else "latents") if is_ours(path) else None
 
 
 def places_in(root: Path, paths: Sequence[str]) -> Iterator[Place]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from cachestore.formats.families import Family
 from cachestore.formats.value import Latents, Raw
@@ -49,12 +49,44 @@ class Told:
     """The rest."""
 
 
+Kind = Literal["text", "latents"]
+
+
+class Added(NamedTuple):
+    """What a trainer's settings make of captions."""
+
+    trigger: str | None = None
+    """A word that stands in every caption."""
+    default: str | None = None
+    """What stands for a caption that is missing or blank."""
+
+
+class Looks(NamedTuple):
+    """What a file of a cache holds, by its name alone."""
+
+    kind: Kind
+    named: str | None = None
+    """How its name calls the family; None where it calls none."""
+    family: Family | None = None
+    """The family of that name; None of one that is not known here."""
+
+
+class Rule(NamedTuple):
+    """By what a data set's pictures are put into buckets."""
+
+    resolution: int
+    step: int = 64
+    upscales: bool = True
+
+
 @dataclass(slots=True)
 class Matches:
     """Which file each sample's values lie in."""
 
     family: Family | None
     """The only one whose files count; None while any may come."""
+    read_as: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """By caption, how else the trainer has it: as it reads the caption's file, with spaces and line ends that a data set is without."""
     text: dict[str, list[Place]] = field(default_factory=dict[str, list[Place]])
     """By caption, every file that is of it."""
     latents: dict[str, Place] = field(default_factory=dict[str, Place])
@@ -121,6 +153,12 @@ class Named:
     resized: tuple[int, int] | None = None
     crop: tuple[int, int, int, int] | None = None
     tokens: int | None = None
+    is_part: bool = False
+    """Whether the crop was chosen inside of a part of the picture that is the sample's own."""
+    is_prompt: bool = False
+    """Whether it is a caption without a picture."""
+    read_as: str | None = None
+    """The caption as the trainer reads it from its file; None where no such file is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +245,11 @@ def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> di
     for name, references in sorted(shared.items()):
         matches.remarks.append(f"{' and '.join(references[:3])} share the name {name!r}, so files of that name are nobody's")
     return {name: those[0] for name, those in found.items() if len(those) == 1}
+
+
+def same_words(one: str, other: str) -> bool:
+    """Whether two captions differ in nothing but white space."""
+    return one.split() == other.split()
 
 
 def first_caption(sample: Sample) -> str:

@@ -4,14 +4,16 @@ NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and mor
 NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtype}` where lengths differ
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.formats.containers import dtype_name, dtype_names
 from cachestore.formats.families import MUSUBI, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, by_name, first_caption, only, stem_of
+from cachestore.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption, only, stem_of
 from cachestore.formats.text import POOLED, PROMPT
 from cachestore.formats.value import Contents, Latents, Raw, Text, refuse, reshaped, without_batch
 from cachestore.samples import Sample
@@ -32,11 +34,23 @@ _PREFIX: Final = f"{MUSUBI}."
 _VERSION: Final = "1.0.1"
 _SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
 """Families whose control images are numbered."""
+_NEEDS_CONTROL: Final = frozenset({"flux"})
+_STEP: Final = 16
+"""Of what the sides of its buckets are multiples."""
 
 
 def is_ours(path: str) -> bool:
     """Whether a file may be of such a cache."""
     return path.endswith(".safetensors")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds, by the end of its name."""
+    name = PurePosixPath(path).name
+    found = _TEXT.fullmatch(name) or _LATENTS.fullmatch(name)
+    if found is None:
+        return None
+    return Looks("text" if found.re is _TEXT else "latents", found["arch"], family_of(MUSUBI, found["arch"]))
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
@@ -86,7 +100,7 @@ def _unframed(raw: Raw) -> Raw:
 def read_text(contents: Contents, family: Family, place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
     said = contents.values.get("caption1")
-    if said is not None and place.expected is not None and said != place.expected:
+    if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
         what = f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now"
         raise refuse(what)
     names = _TEXTS[family.name]
@@ -116,6 +130,12 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
     own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
     own |= _controls(family, views[0].controls)
+    if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in own):
+        what = (
+            f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which it trains on latents of control images too,"
+            " and it has none: precompute the source with a column `control`"
+        )
+        raise refuse(what)
     width, height = named.size
     metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
     stem = PurePosixPath(stem_of(named.reference)).name
@@ -147,3 +167,26 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 def _architecture(family: Family) -> str:
     return family.names[MUSUBI][1]
+
+
+def stacks(named: Named, resolution: int) -> tuple[int, int] | None:
+    """What musubi-tuner puts into one batch: pictures of one of its own buckets. None where the picture's own size is not known."""
+    return None if named.size is None else bucket_of(named.size, resolution)
+
+
+def bucket_of(size: tuple[int, int], resolution: int) -> tuple[int, int]:
+    """The bucket of musubi-tuner for a picture of this size: the one of the nearest aspect ratio, of equally near ones the first."""
+    wanted = size[0] / size[1]
+    return min(_buckets(resolution), key=lambda bucket: abs(bucket[0] / bucket[1] - wanted))
+
+
+@lru_cache(maxsize=64)
+def _buckets(resolution: int) -> tuple[tuple[int, int], ...]:
+    """Its buckets of a resolution, sorted."""
+    area = resolution * resolution
+    side = math.isqrt(area)
+    found: set[tuple[int, int]] = set()
+    for width in range(max(_STEP, side // 2 // _STEP * _STEP), side + _STEP, _STEP):
+        height = area // width // _STEP * _STEP
+        found |= {(width, height), (height, width)}
+    return tuple(sorted(found))

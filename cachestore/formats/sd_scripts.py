@@ -12,14 +12,15 @@ Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_h
 
 import re
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Final
 from zlib import crc32
 
 import numpy as np
 
-from cachestore.encode.buckets import Size, placement
+from cachestore.encode.buckets import Size, bucket_list, placement
 from cachestore.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, View, by_name, only, pictures_of, stem_of
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, only, pictures_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
 from cachestore.formats.value import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.keys import Json
@@ -27,6 +28,7 @@ from cachestore.samples import Sample
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
+_OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
@@ -43,6 +45,23 @@ LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
 def is_ours(path: str) -> bool:
     """Whether a file may be of such a cache."""
     return path.endswith(".npz")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds, by the end of its name; None of an older name, `STEM.npz`, which anything may have."""
+    for name, suffix in _TEXT.items():
+        if path.endswith(suffix):
+            return Looks("text", name, family_of(SD_SCRIPTS, name))
+    found = _LATENTS.fullmatch(path) or _OTHER_TEXT.fullmatch(path)
+    if found is None:
+        return None
+    return Looks("text" if found.re is _OTHER_TEXT else "latents", found["family"], family_of(SD_SCRIPTS, found["family"]))
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The caption that sd-scripts takes of a caption file's text: its first line."""
+    del added
+    return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
@@ -196,7 +215,7 @@ def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, R
     made = {
         "latents": view.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
-        "crop_ltrb": from_array(np.array(_crop(view.named), np.int64)),
+        "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
         **_view_of(view.named, view.latents.tensor),
         **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
         **own,
@@ -211,14 +230,59 @@ def _alpha(mask: Raw, named: Named) -> Raw:
     return from_array(array.repeat(factor, 0).repeat(factor, 1))
 
 
-def _crop(named: Named) -> tuple[int, int, int, int]:
-    """What of the picture was taken, in its own pixels; all of it where that is not known."""
+def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, float]:
+    """`crop_ltrb` as sd-scripts itself notes it, in pixels of the bucket: where the whole picture lies when it is put inside of that.
+
+    It notes the same for a crop that it drew. The left of the mirrored picture is what the bucket has to the right of it.
+    Of a part of the picture, which sd-scripts never cuts out, it is where the part lies in all of it.
+    """
     assert named.size is not None
-    if named.crop is None or named.resized is None:
-        return 0, 0, *named.size
-    across, down = named.size[0] / named.resized[0], named.size[1] / named.resized[1]
-    left, top, right, bottom = named.crop
-    return round(left * across), round(top * down), round(right * across), round(bottom * down)
+    width, height = bucket
+    if named.is_part and named.crop is not None and named.resized is not None:
+        left, top, right, bottom = named.crop
+        return left, top, right - (named.resized[0] - width), bottom - (named.resized[1] - height)
+    own = named.size[0] / named.size[1]
+    across, down = (height * own, height) if width / height > own else (width, width / own)
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def finds(family: Family, named: Named, rule: Rule) -> bool:
+    """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
+
+    Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
+    """
+    del family
+    if named.size is None or named.bucket is None:
+        return True  # what is not known is no reason
+    return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
+
+
+def bucket_of(size: Size, rule: Rule) -> tuple[int, int]:
+    """The bucket of sd-scripts for a picture of this size: its own size, else the nearest aspect ratio, of equally near ones the first."""
+    buckets, own = bucket_list(rule.resolution, rule.step), size.width / size.height
+    return size if size in buckets else min(buckets, key=lambda bucket: abs(bucket.width / bucket.height - own))
+
+
+def bucket_without_upscaling(size: Size, rule: Rule) -> tuple[int, int]:
+    """The same with `bucket_no_upscale`: a large picture is shrunk to the area, by the side that keeps its shape better; then cut to steps.
+
+    (0, 0) for a picture that is too long for any.
+    """
+    own, area, resized = size.width / size.height, rule.resolution**2, tuple(size)
+    if size.width * size.height > area:
+        wide = sqrt(area * own)
+        across, down = _stepped(wide, rule.step), _stepped(area / wide, rule.step)
+        its_down, its_across = _stepped(across / own, rule.step), _stepped(down * own, rule.step)
+        if not its_down or not down:
+            return 0, 0
+        is_by_width = abs(across / its_down - own) < abs(its_across / down - own)
+        resized = (across, int(across / own + 0.5)) if is_by_width else (int(down * own + 0.5), down)
+    return resized[0] // rule.step * rule.step, resized[1] // rule.step * rule.step
+
+
+def _stepped(side: float, step: int) -> int:
+    return int(side + 0.5) // step * step
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

@@ -20,12 +20,13 @@ import numpy as np
 
 from cachestore.errors import BadInput
 from cachestore.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.formats.matching import Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
 from cachestore.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
 from cachestore.formats.value import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.samples import Sample
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
+_LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
 _PREFIX: Final = f"{SIMPLETUNER}."
 _WHOLE: Final = "value"
 _BOTH: Final = "vae/"
@@ -34,6 +35,8 @@ _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
 _TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
+_UNFRAMED: Final = frozenset({"qwen-image"})
+"""Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
 _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """What older files hold, by position."""
 
@@ -41,6 +44,20 @@ _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 def is_ours(path: str) -> bool:
     """Whether a file may be of such a cache."""
     return path.endswith(".pt")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds; None of an older name, `STEM.pt`, which anything may have."""
+    name = PurePosixPath(path).name
+    if (found := _TEXT.fullmatch(name)) is not None:
+        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]))
+    return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The captions that SimpleTuner takes of a caption file's text: its lines, with the white space around them but for the new line."""
+    del added
+    return [line for line in text.split("\n") if line] if "\n" in text else [text]
 
 
 def text_name(caption: str, family: Family) -> str:
@@ -65,7 +82,8 @@ def latents_path(reference: str) -> str:
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are, by the digests of captions and of pictures' names."""
-    captions = {_md5(caption): caption for sample in samples for caption in ("", *sample.captions)}
+    own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
+    captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
     others: list[str] = []
     for path in paths:
         named = _TEXT.fullmatch(PurePosixPath(path).name)
@@ -208,8 +226,10 @@ def _by_position(name: str) -> str:
 
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents."""
-    del family
-    return latents_path(views[0].named.reference), Contents({_WHOLE: views[0].latents.tensor})
+    raw = views[0].latents.tensor
+    if family.name in _UNFRAMED and len(raw[1]) == 4 and raw[1][1] == 1:
+        raw = reshaped(raw, (raw[1][0], *raw[1][2:]))
+    return latents_path(views[0].named.reference), Contents({_WHOLE: raw})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
@@ -221,7 +241,17 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
         made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
         own = text.others.get(_PREFIX + _MASKS)
         made[_MASKS] = own if own is not None else batched(mask_of(text, length, named.tokens))
-    return f"text/{text_name(named.caption, family)}", Contents(made)
+    return f"text/{text_name(named.caption if named.read_as is None else named.read_as, family)}", Contents(made)
+
+
+def stacks(named: Named, resolution: int) -> str | None:
+    """What SimpleTuner puts into one batch: pictures of one aspect ratio, as the exported note of sizes says it. None where none says."""
+    del resolution
+    return None if named.bucket is None else str(_ratio(named.bucket))
+
+
+def _ratio(bucket: tuple[int, int]) -> float:
+    return round(bucket[0] / bucket[1], 2)
 
 
 def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, object]:
@@ -231,7 +261,7 @@ def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, obje
     for path, named in rows:
         if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
             continue
-        ratio = round(named.bucket[0] / named.bucket[1], 2)
+        ratio = _ratio(named.bucket)
         known[path] = {
             "original_size": list(named.size),
             "intermediary_size": list(named.resized),

@@ -1,13 +1,13 @@
 """The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cachestore.errors import BadInput
 from cachestore.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.formats.matching import Matches, Named, Place, View
+from cachestore.formats.matching import Added, Looks, Matches, Named, Place, Rule, View
 from cachestore.formats.value import Contents, Latents, Text
 from cachestore.samples import Sample
 
@@ -34,6 +34,12 @@ class Writing:
     """Whether text is named by its caption, so that all sources and resolutions share one folder of it."""
     one_resolution: frozenset[str] = frozenset()
     """Families whose files hold one resolution, where others' hold several."""
+    is_text_digested: bool = False
+    """Whether the name of text is a digest of the caption as the trainer reads it."""
+    finds: Callable[[Family, Named, Rule], bool] | None = None
+    """Whether the trainer looks for latents like these; None where it takes all of that name."""
+    stacks: Callable[[Named, int], Hashable] | None = None
+    """What the trainer puts into one batch at this resolution, so that all of it must be of one shape; None where shapes decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Format:
     name: str
     container: Container
     is_ours: Callable[[str], bool]
+    looks: Callable[[str], Looks | None]
+    """What a file holds by its name alone; None where that tells nothing."""
     match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
     """By names alone; None where each value has to be looked into (diffusion-pipe)."""
     read_latents: Callable[[Contents, Family, Place], Latents]
@@ -54,6 +62,12 @@ class Format:
     """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
     read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
     """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
+    captions_of: Callable[[str, Added], list[str]] | None = None
+    """The captions that the trainer makes of a caption file's text; None where that is the text without the white space around it."""
+    is_one_caption: bool = True
+    """Whether it takes one caption of each picture."""
+    text_may_be: str = ""
+    """Of what else its text may be than of the captions in the source, in words."""
 
 
 FORMATS: Final = {
@@ -63,6 +77,7 @@ FORMATS: Final = {
             SD_SCRIPTS,
             "npz",
             sd_scripts.is_ours,
+            sd_scripts.looks,
             sd_scripts.match,
             sd_scripts.read_latents,
             sd_scripts.read_text,
@@ -74,13 +89,16 @@ FORMATS: Final = {
                 sd_scripts.LATENTS_CASTS,
                 sd_scripts.CASTS,
                 one_resolution=sd_scripts.BARE,
+                finds=sd_scripts.finds,
             ),
             is_beside=True,
+            captions_of=sd_scripts.captions_of,
         ),
         Format(
             SIMPLETUNER,
             "torch",
             simpletuner.is_ours,
+            simpletuner.looks,
             simpletuner.match,
             simpletuner.read_latents,
             simpletuner.read_text,
@@ -90,33 +108,56 @@ FORMATS: Final = {
                 "a folder each",
                 frozenset({"drawn crops", "own crops"}),
                 is_text_shared=True,
+                is_text_digested=True,
+                stacks=simpletuner.stacks,
             ),
             tells=simpletuner.tells,
             read_told=simpletuner.read_told,
+            captions_of=simpletuner.captions_of,
+            is_one_caption=False,
+            text_may_be=(
+                "validation prompts, of captions behind an instance prompt, of the lines of a file (--caption-lines each --captions all),"
+                " or of pictures: models that edit them have text that is named by the picture"
+            ),
         ),
         Format(
             MUSUBI,
             "safetensors",
             musubi.is_ours,
+            musubi.looks,
             musubi.match,
             musubi.read_latents,
             musubi.read_text,
-            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"})),
+            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
         ),
         Format(
             AI_TOOLKIT,
             "safetensors",
             ai_toolkit.is_ours,
+            ai_toolkit.looks,
             ai_toolkit.match,
             ai_toolkit.read_latents,
             ai_toolkit.read_text,
-            Writing(ai_toolkit.latents_file, ai_toolkit.text_file, "one folder", frozenset({"flips"})),
+            Writing(
+                ai_toolkit.latents_file,
+                ai_toolkit.text_file,
+                "one folder",
+                frozenset({"flips"}),
+                is_text_digested=True,
+                finds=ai_toolkit.finds,
+            ),
             is_beside=True,
+            captions_of=ai_toolkit.captions_of,
+            text_may_be=(
+                "captions with a trigger word (--trigger-word), of a default caption (--caption TEXT), of shuffled or random words, or of"
+                " captions with a control image: all of them change the digest in the name"
+            ),
         ),
         Format(
             DIFFUSION_PIPE,
             "torch",
             diffusion_pipe.is_ours,
+            diffusion_pipe.looks,
             None,
             diffusion_pipe.read_latents,
             diffusion_pipe.read_text,

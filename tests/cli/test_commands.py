@@ -342,7 +342,7 @@ def test_an_empty_folder_and_a_manifest_without_captions_are_usage_errors(run_js
     (tmp_path / "m.jsonl").write_text('{"image": "a.png", "captoin": "a cat"}\n')
     for data in (tmp_path / "empty", tmp_path / "m.jsonl"):
         code, told = run_json("precompute", data, "--model", "m", "--store", tmp_path / "s", option)
-        assert (code, told["kind"], (tmp_path / "s").exists()) == (USAGE, "NothingToEncode", False)
+        assert (code, told["kind"], (tmp_path / "s").exists()) == (USAGE, "BadUsage", False)
 
 
 def test_an_empty_list_of_encoders_is_a_usage_error(run, data, tmp_path, makers):

@@ -144,7 +144,7 @@ def test_nothing_in_all_ranks_is_2_and_publishes_nothing(asked, tmp_path):
     (tmp_path / "empty").mkdir()
     asked[1] = tmp_path / "empty"
     code, out, err = ended(command(*asked, "--procs", "2", "--json"))
-    assert (code, json.loads(out)["kind"]) == (USAGE, "NothingToEncode")
+    assert (code, json.loads(out)["kind"]) == (USAGE, "BadUsage")
     assert cs.stats(tmp_path / "store").catalogs == (), "the parent makes the store for its ranks"
     assert "there is nothing to encode in" in err
 

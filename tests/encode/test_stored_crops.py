@@ -137,21 +137,22 @@ def test_the_report_says_which_part_of_a_picture_is_shown(tmp_path, data, vae, c
     assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]
 
 
-def test_latents_are_exported_with_the_crop_in_the_pixels_of_the_file(tmp_path, data, vae):
+def test_latents_of_a_part_are_exported_with_its_place_from_the_left_and_of_the_mirrored_side(tmp_path, data, vae):
+    """The part's bucket of 48x80 begins 66 pixels from the left of 120; mirrored, it begins 6 from it."""
     store, out = tmp_path / "store", tmp_path / "out"
     encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, store)
     cs.export_cache(store, format="sd-scripts", folder=out, family="flux")
     [path] = Path(out).glob("*.npz")
     npz = np.load(path)
     [crop] = [npz[name].tolist() for name in npz if name.startswith("crop_ltrb")]
-    assert crop == [66, 10, 114, 90]
+    assert crop == [66, 10, 48 - 6, 80]
 
 
 @pytest.mark.parametrize("kind", ["musubi", "ai-toolkit"])
 def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_whole_pictures_alone(tmp_path, data, vae, kind):
     store, out = tmp_path / "store", tmp_path / "out"
     encode(write_rows(data, rows_of({"whole": None, "right": PARTS["right"]})), vae, store)
-    report = cs.export_cache(store, format=kind, folder=out, family="flux")
+    report = cs.export_cache(store, format=kind, folder=out, family="z-image" if kind == "musubi" else "flux")
     assert [(one["sample"], "crop of its own" in one["reason"]) for one in report.failures] == [("right", True)]
     assert report.written == 1
 

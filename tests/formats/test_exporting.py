@@ -127,6 +127,90 @@ def test_bfloat16_becomes_float32_in_npz_and_that_is_said(data, store, out):
     assert {cast.partition(":")[0] for cast in report.casts} == {"latents", "prompt_embeds", "pooled_prompt_embeds"}
 
 
+@pytest.mark.parametrize(
+    ("text", "digested"), [("cat, looking up\n", "cat,  looking up\n"), ("one, two \r\n", "one,  two \n"), ("\n", "\n"), ("", "")]
+)
+def test_ai_toolkit_finds_text_by_the_caption_file_as_it_reads_it(data, store, out, text, digested):
+    """The store has captions without the white space around them; another trainer's cache of the same pictures is exported."""
+    (data / "two.txt").write_bytes(text.encode())
+    pictures = [PICTURES[0], replace(PICTURES[1], caption=text.strip()), PICTURES[2]]
+    trainers.write_sd_scripts(data, "flux", pictures, is_flipped=False)
+    bring("sd-scripts", data, store, data)
+    report = send("ai-toolkit", store, out)
+    assert report.failures == ()
+    info = {"caption": digested, "text_embedding_space_version": "flux", "text_embedding_version": 1}
+    assert (out / "_t_e_cache" / f"two_{trainers.aitk_hash(info)}.safetensors").is_file()
+    assert not any("captions are not here" in remark for remark in report.remarks)
+
+
+def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(data, store, out, capsys):
+    trainers.write_sd_scripts(data, "flux", is_flipped=False)
+    bring("sd-scripts", data, store, data, encode=["text"])
+    (data / "two.txt").write_text("a caption that was edited")
+    (data / "a" / "one.txt").unlink()
+    assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
+    words = capsys.readouterr().out
+    assert "not taken: 1 captions are not what ai-toolkit reads in their files, and it encodes those itself (two.png)" in words
+    assert "the files of 1 captions are not here" in words
+
+
+@pytest.mark.parametrize("options", [{}, {"trigger_word": "sks"}])
+def test_a_cache_of_ai_toolkit_with_a_trigger_word_goes_back_under_its_names(data, store, out, options):
+    trigger = f"{options['trigger_word']} " if options else ""
+    (data / "two.txt").write_text("a bird,\n")
+    encoded = [trigger + text for text in (PICTURES[0].caption, "a bird,\n", "")]
+    pictures = [replace(one, caption=text) for one, text in zip(PICTURES, encoded, strict=True)]
+    trainers.write_ai_toolkit(data, "flux", pictures)
+    bring("ai-toolkit", data, store, data, **options)
+    assert send("ai-toolkit", store, out).complete
+    for picture in pictures:
+        trainers.read_ai_toolkit(out, picture, "flux")
+
+
+def test_a_cache_of_simpletuner_with_white_space_in_captions_goes_back_under_its_names(tmp_path, data, store, out):
+    for picture, text in zip(PICTURES, [" a cat \r\n", "a dog  ", "a bird\n"], strict=True):
+        (data / f"{picture.stem}.txt").write_bytes(text.encode())
+    pictures = [replace(one, caption=text) for one, text in zip(PICTURES, [" a cat \r", "a dog  ", "a bird"], strict=True)]
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    bring("simpletuner", tmp_path / "text", store, data)
+    assert send("simpletuner", store, out).complete
+    assert {path.name for path in (out / "text").iterdir()} == {path.name for path in (tmp_path / "text").iterdir()}
+
+
+def test_latents_of_qwen_image_go_back_to_simpletuner_without_an_axis_of_frames(tmp_path, data, store, out):
+    for picture in PICTURES:
+        path = trainers.st_latents_path(tmp_path / "vae", picture)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(trainers.latents_of(picture, "qwen-image"), path)
+    bring("simpletuner", tmp_path / "vae", store, data, family="qwen-image")
+    assert send("simpletuner", store, out).complete
+    for picture in PICTURES:
+        now = torch.load(trainers.st_latents_path(out / "vae", picture), weights_only=True)
+        assert equal(now, trainers.latents_of(picture, "qwen-image"))
+
+
+@pytest.mark.parametrize(
+    ("size", "latent", "crop"),
+    [
+        ((384, 255), (48, 80), [30, 0, 30 + 384 * 384 / 255, 384]),
+        ((384, 384), (64, 64), [0, 0, 512, 512]),
+        ((600, 1000), (152, 104), [51, 0, 51 + 1216 * 0.6, 1216]),
+        ((900, 1600), (160, 96), [24, 0, 744, 1280]),
+    ],
+)
+def test_crop_ltrb_is_in_pixels_of_the_bucket_as_sd_scripts_notes_it(tmp_path, data, store, out, size, latent, crop):
+    """Where the picture would lie inside of its bucket: what is right of it is what is left of its mirrored side."""
+    picture = trainers.Picture("large.png", "", size, latent)
+    trainers.make_source(data, [picture])
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", [picture])
+    bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
+    send("sd-scripts", store, out)
+    npz = np.load(trainers.sd_latents_path(out, picture, "sdxl"))
+    assert npz["crop_ltrb"].dtype == np.float64
+    assert np.allclose(npz["crop_ltrb"], crop)
+    assert npz["original_size"].tolist() == list(size)
+
+
 @pytest.mark.parametrize("stored", ["moments", "mean", "sample"])
 def test_what_precompute_made_is_exported_as_a_training_would_see_it(tmp_path, out, stored):
     """A store of ours: raw moments, a mean or a sample, of which SimpleTuner keeps one normalised sample."""
@@ -207,10 +291,9 @@ def test_text_that_is_not_all_of_the_familys_is_a_failure_of_its_sample(tmp_path
     assert "needs prompt_embeds.text_encoder" in report.failures[0]["reason"]
 
 
-def test_an_empty_data_set_exports_nothing(tmp_path, store, out):
-    (tmp_path / "nothing").mkdir()
-    bring("sd-scripts", tmp_path / "nothing", store, tmp_path / "nothing")
-    report = send("sd-scripts", store, out)
+def test_an_empty_data_set_exports_nothing(tmp_path, out):
+    store = stores.make_store(tmp_path / "store", [], stores.recipes(stores.FLUX, None))
+    report = send("sd-scripts", store, out, family="flux")
     assert (report.complete, report.samples, report.written) == (True, 0, 0)
 
 
@@ -223,9 +306,10 @@ def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
     trainers.write_ai_toolkit(data, "flux", pictures)
     bring("ai-toolkit", data, store, data)
     report = send("musubi", store, out)
-    assert {failure["sample"] for failure in report.failures} == {"two.png"}
-    assert "'b/two.png'" in report.failures[0]["reason"]
-    assert report.written == 6
+    texts = [failure for failure in report.failures if failure["encoder"] == "text"]
+    assert [failure["sample"] for failure in texts] == ["two.png"]
+    assert "'b/two.png'" in texts[0]["reason"]
+    assert report.written == 3
 
 
 def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 import cachestore as cs
 from cachestore.cli import FAILURES, OK, main
+from cachestore.encode import buckets
 from cachestore.encode.buckets import Size, choose, placement
 from cachestore.encode.masks import mask_recipe
 from cachestore.errors import BadInput
@@ -22,7 +24,7 @@ from tests.formats import trainers
 from tests.formats.caches import bring, send
 from tests.loading import stores
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
 SIZES = {"a/one.png": (600, 480), "two.png": (512, 512)}
 MASKED = "a/one.png"
@@ -192,7 +194,7 @@ def test_simpletuner_gets_a_folder_for_each_resolution_and_one_of_text_for_all(t
 
 
 def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_in_each(tmp_path, out):
-    report = send("musubi", make_store(tmp_path / "store"), out)
+    report = send("musubi", make_store(tmp_path / "store", Wanted(controls=1)), out)
     assert (report.complete, report.written) == (True, 8)
     for resolution in (256, 512):
         for name in SIZES:
@@ -216,9 +218,60 @@ def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp
     assert "2 control images, and musubi-tuner takes one for flux" in report.failures[0]["reason"]
 
 
+def in_words(told):
+    return " ".join(told)
+
+
+def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(tmp_path, out, capsys):
+    """Its bucket of 600x480 at 512 is another than ours; of 512x512 it is the same."""
+    store = make_store(tmp_path / "store", Wanted((512,)))
+    assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
+    assert "not taken: 1 of 2 latents are not what ai-toolkit looks for" in capsys.readouterr().out
+
+
+def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
+    """Two aspect ratios that are of one bucket there and of two here. Latents of control images part its groups, so they need none."""
+    monkeypatch.setattr("tests.formats.test_exporting_views.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)})
+    store = without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image")))
+    report = send("musubi", store, out)
+    assert (report.complete, report.failures, report.written) == (False, (), 3)
+    assert in_words(report.not_taken).startswith(
+        "1 of the 2 groups of which musubi makes batches hold latents of several shapes (2 pictures)"
+    )
+
+
+def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeypatch):
+    """Without enlarging, small pictures have buckets of their own sizes, and some of one aspect ratio."""
+    monkeypatch.setattr("tests.formats.test_exporting_views.SIZES", {"a/one.png": (128, 128), "two.png": (192, 192)})
+    monkeypatch.setattr("tests.formats.test_exporting_views.choose", partial(buckets.choose, upscales=False))
+    report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
+    assert not report.complete
+    assert in_words(report.not_taken).startswith("1 of the 1 groups of which simpletuner makes batches")
+
+
+def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_path, out):
+    """Of an imported data set, which knows no resolution: that follows from its largest bucket."""
+    pictures = [trainers.Picture("a.png", "a", (600, 600), (64, 64)), trainers.Picture("b.png", "b", (384, 255), (52, 78))]
+    data = trainers.make_source(tmp_path / "data", pictures)
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    bring("simpletuner", tmp_path / "vae", tmp_path / "store", data, family="sdxl")
+    report = send("sd-scripts", tmp_path / "store", out)
+    assert (report.complete, report.written) == (False, 2)
+    assert in_words(report.not_taken).startswith("1 of 2 latents are not what sd-scripts looks for")
+    assert "(b.png)" in report.not_taken[0]
+
+
+def test_flux_without_control_images_is_refused_for_musubi_which_trains_kontext(tmp_path, out):
+    report = send("musubi", make_store(tmp_path / "store", Wanted((256,))), out)
+    assert not report.complete
+    assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
+    assert "is FLUX.1 Kontext, which it trains on latents of control images too, and it has none" in report.failures[0]["reason"]
+    assert not list(out.glob("*x*_fk.safetensors"))
+
+
 def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
     report = send("ai-toolkit", make_store(tmp_path / "store", Wanted(options={"flip": True})), out)
-    assert (report.complete, report.written) == (True, 2 * (2 * 2 + 1))
+    assert (report.failures, report.written) == ((), 2 * (2 * 2 + 1))
     for resolution in (256, 512):
         for name in SIZES:
             for number in (0, 1):
@@ -230,12 +283,12 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
     ("kind", "wanted", "choice", "reason"),
     [
         ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("musubi", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
+        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, "pass --leave-out flips"),
         ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
         ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
         (
-            "musubi",
-            Wanted(options={"crop": "random", "seed": 0, "variants": 2}),
+            "sd-scripts",
+            Wanted((512,), options={"crop": "random", "seed": 0, "variants": 2}),
             {"variant_only": 1},
             "--variant-only with a number from 0 to 1",
         ),
@@ -244,13 +297,13 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
 )
 def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice, reason):
     store = make_store(tmp_path / "store", wanted)
-    if kind == "sd-scripts":
+    if wanted.family == "sdxl":
         store = without_text(store)
     with pytest.raises(BadInput, match=reason):
         send(kind, store, out)
     assert not out.exists()
     report = send(kind, store, out, **choice)
-    assert report.complete
+    assert not report.failures
     assert report.written
 
 
@@ -294,9 +347,9 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
 
 @pytest.mark.parametrize(("kind", "trees"), [("sd-scripts", ""), ("ai-toolkit", ""), ("musubi", "256"), ("simpletuner", "256")])
 def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, trees):
-    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces")))
+    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1))
     report = send(kind, store, out)
-    assert (report.complete, report.samples) == (True, 4)
+    assert (report.failures, report.samples) == ((), 4)
     for source in ("photos", "faces"):
         tree, picture = out / source / trees, picture_of("a/one.png", 256)
         match kind:
@@ -321,7 +374,7 @@ def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
 
 
 def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):
-    store = make_store(tmp_path / "store")
+    store = make_store(tmp_path / "store", Wanted(controls=1))
     from cachestore.files.paths import Layout
     from cachestore.storage.catalog import newest_catalog
 

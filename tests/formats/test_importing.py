@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import cachestore as cs
 from cachestore.claims import IMPORTED
-from cachestore.cli import ERROR, FAILURES, OK, main
-from cachestore.errors import BadInput, RecipeMismatch
+from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
+from cachestore.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.keys import digest_bytes
 from tests.formats import trainers
 from tests.formats.caches import CLAIMS, bring, equal
@@ -225,11 +225,160 @@ def test_what_diffusion_pipe_cached_comes_out_bit_for_bit(tmp_path, data, store)
         check_text(sample, picture, "flux", torch.bfloat16)
 
 
-def test_importing_nothing_into_a_store_makes_an_empty_data_set(tmp_path, store):
+@pytest.mark.parametrize("kind", ["sd-scripts", "simpletuner", "musubi", "ai-toolkit", "diffusion-pipe"])
+def test_a_folder_without_a_file_of_the_trainer_is_refused_and_no_store_is_made(tmp_path, data, store, kind, capsys):
     (tmp_path / "nothing").mkdir()
-    report = bring("sd-scripts", tmp_path / "nothing", store, tmp_path / "nothing")
-    assert (report.complete, report.report.samples, report.report.wanted, report.unmatched) == (True, 0, 0, ())
-    assert len(cs.CachedDataset(store)) == 0
+    arguments = ["import", kind, str(tmp_path / "nothing"), "--store", str(store), "--data", str(data), "--claim", "model=x"]
+    assert main(arguments) == USAGE
+    assert f"holds no file of {kind}'s cache" in capsys.readouterr().err
+    assert not store.exists()
+
+
+def test_text_files_that_match_nobody_are_counted_and_listed_and_every_sample_fails(tmp_path, data, store):
+    """Which encoders are imported follows from the files that are there, not from those that matched."""
+    both = tmp_path / "both"
+    trainers.write_simpletuner(both / "text", both / "vae", "sdxl")
+    for picture in PICTURES:
+        (data / f"{picture.stem}.txt").write_text("a caption that was edited")
+    trainers.st_text_path(both / "text", "", "sdxl").unlink()
+    report = bring("simpletuner", both, store, data)
+    assert (report.complete, report.report.encoded, report.report.failed) == (False, 3, 1)
+    assert {(one["sample"], one["encoder"]) for one in report.report.failures} == {(one.reference, "text") for one in PICTURES}
+    assert len(report.unmatched) == 2
+    assert any("2 of 2 files of text are of no caption of the source" in remark for remark in report.remarks)
+
+
+def test_latents_that_match_nobody_are_counted_and_listed_and_every_sample_fails(tmp_path, data, store):
+    both = tmp_path / "both"
+    elsewhere = [dataclasses.replace(one, reference=f"elsewhere-{one.reference.replace('/', '-')}") for one in PICTURES]
+    trainers.write_simpletuner(both / "text", both / "vae", "sdxl", elsewhere)
+    report = bring("simpletuner", both, store, data)
+    assert (report.complete, report.report.encoded) == (False, 3)
+    assert {(one["sample"], one["encoder"]) for one in report.report.failures} == {(one.reference, "latents") for one in PICTURES}
+    assert len(report.unmatched) == 3
+
+
+def test_latents_are_not_imported_for_a_list_of_prompts(tmp_path, data, store):
+    both = tmp_path / "both"
+    trainers.write_simpletuner(both / "text", both / "vae", "sdxl")
+    (tmp_path / "prompts.txt").write_text(f"{PICTURES[0].caption}\n")
+    with pytest.raises(BadUsage, match=r"lists no pictures.*--encode text"):
+        bring("simpletuner", both, store, tmp_path / "prompts.txt")
+    assert bring("simpletuner", both, store, tmp_path / "prompts.txt", encode=["text"]).report.encoded == 2
+
+
+def test_files_of_families_that_are_not_known_are_said(tmp_path, data, store):
+    """Some of SimpleTuner's models key text by the picture's name: none of it is taken for a caption's."""
+    text, vae = tmp_path / "both" / "text", tmp_path / "both" / "vae"
+    trainers.write_simpletuner(text, vae, "sdxl")
+    known = trainers.st_text_path(text, PICTURES[0].caption, "sdxl")
+    shutil.copy(known, known.with_name(known.name.replace("sdxl", "krea2")))
+    report = bring("simpletuner", tmp_path / "both", store, data)
+    assert "1 files are of krea2, which cannot be imported yet" in report.remarks
+    assert report.unmatched == (f"text/{known.name.replace('sdxl', 'krea2')}",)
+
+
+def test_text_of_ai_toolkit_is_found_with_commas_final_newlines_and_line_ends_of_windows(data, store):
+    texts = ["cat,looking up\n", "one, two, \r\nthree\r\n", " \n"]
+    pictures = [dataclasses.replace(one, caption=text.replace("\r\n", "\n")) for one, text in zip(PICTURES, texts, strict=True)]
+    for picture, text in zip(pictures, texts, strict=True):
+        (data / f"{picture.stem}.txt").write_bytes(text.encode())
+    trainers.write_ai_toolkit(data, "flux", pictures)
+    report = bring("ai-toolkit", data, store, data)
+    assert (report.complete, report.report.encoded, report.unmatched) == (True, 6, ())
+    kept = ["cat, looking up", "one, two, \r\nthree", ""]
+    for picture, caption in zip(pictures, kept, strict=True):
+        sample = sample_of(store, picture)
+        assert sample["caption"] == caption
+        assert equal(sample["prompt_embeds"], trainers.text_of(picture.caption, "flux", torch.bfloat16)["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "encoded", "caption"),
+    [
+        ("a [trigger] cat", {}, "a  cat", "a cat"),
+        ("a [trigger] cat", {"trigger_word": "sks"}, "a sks cat", "a sks cat"),
+        ("a cat\n", {"trigger_word": "sks"}, "sks a cat\n", "sks a cat"),
+        ("\n", {"caption": "a default"}, "a default", "a default"),
+    ],
+)
+def test_captions_that_ai_toolkit_encodes_in_other_words_are_those_of_the_data_set(data, store, text, options, encoded, caption):
+    (data / f"{ONE[0].stem}.txt").write_text(text)
+    made = dataclasses.replace(ONE[0], caption=encoded)
+    for other in PICTURES[1:]:
+        (data / other.reference).unlink()
+    trainers.write_ai_toolkit(data, "flux", [made])
+    report = bring("ai-toolkit", data, store, data, **options)
+    assert (report.complete, report.report.encoded) == (True, 2)
+    assert sample_of(store, made)["caption"] == caption
+    assert any("not as their files have them where ai-toolkit encodes them" in remark for remark in report.remarks)
+
+
+def test_a_trigger_word_that_is_not_named_leaves_text_unpaired_and_says_what_may_be(data, store):
+    trainers.write_ai_toolkit(data, "flux", [dataclasses.replace(one, caption=f"sks {one.caption}") for one in PICTURES])
+    report = bring("ai-toolkit", data, store, data, family="flux")
+    assert (report.complete, report.report.encoded) == (False, 3)
+    assert any("3 of 3 files of text" in remark and "--trigger-word" in remark for remark in report.remarks)
+
+
+def test_text_that_ai_toolkit_keeps_for_dropped_captions_is_the_empty_captions(data, store):
+    trainers.write_ai_toolkit(data, "flux", PICTURES[:2])
+    (data / PICTURES[2].reference).unlink()
+    for picture in PICTURES[:2]:
+        path = trainers.aitk_paths(data, dataclasses.replace(picture, caption=""), "flux")[1]
+        made = trainers.text_of("", "flux", torch.bfloat16)
+        save_file({"text_embed": made["prompt"][None].clone(), "pooled_embed": made["pooled"][None].clone()}, path)
+    report = bring("ai-toolkit", data, store, data)
+    assert (report.complete, report.report.encoded, report.unmatched) == (True, 5, ())
+    dropped = cs.CachedDataset(store, captions=cs.CaptionPolicy(dropout=1.0))
+    assert equal(dropped[0]["prompt_embeds"], trainers.text_of("", "flux", torch.bfloat16)["prompt"])
+
+
+@pytest.mark.parametrize(("text", "first"), [("the first line \nthe second\n", "the first line"), ("\nthe second", "")])
+def test_sd_scripts_text_is_of_the_first_line_which_is_the_caption_then(data, store, text, first):
+    (data / f"{ONE[0].stem}.txt").write_text(text)
+    pictures = [dataclasses.replace(ONE[0], caption=first), *PICTURES[1:]]
+    trainers.write_sd_scripts(data, "flux", pictures)
+    report = bring("sd-scripts", data, store, data)
+    assert report.complete
+    assert sample_of(store, pictures[0])["caption"] == first
+    check_text(sample_of(store, pictures[0]), pictures[0], "flux", torch.float32)
+    assert any(
+        "1 captions have several lines" in remark or "1 captions are not as their files have them" in remark for remark in report.remarks
+    )
+    assert not any("taken whole" in remark for remark in report.remarks)
+
+
+def test_a_manifests_caption_of_several_lines_is_whole_for_sd_scripts_too(data, store):
+    (data / "rows.jsonl").write_text(json.dumps({"image": ONE[0].reference, "caption": "one\ntwo"}))
+    trainers.write_sd_scripts(data, "flux", [dataclasses.replace(ONE[0], caption="one\ntwo")])
+    bring("sd-scripts", data, store, data / "rows.jsonl")
+    assert sample_of(store, ONE[0])["caption"] == "one\ntwo"
+
+
+def test_text_of_simpletuner_is_found_with_the_spaces_and_line_ends_that_it_digests(tmp_path, data, store):
+    texts = [" a cat \r\n", "a dog  ", "a bird\n"]
+    digested = [" a cat \r", "a dog  ", "a bird"]
+    for picture, text in zip(PICTURES, texts, strict=True):
+        (data / f"{picture.stem}.txt").write_bytes(text.encode())
+    pictures = [dataclasses.replace(one, caption=text) for one, text in zip(PICTURES, digested, strict=True)]
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    report = bring("simpletuner", tmp_path / "text", store, data)
+    assert (report.complete, report.report.encoded, report.unmatched) == (True, 4, ())
+    assert [sample_of(store, one)["caption"] for one in PICTURES] == ["a cat", "a dog", "a bird"]
+
+
+def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (80, 100)).save(data / "turned.jpg", exif=exif)
+    turned = trainers.Picture("turned.jpg", "", (100, 80), (6, 8))
+    trainers.write_sd_scripts(data, "flux", [*PICTURES, turned])
+    report = bring("sd-scripts", data, store, data)
+    assert report.complete
+    assert any("1 pictures (turned.jpg) are turned by their EXIF data" in remark for remark in report.remarks)
 
 
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):

@@ -10,6 +10,7 @@ import torch
 import cachestore as cs
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.views import View
+from cachestore.errors import BadUsage
 from cachestore.formats import families
 from tests.formats import trainers
 from tests.formats.caches import bring, equal
@@ -56,9 +57,10 @@ def failures_of(report, encoder):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_manifest_without_rows_takes_nothing(data, store, kind):
-    report = bring_rows(kind, data, store, [])
-    assert (report.complete, report.report.encoded, report.report.failures) == (True, 0, ())
+def test_a_manifest_without_rows_is_refused(data, store, kind):
+    with pytest.raises(BadUsage, match="lists no samples"):
+        bring_rows(kind, data, store, [])
+    assert not store.exists()
 
 
 def fox_of(kind):

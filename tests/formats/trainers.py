@@ -291,6 +291,11 @@ def aitk_hash(info: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(hashlib.md5(json.dumps(info, sort_keys=True).encode()).digest()).decode().rstrip("=")
 
 
+def aitk_caption(text):
+    """What it digests of a caption file's text."""
+    return ", ".join(text.split(","))
+
+
 def aitk_info(picture, family):
     """A picture scaled to cover its bucket, and cut at the centre."""
     height, width = (8 * side for side in picture.latent)
@@ -313,7 +318,7 @@ def aitk_paths(root, picture, family, *, is_flipped=False):
     folder = (root / picture.reference).parent
     info = aitk_info(picture, family) | ({"flip_x": True} if is_flipped else {})
     name = picture.stem.rpartition("/")[2]
-    text = {"caption": picture.caption, "text_embedding_space_version": AITK_TEXT_SPACE[family], "text_embedding_version": 1}
+    text = {"caption": aitk_caption(picture.caption), "text_embedding_space_version": AITK_TEXT_SPACE[family], "text_embedding_version": 1}
     latents = folder / "_latent_cache" / f"{name}_{aitk_hash(info)}.safetensors"
     return latents, folder / "_t_e_cache" / f"{name}_{aitk_hash(text)}.safetensors"
 
