@@ -285,7 +285,21 @@ def _size_of(path: Path) -> int:
 
 
 def _find_needs(layout: Layout, now: float) -> _Found:
-    """What must stay. Called after the segments in question were listed. Raises FormatError where that cannot be told."""
+    """What must stay. Called after the segments in question were listed. Raises FormatError where that cannot be told, ReadFailed.
+
+    It looks twice, and at the store in between: a root that is away for a moment lists as empty, and only one of the two looks can meet it.
+    """
+    one = _needs_now(layout, now)
+    check_for_reading(layout)
+    two = _needs_now(layout, now)
+    names = {*one.kept, *two.kept}
+    kept = {name: sorted({*one.kept.get(name, ()), *two.kept.get(name, ())}) for name in names}
+    old = {name: [n for n in generations if n in two.old.get(name, ())] for name, generations in one.old.items()}
+    needs = Needs({*one.needs.keys, *two.needs.keys}, lambda origin: one.needs.is_over(origin) and two.needs.is_over(origin))
+    return _Found(needs, kept, old)
+
+
+def _needs_now(layout: Layout, now: float) -> _Found:
     passes = open_passes(layout, now=now)
     _refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)

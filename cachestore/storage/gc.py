@@ -85,7 +85,7 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
             try:
                 contents = read_contents(layout.segment(digest))
                 needed = tuple(entry for entry in contents.entries if needs.hold(contents.origin, entry))
-                to_copy = tuple(_without_copy(snapshot, fetcher, needed))
+                to_copy = tuple(_without_copy(snapshot, fetcher, needed, named))
                 sound = len(good_entries(layout.segment(digest), to_copy))
             except (FormatError, OSError) as error:
                 remarks.append(f"segment {digest} stays: {error}")
@@ -101,10 +101,13 @@ def _checking(layout: Layout) -> Fetcher:
     return Fetcher(layout, Checked([]), verify="always")
 
 
-def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry]) -> Iterable[StoredEntry]:
-    """The entries that have no sound copy in any segment that is not condemned; every byte of those copies is read."""
+def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry], going: frozenset[str]) -> Iterable[StoredEntry]:
+    """The entries that have no sound copy in any segment that is not condemned; every byte of those copies is read.
+
+    Copies in the segments that are `going` now count for nothing, also where the snapshot did not see that they are condemned.
+    """
     for entry, places in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
-        if not any(_is_sound(fetcher, entry, place) for place in places):
+        if not any(place.segment.digest not in going and _is_sound(fetcher, entry, place) for place in places):
             yield entry
 
 
@@ -121,24 +124,28 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
 
     Raises WriteFailed; what was removed until then was not needed, and the same command goes on. Nothing to remove is fine.
     """
-    copies = [removal for removal in removals if removal.to_copy]
-    for removal in copies:
+    ready: list[Removal] = []
+    for removal in removals:
+        if not removal.to_copy:
+            ready.append(removal)
+            continue
         try:
             good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(removal.digest), removal.to_copy)]
-        except FileNotFoundError:  # another collector removed it just now, and copied what is needed before
+        except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
             continue
         if len(good) < len(removal.to_copy):
             message = f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}"
             raise CorruptEntry(message)
         publish_segment(layout, good, origin=removal.contents.origin)
-    if copies:
+        ready.append(removal)
+    if any(removal.to_copy for removal in ready):
         failpoint("gc.before_index")
         commit(layout).close()
     freed = 0
-    for removal in removals:
+    for removal in ready:
         failpoint("gc.before_removal")
         freed += remove_file(layout, layout.segment(removal.digest))
-    if removals:
+    if ready:
         failpoint("gc.after_removal")
         commit(layout).close()
     return freed

@@ -1,7 +1,7 @@
 """The store's root goes away, or gives way to an empty folder or to another store, before the k-th call of the file system, for every k.
 
 Each point is a command at 1 or 2 ranks, of which one takes the root away; as with a disk that is unmounted, what is open stays open.
-Of a command that writes the root may come back some calls later. Required afterwards, with the store at its path again: what was
+The root may come back some calls later. Required afterwards, with the store at its path again: what was
 acknowledged is there and right, `verify` is content, and the same command goes through. No process raised what is not ours or hung. In
 the empty folder no store was made; the other store has what it had, and `verify` is content with it.
 """
@@ -46,9 +46,6 @@ from tests.torture.watching import Call
 
 POINTS: Final = 800
 WORLDS: Final = (1, 2)
-_JUDGING: Final = {"repair", "gc", "compact"}
-"""Commands that go by what they listed before: one during which the store is away for a moment and back unseen is not played, nor is
-one whose listing began in one store and ended in another."""
 AWAY_CALLS: Final = 12
 """For so many calls at most the store is away, where it comes back."""
 _THEIRS: Final = range(100, 103)
@@ -258,7 +255,7 @@ def _points(name: str, world: int, template: Path, folder: Path, random: Random)
             for left in ("nothing", "an empty folder", "another store"):
                 some = moments if call == "n" and left == "another store" else others
                 some.append(Point(name, world, rank, number, left, 0))
-                if left != "another store" and name not in _JUDGING:
+                if left != "another store":
                     some.append(Point(name, world, rank, number, left, random.randint(1, AWAY_CALLS)))
     random.shuffle(moments)
     random.shuffle(others)
