@@ -380,7 +380,8 @@ class Reconciler:
     def _check_may_follow(self, previous: Catalog) -> None:
         """Raise RecipeMismatch for another request than planning allows, Superseded where the earlier catalog is of a newer listing."""
         self.compare(previous)
-        if self.listing > previous.listing or _lists_the_same(self.plan, previous):
+        is_newer = 0 < self.listing >= previous.listing  # equal numbers are one listing, but for 0, which many may have
+        if is_newer or _lists_the_same(self.plan, previous):
             return
         message = (
             f"the data set {previous.name!r} was listed again after this run had listed it: generation {previous.generation} has that"

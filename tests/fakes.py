@@ -194,7 +194,8 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
 
 
-_listings = count(1)
+LISTINGS = count(1)
+"""Numbers for the listings of jobs: each lists its source after those that were made before it."""
 
 
 def job(
@@ -205,7 +206,7 @@ def job(
     plan = plan_of(samples, encoders, extra=extra)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
-    options.setdefault("listing", next(_listings))
+    options.setdefault("listing", next(LISTINGS))
     return Job(layout, plan, encoders, read, Placement(rank, world), launch, **options)
 
 
@@ -265,7 +266,7 @@ def flip_entry(root, sample, encoder, name="train"):
 
 def as_launch(one: Job, launch, **options) -> Any:
     """The same job under another launch, which lists the source anew."""
-    return replace(one, launch=launch, **{"listing": next(_listings), **options})
+    return replace(one, launch=launch, **{"listing": next(LISTINGS), **options})
 
 
 def open_pass(one: Job):

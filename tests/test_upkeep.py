@@ -66,7 +66,7 @@ def job(root, *texts, name="train", encoder=None):
     source: Any = fakes.Pictures()
     layout, plan = create_store(root), fakes.plan_of(captions(*texts), encoders, name=name)
     publish_plan(layout, plan)
-    return Job(layout, plan, encoders, source, Placement(0, 1), f"launch {os.urandom(4).hex()}")
+    return Job(layout, plan, encoders, source, Placement(0, 1), f"launch {os.urandom(4).hex()}", listing=next(fakes.LISTINGS))
 
 
 def run(root, *texts, **options):

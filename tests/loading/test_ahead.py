@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -89,14 +89,17 @@ def _no_thread_is_left():
     assert reading_threads() == []
 
 
-def test_a_data_set_without_samples_starts_no_thread_and_gives_no_batch():
+def test_a_data_set_without_samples_starts_no_thread_and_has_no_batch():
     data = Samples(0)
-    assert (len(ReadAhead(data)), list(loader_of(data)), data.readers) == (0, [], [])
+    with pytest.raises(cs.BadInput, match="the data set has no samples"):
+        loader_of(data)
+    assert (len(ReadAhead(data)), data.readers) == (0, [])
 
 
-@given(st.integers(0, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 3))
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 3))
 def test_the_batches_are_those_that_are_read_without_it(count, batch_size, ahead, threads):
     data = Samples(count)
+    assume(any(len(places) >= batch_size for places in data.buckets.values()))
     loader = loader_of(data, batch_size=batch_size, ahead=ahead, threads=threads)
     plain = cs.BucketBatchSampler(Samples(count), batch_size=batch_size, rank=0, num_replicas=1)
     for _epoch in range(2):

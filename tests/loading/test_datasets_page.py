@@ -75,6 +75,7 @@ def test_the_lines_on_values_of_your_own_make_all_but_what_fails(names, capsys):
         return np.arange(len(paths), dtype=np.float32)[:, None]
 
     Path("clip").mkdir()
+    Path("clip/model.safetensors").write_bytes(b"weights")
     names |= {"look_at": look_at, "paths": ["a.png", "broken.png", "b.png"]}
     exec(lines()["Values of your own"], names)
     assert (names["report"].encoded, names["report"].failed, names["vector"].shape) == (2, 1, (1,))
