@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cachestore.errors import Incomplete as Incomplete
     from cachestore.errors import LockTimeout as LockTimeout
     from cachestore.errors import MissingEntry as MissingEntry
+    from cachestore.errors import MissingExtra as MissingExtra
     from cachestore.errors import ReadFailed as ReadFailed
     from cachestore.errors import RecipeMismatch as RecipeMismatch
     from cachestore.errors import StoreNotFound as StoreNotFound
@@ -57,6 +58,7 @@ _HOMES = {
     "Key": "keys",
     "LockTimeout": "errors",
     "MissingEntry": "errors",
+    "MissingExtra": "errors",
     "MixedDataset": "loading.mixed",
     "ReadFailed": "errors",
     "ReadThrough": "readthrough",
@@ -94,7 +96,10 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         message = f"module 'cachestore' has no attribute {name!r}"
         raise AttributeError(message)
-    value = getattr(import_module(f"cachestore.{_HOMES[name]}"), _NAMES_THERE.get(name, name))
+    from cachestore.errors import naming_extras
+
+    with naming_extras():
+        value = getattr(import_module(f"cachestore.{_HOMES[name]}"), _NAMES_THERE.get(name, name))
     globals()[name] = value
     return value
 

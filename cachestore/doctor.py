@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal
 
+from cachestore.errors import how_to_install
 from cachestore.files.locks import LifeLock
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import descriptor_limit
@@ -101,7 +102,7 @@ def _versions() -> Iterator[Check]:
         "packages",
         PROBLEM if missing else OK,
         _named(needed),
-        f"install {', '.join(missing)}: `pip install cachestore` brings them" if missing else "",
+        f"install {', '.join(missing)}: `pip install .` in a clone of cachestore brings them" if missing else "",
     )
     yield _encoding(encoding)
 
@@ -120,7 +121,12 @@ def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
 def _encoding(found: Mapping[str, str | None]) -> Check:
     without = [name for name in _CLEANERS if found[name] is None]
     if found["torch"] is None or found["transformers"] is None:
-        return Check("encoding", NOTE, _named(found), "to encode, `pip install cachestore[encode]`; reading as numpy needs none of it")
+        return Check(
+            "encoding",
+            NOTE,
+            _named(found),
+            f"{how_to_install('encode')}; reading as numpy needs none of it",
+        )
     if without:
         advice = f"install {', '.join(without)}: without them some pipelines silently make other embeddings of the same captions"
         return Check("encoding", PROBLEM, _named(found), advice)
@@ -204,7 +210,7 @@ def _ask_torch() -> Check:
         return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", advice)
     if ended.returncode:
         said = (ended.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "`pip install cachestore[encode]`, or mend the installation")
+        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "mend the installation of torch")
     return Check("torch", OK, ended.stdout.strip())
 
 

@@ -4,6 +4,7 @@
     ├── StoreNotFound     point at another path, or create the store
     ├── BadInput          change what was passed in: DATA, an option, a value
     │   ├── BadUsage          ask for something else: exit code 2
+    │   ├── MissingExtra      install the extra that the message names
     │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
@@ -17,6 +18,10 @@
 
 Every class takes one message, so that an error survives the way out of a DataLoader worker, which rebuilds it from its text.
 """
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 
 class CacheStoreError(Exception):
@@ -63,6 +68,10 @@ class LockTimeout(CacheStoreError, TimeoutError):
     """A bounded wait ended; the message names what was waited for and who holds it."""
 
 
+class MissingExtra(BadInput, ImportError):
+    """A package is not installed that only some of the work needs; the message names the extra that brings it."""
+
+
 class EncodeFailed(CacheStoreError):
     """An encoder refused an input for good, or returned something unusable."""
 
@@ -73,3 +82,28 @@ class Superseded(CacheStoreError):
 
 class Incomplete(CacheStoreError):
     """The work is not finished; what is published stays, and the same command goes on from there."""
+
+
+_EXTRAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("torch", "diffusers", "transformers", "accelerate", "PIL", "ftfy", "bs4"), "encode"),
+    "av": "video",
+}
+"""The extra that brings a package, by the package's name in an import."""
+
+
+@contextmanager
+def naming_extras() -> Generator[None]:
+    """Raise MissingExtra for a package of an extra that the block imports and that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        message = f"{package} is not installed. {how_to_install(_EXTRAS[package])}"
+        raise MissingExtra(message) from error
+
+
+def how_to_install(extra: str) -> str:
+    """The sentence that says how to install an extra."""
+    return f"The extra [{extra}] brings it: run `pip install '.[{extra}]'` in a clone of cachestore"

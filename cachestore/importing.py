@@ -20,7 +20,7 @@ from cachestore.captions import CaptionPolicy
 from cachestore.claims import IMPORTED, as_made
 from cachestore.encode import families as recipes
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, BadUsage, EncodeFailed, RecipeMismatch
+from cachestore.errors import BadInput, BadUsage, EncodeFailed, RecipeMismatch, naming_extras
 from cachestore.files.paths import MARKER, Layout
 from cachestore.formats import diffusion_pipe
 from cachestore.formats.families import SD_SCRIPTS, Family, Width, family_named, family_of_pipeline
@@ -115,6 +115,7 @@ class ImportRequest:
         return {**body, "encode": list(self.encode), IMPORTED: self.format}
 
 
+@naming_extras()
 def import_cache(
     format: str,  # noqa: A002 - the word of the command
     folder: str | Path,

@@ -19,7 +19,7 @@ from cachestore.arguments import as_place, as_switch, as_whole
 from cachestore.claims import claimed_encoder, find_claimed_difference, is_imported
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
-from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch
+from cachestore.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch, naming_extras
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.inputs import cells_each, combined_digest, options_for, request_for
@@ -69,6 +69,7 @@ class _Moved:
 # Repair with refill
 
 
+@naming_extras()
 def repair(
     path: str | Path,
     *,
@@ -345,6 +346,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
+@naming_extras()
 def verify(
     path: str | Path,
     level: Literal["full", "quick"] = "full",

@@ -21,7 +21,7 @@ from cachestore.captions import CaptionPolicy
 from cachestore.digests import digest_file
 from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
-from cachestore.errors import BadInput, BadUsage, FormatError, RecipeMismatch
+from cachestore.errors import BadInput, BadUsage, FormatError, MissingExtra, RecipeMismatch, how_to_install
 from cachestore.files.paths import Layout, is_temporary
 from cachestore.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
 from cachestore.keys import Json, canonical, digest_parts
@@ -604,8 +604,8 @@ def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None
         raise BadInput(message)
     check_frames(request.frames, encoder.setup.temporal_factor)
     if importlib.util.find_spec(_PYAV) is None:
-        message = "videos are read by PyAV, which is not installed: pip install 'cachestore[video]'"
-        raise BadInput(message)
+        message = f"videos are read by PyAV, which is not installed. {how_to_install('video')}"
+        raise MissingExtra(message)
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:

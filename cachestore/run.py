@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 from cachestore.arguments import as_many, as_mapping, as_pairs, as_place, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
-from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
+from cachestore.errors import BadInput, EncodeFailed, Incomplete, WriteFailed, naming_extras
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
@@ -61,6 +61,7 @@ Say = Callable[[str], None]
 # precompute
 
 
+@naming_extras()
 def precompute(
     data: object,
     *,
@@ -113,6 +114,7 @@ def precompute(
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
         Superseded: another run listed the source later and has published it; what was encoded stays in the store.
+        MissingExtra: a package of the extra [encode] is not installed.
         WriteFailed: the disk refuses.
     """
     known = {one.name for one in fields(PrecomputeRequest)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.arguments import as_text
-from cachestore.errors import BadInput, FormatError
+from cachestore.errors import BadInput, FormatError, naming_extras
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,9 +109,10 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
     """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied.
 
-    Raises FormatError for a BOOL whose bytes are not all 0 or 1.
+    Raises FormatError for a BOOL whose bytes are not all 0 or 1, MissingExtra without torch.
     """
-    import torch
+    with naming_extras():
+        import torch
 
     _check_bools(raw)
     tensors: dict[str, torch.Tensor] = {}

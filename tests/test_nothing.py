@@ -92,8 +92,9 @@ def encode(batch):
 def call_python(call):
     """(class of the error, or the value; its sentence) of a call."""
     with cs.open("store", mode="a") as store, cs.open("bare", mode="a") as bare:
-        data = cs.CachedDataset("trained")
-        names = {"cs": cs, "store": store, "bare": bare, "encode": encode, "data": data, "none": data.select([])}
+        data, closed = cs.CachedDataset("trained"), cs.open("own", mode="a")
+        closed.close()
+        names = {"cs": cs, "store": store, "bare": bare, "closed": closed, "encode": encode, "data": data, "none": data.select([])}
         try:
             return repr(eval(call, names)), ""
         except (CacheStoreError, AttributeError) as error:

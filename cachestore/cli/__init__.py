@@ -56,13 +56,14 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.errors import CacheStoreError
+    from cachestore.errors import CacheStoreError, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
     command: Any = _module_of(parsed.command)
     try:
-        return int(command.run(parsed))
+        with naming_extras():
+            return int(command.run(parsed))
     except CacheStoreError as error:
         print_error(error, as_json=getattr(parsed, "json", False))
         return _exit_code(error)

@@ -22,7 +22,7 @@ from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
-from cachestore.errors import BadInput
+from cachestore.errors import BadInput, naming_extras
 from cachestore.keys import Json
 
 vector_math.settle()
@@ -68,7 +68,8 @@ def _loading(component: Component) -> "Generator[None]":
     """One load at a time, and any error of the libraries as BadInput: a model that cannot be loaded ends the run, not one sample."""
     with _one_at_a_time:
         try:
-            yield
+            with naming_extras():
+                yield
         except BadInput:
             raise
         except Exception as error:
