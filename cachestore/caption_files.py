@@ -1,7 +1,7 @@
 """What a trainer makes of the caption files beside pictures.
 
-A data set's captions are without the white space around them. The digests in a trainer's names are of the text as the trainer has it, and
-it may encode other words than the file holds.
+A data set's captions have no white space around them. The file names of a trainer hold digests of the captions as the trainer reads them.
+It may also encode other words than the caption file holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,18 +42,18 @@ class EncodedCaptions:
 
     wanted: Format
     files: Files | None
-    """Of a source whose captions lie in files of their own; None of any other."""
+    """The source's files, if its captions lie in files of their own; else None."""
     caption_lines: CaptionLines
     added: Added
     read_as: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By caption, how the trainer has it."""
+    """By caption, how the trainer reads it."""
     cut: list[str] = field(default_factory=list[str])
-    """Samples of whose several lines the trainer took one."""
+    """Samples with several lines, of which the trainer took one."""
     other: list[str] = field(default_factory=list[str])
-    """Samples whose captions it encoded otherwise than they are written."""
+    """Samples for which the trainer encoded other words than the source has."""
 
     def take(self, sample: Sample) -> tuple[str, ...]:
-        """What a sample's captions are in the data set: the source's own, where the trainer has the same words."""
+        """The captions of a sample in the data set: the source's own, if the trainer has the same words."""
         text = self._text_of(sample)
         if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
             return sample.captions  # sd-scripts takes the first line of files alone
@@ -64,7 +64,7 @@ class EncodedCaptions:
         return kept
 
     def _kept(self, sample: Sample, read: str) -> tuple[str, ...]:
-        """The one caption that the trainer encoded, as the source has it where it does."""
+        """The one caption that the trainer encoded, written as in the source if the words are the same."""
         whole = sample.captions[0]
         own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)
         if own is None:
@@ -84,13 +84,13 @@ class EncodedCaptions:
         """What differs from the source's own captions."""
         if self.cut:
             yield (
-                f"{len(self.cut)} captions have several lines, of which {self.wanted.name} encodes the first, so that is their caption"
-                f" here ({_some(self.cut)}): pass --caption-lines first where you precompute under this name"
+                f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first, so that is their caption here"
+                f" ({_some(self.cut)}): pass --caption-lines first if you run precompute under this name"
             )
         if self.other:
             yield (
-                f"{len(self.other)} captions are not as their files have them where {self.wanted.name} encodes them, and what it encoded is"
-                f" their caption here ({_some(self.other)})"
+                f"{len(self.other)} captions have other words in their files than {self.wanted.name} encoded; their caption here is what it"
+                f" encoded ({_some(self.other)})"
             )
 
 

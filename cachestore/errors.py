@@ -37,7 +37,7 @@ class BadInput(CacheStoreError, ValueError):
 
 
 class BadUsage(BadInput):
-    """What was asked for cannot be done, and nothing was: the source has nothing of it, or `strict` refuses the model. Exit code 2."""
+    """The request cannot be met, and nothing was done: the source has nothing to encode, or `strict` refuses the model. Exit code 2."""
 
 
 class RecipeMismatch(BadInput):

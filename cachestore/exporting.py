@@ -71,13 +71,13 @@ class ExportReport:
     left_out: tuple[str, ...] = ()
     """What of the data set has no place in the files, in words."""
     not_taken: tuple[str, ...] = ()
-    """What stands in the folder and the trainer will not find, or cannot put into batches, in words with counts."""
+    """What was written, but the trainer will not find or cannot put into batches, in words with counts."""
     remarks: tuple[str, ...] = ()
     """What a user should know of the rest."""
 
     @property
     def complete(self) -> bool:
-        """Whether each value of each complete sample stands in the folder, and the trainer will take it from there."""
+        """Whether each value of each complete sample is in the folder, and the trainer will take it from there."""
         return not self.foreign and not self.failures and not self.not_taken
 
     def as_json(self) -> dict[str, Json]:
@@ -99,13 +99,13 @@ class _Tally:
     there: dict[str, int] = field(default_factory=dict[str, int])
     """By path of each file that is as it should be the row that it is of."""
     latents: int = 0
-    """Those that were held against what the trainer looks for."""
+    """How many latents were compared with what the trainer looks for."""
     missed: list[str] = field(default_factory=list[str])
     """Samples whose latents the trainer does not look for."""
     batches: dict[Hashable, Counter[Hashable]] = field(default_factory=dict[Hashable, Counter[Hashable]])
-    """By what the trainer puts into one batch, how many latents have which shape."""
+    """For each group from which the trainer makes batches, how many latents have which shape."""
     reworded: list[str] = field(default_factory=list[str])
-    """Samples of whose captions the trainer reads something else."""
+    """Samples with a caption for which the trainer reads other text in the file."""
     unread: int = 0
     """Captions whose files are not here."""
 
@@ -262,7 +262,7 @@ class _Export:
     """As the user says; None where the data set is to tell."""
     choice: _Choice
     folder: Path
-    """Where it is written to: of trainers that cache beside the pictures it may hold their captions."""
+    """Where files are written to. If the trainer caches beside the pictures, it may hold their captions."""
 
     def files(self) -> Iterator[tuple[int, str, str, Contents]]:
         """(row, encoder, path, contents) of every file. Two that would have one name are failures, both named. Raises BadInput."""
@@ -313,7 +313,7 @@ class _Export:
     def _weigh(self, row: int, column: KeyColumn, view: View) -> None:
         """Count whether the trainer would look for latents like these, and what it would put into one batch with them.
 
-        What the trainer itself cached is as it looks for it.
+        What the trainer itself cached is not counted, as it finds that.
         """
         recipe = self.catalog.recipes[column.fingerprint]
         if recipe.make.get("format") == self.format.name:
@@ -338,7 +338,7 @@ class _Export:
 
     @cached_property
     def _guessed(self) -> Mapping[str, int]:
-        """By encoder a resolution in steps of 64 that goes with its largest bucket."""
+        """By encoder, the resolution in steps of 64 that fits its largest bucket."""
         guessed: dict[str, int] = {}
         for column in self._pictures:
             buckets = (column.cell(place).facts.get("bucket", (0, 0)) for place in range(len(column.keys)))
@@ -347,7 +347,7 @@ class _Export:
         return guessed
 
     def _as_read(self, row: int, named: Named) -> Named:
-        """With the caption as the trainer reads it, by the file beside the picture, where its digest is the name."""
+        """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
         if not self.writing.is_text_digested or named.is_prompt:
             return named
         folders = [self.folder / self._source(row)] if self.format.name == AI_TOOLKIT else []
@@ -436,19 +436,19 @@ class _Export:
         missed, trainer = self.tally.missed, self.format.name
         if missed:
             words.append(
-                f"{len(missed)} of {self.tally.latents} latents are not what {trainer} looks for, which scales and cuts these pictures"
-                f" to buckets of its own and encodes them again ({_some(missed)})"
+                f"{trainer} will not find {len(missed)} of {self.tally.latents} latents: it scales and cuts these pictures to other"
+                f" buckets, and encodes them again ({_some(missed)})"
             )
         torn = [shapes for shapes in self.tally.batches.values() if len(shapes) > 1]
         if torn:
             count = sum(shapes.total() for shapes in torn)
             words.append(
-                f"{len(torn)} of the {len(self.tally.batches)} groups of which {trainer} makes batches hold latents of several shapes"
-                f" ({count} pictures): it ends with an error where its batch size is above 1"
+                f"{len(torn)} of the {len(self.tally.batches)} groups from which {trainer} makes batches hold latents of several shapes"
+                f" ({count} pictures): it ends with an error if its batch size is above 1"
             )
         if self.tally.reworded:
             words.append(
-                f"{len(self.tally.reworded)} captions are not what {trainer} reads in their files, and it encodes those itself"
+                f"{trainer} reads other text in the files of {len(self.tally.reworded)} captions, and encodes that itself"
                 f" ({_some(self.tally.reworded)})"
             )
         return words
@@ -458,8 +458,8 @@ class _Export:
         words: list[str] = []
         if self.tally.unread:
             words.append(
-                f"the files of {self.tally.unread} captions are not here: {self.format.name} finds their text where each file holds the"
-                " caption alone, without a space or the end of a line behind it"
+                f"{self.tally.unread} captions have no caption file here: {self.format.name} finds their text only if each file holds the"
+                " caption alone, with no space or line end behind it"
             )
         if self.format.name == AI_TOOLKIT and self._captions is not None and len(self.catalog):
             words.append("with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture")

@@ -65,7 +65,7 @@ class Forecast:
     remarks: tuple[str, ...] = ()
     """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
     is_guess: bool = False
-    """Whether the bytes are a guess: what the text of a pipeline without a row takes shows when it is loaded, and may be much more."""
+    """Whether the bytes are a guess: the text of a pipeline without a row may take much more, which only loading it shows."""
     not_made_here: tuple[str, ...] = ()
     """What the model is trained with beside what is made of it: conditions, audio and more, in words."""
     published: int = 0
@@ -297,7 +297,9 @@ def room_in_words(forecast: Forecast, root: Path) -> str:
     """How many bytes are needed, and how many are free."""
     about = "about " if forecast.is_estimate else ""
     guess = (
-        " (a guess: this pipeline has no row, and its text may take many times more, as loading it will show)" if forecast.is_guess else ""
+        " (a guess: this pipeline has no row in docs/families.md, and its text may take many times more; loading it tells)"
+        if forecast.is_guess
+        else ""
     )
     return f"{about}{_human(forecast.estimated_bytes)} needed{guess}, {_human(forecast.free_bytes)} free at {root}"
 

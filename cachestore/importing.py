@@ -156,7 +156,7 @@ def import_cache(
         captions: as for `precompute`; formats with one file a picture know the first caption only.
         caption_lines: as for `precompute`. sd-scripts encodes the first line of a caption file alone, whatever this is.
         caption: what a sample without a caption gets; ai-toolkit's `default_caption`.
-        trigger_word: ai-toolkit's, which it puts into every caption: it then stands in the data set's captions too.
+        trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
         vae: the VAE, where it is not the model's own.
         text_encoder: the text encoder, where it is not the model's own.
         encode_args: what `encode_prompt` was given, where that was not the default; part of the claim.
@@ -165,7 +165,7 @@ def import_cache(
         cancel: anything with `is_set()`; set, it stops, and Incomplete is raised.
 
     Raises:
-        BadUsage: the folder holds nothing of this trainer, or nothing of this source, or the source lists nothing of that kind.
+        BadUsage: the folder holds no file of this trainer, or none that belongs to this source; or the source has nothing of that kind.
         BadInput: a folder, source, family or claim that cannot be used.
         RecipeMismatch: the name is used for other values, and `replace` is not given.
         Incomplete: cancelled; the same call goes on from there.
@@ -229,7 +229,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         family = _family(request, matches, made, there)
         kinds = _asked(request, matches, there, family)
         if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in samples):
-            message = f"{request.data} lists no pictures, so no latents can be of it: pass --encode text"
+            message = f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text"
             raise BadUsage(message)
         encoders = _encoders(cache, matches, family, _claimed_makes(request, made, kinds))
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
@@ -321,7 +321,7 @@ def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samp
     if not files:
         return f"{request.folder} holds no file of {request.format}'s cache: pass the folder that it wrote"
     if not samples:
-        return f"{request.data} lists no samples, so nothing in {request.folder} can be of one: pass what the cache was made from as --data"
+        return f"{request.data} lists no samples, so no file in {request.folder} can be of one: pass as --data what the cache was made from"
     names = ", ".join(repr(path) for path, _size, _time in files[:3])
     return (
         f"nothing in {request.folder} is of {request.data} by the naming rules of {request.format}: it holds {names}; the source's first"
@@ -352,7 +352,7 @@ _There = Mapping[Kind, Sequence[tuple[str, Looks]]]
 
 
 def _kinds(files: Sequence[tuple[str, int, int]], wanted: Format, request: ImportRequest) -> tuple[_There, list[str]]:
-    """What the folder holds of the family that is asked for, or of any, and a remark on what is of families that are not known here."""
+    """By kind the files of the family that is asked for, or of any, and a remark on files of families that are not known here."""
     only = None if request.family is None else family_named(request.family)
     there: dict[Kind, list[tuple[str, Looks]]] = {}
     strangers: dict[str, int] = {}
@@ -363,11 +363,11 @@ def _kinds(files: Sequence[tuple[str, int, int]], wanted: Format, request: Impor
         elif look is not None and (only is None or look.family in (None, only)):
             there.setdefault(look.kind, []).append((path, look))
     names = ", ".join(sorted(strangers))
-    return there, [f"{sum(strangers.values())} files are of {names}, which cannot be imported yet"] if strangers else []
+    return there, [f"{sum(strangers.values())} files belong to models that cannot be imported yet ({names})"] if strangers else []
 
 
 def _asked(request: ImportRequest, matches: Matches, there: _There, family: Family) -> tuple[str, ...]:
-    """What is imported: what is asked for, else what the folder holds of this family, whether or not it is of a sample."""
+    """The kinds to import: those asked for, else those of this family in the folder, whether or not they match a sample."""
     if request.encode:
         return request.encode
     matched = {"text": matches.text or matches.doubtful, "latents": matches.latents or matches.doubtful_latents}
@@ -381,10 +381,10 @@ def _encoded_captions(request: ImportRequest, wanted: Format, listing: Listing) 
 
 
 def _left_over(wanted: Format, matches: Matches, paths: Sequence[str], counted: set[str]) -> Iterator[str]:
-    """A remark on files of text that are of no caption."""
+    """A remark on files of text that match no caption."""
     left = [path for path in paths if path not in matches.used]
     if left and "text" in counted and wanted.text_may_be:
-        yield f"{len(left)} of {len(paths)} files of text are of no caption of the source; they may be of {wanted.text_may_be}"
+        yield f"{len(left)} of {len(paths)} files of text match no caption of the source; they may belong to {wanted.text_may_be}"
 
 
 def _match(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], request: ImportRequest, matches: Matches) -> list[str]:
@@ -525,8 +525,8 @@ def _kept(encoders: Iterable["FileEncoder"]) -> Iterator[str]:
             yield f"{_named(encoder.values.several)} have latents of several resolutions, and the largest are taken"
         if encoder.values.turned and encoder.cache.format.name == SD_SCRIPTS:
             yield (
-                f"{_named(encoder.values.turned)} are turned by their EXIF data, which sd-scripts does not follow: it encoded them as they"
-                " are stored, lying on their side, and so they were taken; `cachestore precompute` encodes them upright"
+                f"{_named(encoder.values.turned)} are turned by their EXIF data, but sd-scripts does not turn them: it encoded them lying"
+                " on their side, and they were imported like that; `cachestore precompute` encodes them upright"
             )
         for name, pictures in sorted(encoder.values.beside.items()):
             if name in _TOLD_ELSEWHERE:
@@ -560,9 +560,9 @@ def _claimed(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
 
 
 def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder], there: _There) -> Family:
-    """The family of a cache, with the model's widths: as the user says, else as names tell, else the model's.
+    """The family of a cache, with the model's widths: as the user says, else as file names tell, else the model's.
 
-    Names of files that are of a sample tell it, else those of all. Raises BadInput where they contradict each other, or none tells.
+    Names of files that match a sample come first, then those of all files. Raises BadInput where they contradict each other, or none tells.
     """
     held = {look.family.name: look.family for those in there.values() for _path, look in those if look.family is not None}
     named = matches.families or held
@@ -643,7 +643,7 @@ def _make(family: Family, wanted: Format, claims: Mapping[str, Json]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """Who is said to have made the values of a kind."""
+    """What is claimed of the values of a kind, and the recipe of the model that is said to have made them."""
 
     claims: Mapping[str, Json]
     recipe: Recipe | None
@@ -655,7 +655,7 @@ def _claimed_makes(request: ImportRequest, made: Mapping[str, Encoder], kinds: I
 
 
 def _encoders(cache: CacheFiles, matches: Matches, family: Family, claimed: Mapping[str, _Claimed]) -> "tuple[FileEncoder, ...]":
-    """Who reads the files of each kind that is claimed. Raises BadInput for text that is not understood."""
+    """The encoders that read the files of each kind that is claimed. Raises BadInput for text that is not understood."""
     found: list[FileEncoder] = []
     if "text" in claimed:
         if cache.format.name not in family.text:

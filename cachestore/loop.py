@@ -99,7 +99,7 @@ class Job:
     listing: int = 0
     """The number of this worker's listing of the source (`storage/listing_numbers`); 0 where there is no source."""
     compare: Callable[[Catalog], object] = lambda _previous: None
-    """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
+    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
 
 
 def run_pass(job: Job) -> Report:

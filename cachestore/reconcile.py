@@ -101,7 +101,7 @@ class Reconciler:
     listing: int = 0
     """The number of this worker's own listing of the source (`storage/listing_numbers`)."""
     compare: Callable[[Catalog], object] = lambda _previous: None
-    """Compares the plan with a catalog whose place it is to take. Raises RecipeMismatch where that was not asked for."""
+    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
     seconds: Callable[[], float] = lambda: 0.0
     """How long the pass has gone on, as far as this worker knows."""
 
@@ -384,9 +384,9 @@ class Reconciler:
         if is_newer or _lists_the_same(self.plan, previous):
             return
         message = (
-            f"the data set {previous.name!r} was listed again after this run had listed it: generation {previous.generation} has that"
-            f" newer listing ({len(previous.ids)} samples; this run lists {len(self.plan.ids)}) and was not replaced. What this run encoded"
-            " is in the store. Run the same command again to list the source as it is now"
+            f"another run listed the source of the data set {previous.name!r} after this run did, and published it as generation"
+            f" {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.plan.ids)}). This run replaced nothing, and"
+            " what it encoded is in the store. Run the same command again to list the source as it is now"
         )
         raise Superseded(message)
 

@@ -302,7 +302,7 @@ _FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "device": (_is_device, f"one of {', '.join(_DEVICES)}"),
     "latents": (partial(_is_one_of, ("moments", "mean", "sample")), "moments, mean or sample"),
     "caption_lines": (partial(_is_one_of, get_args(CaptionLines)), "whole, each or first"),
-    "encode": (_are_names, "a list of names, such as text,latents (from Python a tuple of them), or of text_encoder, text_encoder_2, …"),
+    "encode": (_are_names, "a list of names, such as text,latents or text_encoder,text_encoder_2 (from Python a tuple of them)"),
     **dict.fromkeys(("model", "store"), (_is_named, "a path, or of a model its id")),
     "name": (partial(_is_any_of, (str,)), "a text"),
     **dict.fromkeys(("caption", "revision", "variant"), (partial(_is_any_of, (str, type(None))), "a text")),
@@ -428,7 +428,7 @@ def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = 
 
 
 def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """What of these is not made, in words: all but what the pictures in some role of the samples are."""
+    """Those of the needs that are not made, in words: all but those that the samples' own pictures meet."""
     roles = {column.role for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if len(units)}
     return tuple(need.words for need in needs if need.role not in roles)
 
@@ -436,7 +436,7 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
 def _refuse(not_made: Sequence[str]) -> NoReturn:
     from cachestore.encode.needs import in_words
 
-    message = f"{in_words(not_made)}. --strict refuses it, and nothing was encoded: leave --strict out to make the rest"
+    message = f"{in_words(not_made)}. --strict refuses such a model, and nothing was encoded: leave --strict out to make the rest"
     raise BadUsage(message)
 
 
@@ -535,7 +535,7 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
 
 
 def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, none of which has a video, as nothing says how many frames to take of one. Raises BadUsage."""
+    """The samples. Raises BadUsage for one with a video, as nothing says how many frames to take of it."""
     for sample in samples:
         if sample.images.get(VIDEO):
             message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
@@ -675,9 +675,9 @@ def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest]
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
-    """Raise BadUsage for a source of which this request would have nothing encoded, reading no more of it than that takes.
+    """Raise BadUsage for a source from which this request would encode nothing. Reads no more of it than that takes.
 
-    For a data set that is not there yet: under one that is, samples may leave.
+    Only for a data set that does not exist yet: samples may leave one that exists.
     """
     count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
     for sample in _of_asked_kinds(request, listing.samples(seen)):
@@ -695,7 +695,7 @@ def _asks_for_text(request: PrecomputeRequest) -> bool:
 
 
 def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
-    """Raise BadUsage where text is to be encoded and a source has rows, of which none has a caption."""
+    """Raise BadUsage if text is to be encoded and a source has rows, but no row has a caption."""
     if seen.uncaptioned and _asks_for_text(request):
         raise BadUsage("; ".join(seen.uncaptioned))
 
@@ -712,7 +712,7 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     places = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
-        return f"there is nothing to encode in {places}: of {samples} samples none has a picture, and {asked} alone is asked for"
+        return f"there is nothing to encode in {places}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
     return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
 

@@ -108,8 +108,8 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used. BadUsage: a source without anything of what is asked for; with
-            `strict` a model that is trained with something that is not made here.
+        BadInput: a source, model or option that cannot be used. BadUsage: a source with nothing to encode; with `strict` a model
+            that is trained with more than is made here.
         RecipeMismatch: the name is used for another model or resolution.
         EncodeFailed: with `strict`, if a unit failed.
         Incomplete: cancelled, or every worker died; the same call goes on from there.
@@ -248,7 +248,7 @@ def _look_first(request: PrecomputeRequest, placement: Placement, launch: str, b
 
 
 def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
-    """What the sources list where there is no store yet, so that a source that cannot be used has none made; None where there is one.
+    """List the sources if there is no store yet, so that none is made for a source that cannot be used; None if there is a store.
 
     Raises BadInput, BadUsage.
     """
@@ -317,16 +317,16 @@ def _own_place(placement: Placement, launch: str) -> dict[str, str]:
 
 
 _STORE: Final = "CACHESTORE_STORE"
-"""Which store a started worker is to work on: its id and, behind a space, its path, as a worker's own children may use others."""
+"""The variable that says which store a started worker works on: its id, a space and its path. The worker's own children may use others."""
 
 
 def handed_on(layout: Layout) -> dict[str, str]:
-    """What workers that are started for a store are told of it: where it is gone by then, they must not make another one in its place."""
+    """The variables for workers that are started for a store: if it is gone by then, they must not make another one in its place."""
     return {_STORE: f"{layout.store_id} {layout.root}"}
 
 
 def open_for_pass(place: str, store_id: str = "") -> Layout:
-    """The store at a path, made where there is none; of one that is known already, by its id or by who started this process, that one.
+    """Open the store at a path, or make one. If the store is known already, by its id or from the starting process, open only that one.
 
     Raises ReadFailed where that one is not there any more; otherwise as `create_store`.
     """
@@ -337,7 +337,7 @@ def open_for_pass(place: str, store_id: str = "") -> Layout:
 
 
 def _to_log(line: str) -> None:
-    """What a command says, for a caller in Python: that a part is missing is a warning, which is shown where no logging is set up."""
+    """Log a command's line for a caller in Python. What is not made is a warning, so that it shows without logging being set up."""
     _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
 
 
@@ -355,7 +355,7 @@ def precompute_here(
     """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
 
     `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `number` is that of the
-    caller's listing; without one this process takes a number of its own. With a `store_id` no store is made, and no other one is written.
+    caller's listing; without one this process takes a number of its own. With a `store_id` only that store is written, and none is made.
     """
     from cachestore.encode.environment import set_library_defaults
 

@@ -184,9 +184,9 @@ class Remarks:
     columns: dict[str, None] = field(default_factory=dict[str, None])
     """The columns of rows; of one source alone."""
     uncaptioned: list[str] = field(default_factory=list[str])
-    """Of each source with rows, of which none has a caption: why, in a sentence."""
+    """For each source whose rows have no caption at all, a sentence that says so."""
     pictureless: list[str] = field(default_factory=list[str])
-    """Likewise of each one of which none has a picture or a video, where a column may be misspelt."""
+    """For each source whose rows have no picture or video at all, a sentence that says so: a column may be misspelt."""
 
     def take(self, other: "Remarks") -> None:
         """Remember what was counted before."""
@@ -213,7 +213,7 @@ class Remarks:
             (range(self.collapsed), "{} duplicate prompt lines collapsed"),
             (self.empty, "nothing is listed by {} of the sources ({})"),
             (self.replaced, "{} members of tars have a later one of their name, which counts ({})"),
-            (self.again, "{} folders are listed under another name already and passed over ({})"),
+            (self.again, "{} folders are passed over, as they are listed under another name already ({})"),
             (self.dead, "{} links lead nowhere ({}): what they should lead to is not in the data set"),
             (range(self.videos), "{} videos passed over (" + of_videos + ")"),
         )
@@ -226,7 +226,7 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Problems:
-    """What of a source cannot be taken, so that all of it is said at once."""
+    """What cannot be used in a source, gathered so that one error names all of it."""
 
     named: list[str] = field(default_factory=list[str])
     count: int = 0
@@ -252,7 +252,7 @@ _NAMED: Final = 20
 
 
 def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:
-    """The samples of all items. Raises BadInput at the end, which names every item of which `parse` raised one."""
+    """The samples of all items. Raises BadInput at the end: one error for all items that `parse` refused."""
     problems = Problems()
     for item in items:
         try:
@@ -356,12 +356,12 @@ def _look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool,
     columns = _listed_columns(remarks.columns)
     if not has_captions:
         remarks.uncaptioned.append(
-            f"no row of {where} has a caption: its columns are {columns}, and a caption is in {' or '.join(_CAPTIONS)}; rename the column,"
+            f"no row of {where} has a caption: its columns are {columns}; a caption's column is called {' or '.join(_CAPTIONS)}: rename it,"
             " or pass --caption TEXT for what each sample gets ('' is the empty caption)"
         )
     if not has_files and remarks.columns.keys() - {"id", *_KNOWN}:
         known = ", ".join(name for name in _KNOWN if name not in _CAPTIONS)
-        remarks.pictureless.append(f"no row of {where} has a picture or a video: its columns are {columns}, and known are {known}")
+        remarks.pictureless.append(f"no row of {where} has a picture or a video: its columns are {columns}; the known ones are {known}")
 
 
 def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Sample:
@@ -447,8 +447,9 @@ class _Walk:
     def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
         """(reference, path) of every image and video. Stores and hidden names are skipped.
 
-        A folder that several names lead to is called by its own, else by the first link in the order of names among those that are met
-        first: so every rank calls it alike. The others, and links back into a folder they lie in, are passed over with a remark.
+        A folder that has several names is called by its own name, else by the first link to it, in the order of names among those that
+        are met first. So every rank calls it the same. Its other names, and links back into a folder they lie in, are passed over with a
+        remark.
         """
         self._links = [("", root)]
         while self._links:
@@ -487,7 +488,7 @@ class _Walk:
             return []
 
     def _is_folder(self, entry: "os.DirEntry[str]", name: str) -> bool:
-        """Whether a name is a folder or leads to one. What leads nowhere is none; of what may not be looked at nobody knows."""
+        """Whether a name is a folder or leads to one. A link that leads nowhere is none. What may not be looked at is a problem."""
         try:
             if entry.is_dir():
                 return True
@@ -498,7 +499,7 @@ class _Walk:
                 self.problems.add(
                     f"{entry.path} may not be looked at ({error.strerror or error}): let this user read it, or move it out of the source"
                 )
-        # One that is named like a picture fails when it is read, and alone; one that is named like captions is told beside its picture.
+        # One that is named like a picture fails alone, when it is read; one that is named like captions is reported with its picture.
         if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *_CAPTION_SUFFIXES}:
             self.remarks.dead.append(name)
         return False
@@ -570,7 +571,7 @@ def decode_text(raw: bytes, where: Path | str) -> str:
 
 
 def _from_rows(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    """The rows of a manifest, or of a folder's metadata file, which is one whose rows all have a file."""
+    """The rows of a manifest, or of a folder's metadata file, in which every row has a file."""
     rows = _csv_rows(path) if path.suffix == ".csv" else _json_lines(path)
     is_metadata = path.name in _METADATA
 
@@ -639,14 +640,14 @@ def _no_constant(name: str) -> Any:
 
 
 def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
-    """A row whose caption is in `caption`, whichever of the known names it has there. Raises BadInput for two that differ."""
+    """The row with its caption in `caption`, whichever known name the column has. Raises BadInput for two that differ."""
     if not row.keys() <= remarks.columns.keys():
         remarks.columns.update(dict.fromkeys(row))
     return _under_one_name(row, _CAPTIONS, where)
 
 
 def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A row whose picture is in `image`, or whose video in `video`, by its suffix where the column does not say which it is.
+    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not.
 
     Raises BadInput for two that differ.
     """
@@ -661,14 +662,14 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> N
     """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
     if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
         message = (
-            f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}, and known are"
-            f" {', '.join(_KNOWN)}"
+            f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
+            f" ones are {', '.join(_KNOWN)}"
         )
         raise BadInput(message)
 
 
 def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
-    """A row with the value of any of these columns under the first of their names; without any where all are missing or null."""
+    """The row with the value of these columns under the first of their names, or without them if all are missing or null."""
     if row.keys().isdisjoint(names[1:]):
         return row
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}

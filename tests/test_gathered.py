@@ -242,7 +242,7 @@ def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(
     list(held.samples(before))
     [words] = before.uncaptioned
     assert words.startswith(
-        "no row of the data set given has a caption: its columns are control, prompt, and a caption is in caption or text"
+        "no row of the data set given has a caption: its columns are control, prompt; a caption's column is called caption or text"
     )
     list(list_rows(write_rows(create_store(tmp_path / "store"), held, "0"), None).samples(after))
     assert after.uncaptioned == before.uncaptioned

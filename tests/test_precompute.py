@@ -109,7 +109,7 @@ def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, r
     with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
     prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
-    with pytest.raises(BadUsage, match="of 2 samples none has a picture, and latents alone is asked for"):
+    with pytest.raises(BadUsage, match="none of 2 samples has a picture, and --encode asks for latents alone"):
         run(prompts, root, encode=("latents",))
     assert not root.exists()
     assert run(prompts, root).samples == 2, "prompts alone are a data set"
@@ -135,7 +135,7 @@ def rows(path, *rows):
 
 def test_a_manifest_of_which_no_row_has_a_caption_is_refused_where_text_is_encoded(data, tmp_path, root, makers):
     misspelt = rows(data / "m.jsonl", *({"image": f"{n}.png", "captoin": f"caption {n}"} for n in range(3)))
-    says = "no row of .*m.jsonl has a caption: its columns are image, captoin, and a caption is in caption or text"
+    says = "no row of .*m.jsonl has a caption: its columns are image, captoin; a caption's column is called caption or text"
     with pytest.raises(BadUsage, match=says):
         run(misspelt, root)
     assert not root.exists()

@@ -384,14 +384,14 @@ def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, m
     both = {"encode": ("text", "latents")}
     assert remarks(whole, **both) == remarks(*misspelt, **both) == remarks(whole, *misspelt, encode=("text",)) == []
     assert remarks(whole, *misspelt, **both) == ["4 samples have no picture (b, c, d, …): their batches hold no latents"]
-    with pytest.raises(BadUsage, match="of 1 samples none has a picture"):
+    with pytest.raises(BadUsage, match="none of 1 samples has a picture"):
         remarks(*misspelt[:1], encode=("latents",))
 
 
 def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_said(tmp_path, makers):
     (tmp_path / "m.jsonl").write_text('{"id": "a", "img": "a.png", "caption": "x"}\n')
     wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store"))
-    assert [words for words in wanted.remarks if "no row of" in words and "img, caption, and known are image, control" in words]
+    assert [words for words in wanted.remarks if "no row of" in words and "img, caption; the known ones are image, control" in words]
     plain = look_at_request(create_store(tmp_path / "other"), asked(manifest(tmp_path / "p.jsonl", a="x"), tmp_path / "other"))
     assert plain.remarks == ()
 

@@ -135,7 +135,7 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
         (tmp_path / "data" / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path / "data", caption="x")
     assert ids(listing) == ["k/b.png", "z/a.png"]
-    assert listing.remarks == ("4 folders are listed under another name already and passed over (a, l/deep, m, …)",)
+    assert listing.remarks == ("4 folders are passed over, as they are listed under another name already (a, l/deep, m, …)",)
     monkeypatch.setattr(os, "scandir", Backwards)
     assert listed(tmp_path / "data", caption="x").content == listing.content
 
@@ -476,7 +476,7 @@ def test_equal_values_under_two_names_are_one_and_null_is_none(tmp_path):
         ({"file_name": "a.png", "path": "a.mp4"}, "file_name and path mean the same and differ"),
         (
             {"imgae": "a.png", "captoin": "x"},
-            "its columns are imgae, captoin, and known are caption, text, image, control, mask, video, file_",
+            "its columns are imgae, captoin; the known ones are caption, text, image, control, mask, video, file_",
         ),
         ({"id": 7, "image": None, "caption": []}, "neither a picture, a video nor a caption: its columns are id, image, caption"),
         ({"path": {"bytes": "x"}}, "path is a text or a list of texts"),

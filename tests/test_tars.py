@@ -241,7 +241,7 @@ def test_rows_of_which_none_has_a_caption_are_told_with_their_columns(tmp_path):
 
     row = json.dumps({"title": "a cat", "url": "x"})
     [words] = told({"a.png": "", "a.json": row})
-    assert "a.tar has a caption: its columns are title, url, and a caption is in caption or text" in words
+    assert "a.tar has a caption: its columns are title, url; a caption's column is called caption or text" in words
     assert told({"a.png": "", "a.json": row, "b.png": "", "b.txt": "a dog"}) == told({"a.png": ""}) == told({}) == []
 
 

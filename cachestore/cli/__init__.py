@@ -45,7 +45,7 @@ NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
-  2         a command line that is malformed in itself, a source without anything that is to be encoded, or what --strict refuses
+  2         a command line that is malformed in itself, a source with nothing to encode, or a model that --strict refuses
   3         finished, but some samples or files could not be made: each is listed
   4         damage, or entries that are missing
   5         another run listed the source later and has published it: nothing was replaced

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", choices=("first", "all"), default="first", help="of each sample (default first)")
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="what a sample without a caption gets")
-    parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's, which it puts into every caption")
+    parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
     parser.add_argument("--replace", action="store_true", help="take the place of other values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

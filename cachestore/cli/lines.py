@@ -23,8 +23,8 @@ def training_lines(
 ) -> list[str]:
     """Python that reads one epoch, with the names and shapes that are stored.
 
-    Of few samples batches are smaller than `batch_size`, so that there is one. `captions` and `sources` are what the job was given: the
-    policy is handed on, and samples come as often as their source says.
+    If there are few samples, batches are smaller than `batch_size`, so that there is one. `captions` and `sources` are what the job was
+    given: the policy is handed on, and samples come as often as their source says.
     """
     path = Path(report.store)
     least = min((source.share for source in sources if source.share), default=1)
@@ -57,7 +57,7 @@ def _opened(report: "Report", *, has_policy: bool, has_weights: bool) -> str:
 
 
 def _fullest_bucket(path: Path, name: str) -> int:
-    """How many of a data set's first samples are of the bucket that most are of: with batches of so many there is one at least."""
+    """How many samples the fullest bucket has, among a data set's first: with batches of that size there is at least one."""
     with closing(Reader(path)) as reader:
         catalog = newest_catalog(reader.layout, name)
         if catalog is None:

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--caption",
         metavar="TEXT",
-        help="for samples without one (default: the empty caption, with a warning; rows of which none has one are refused)",
+        help="for samples without one (default: the empty caption, with a warning; if no row has a caption, an error)",
     )
     what.add_argument("--sources", metavar="JSON", help="in place of DATA: a list of objects with the fields of cs.Source")
     what.add_argument(
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--rank", type=int, metavar="R", help="this process's rank, where no launcher says it")
     how.add_argument("--world-size", type=int, metavar="W", help="the number of ranks, with --rank")
     how.add_argument(
-        "--strict", action="store_true", default=None, help="fail if any unit failed; refuse a model of which a part is not made here"
+        "--strict", action="store_true", default=None, help="fail if any unit failed; refuse a model that needs more than is made here"
     )
     how.add_argument("--max-failures", metavar="N|P%", help="how many units may fail (default: 0)")
     output = parser.add_argument_group("output")

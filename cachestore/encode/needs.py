@@ -1,7 +1,8 @@
 """What the training of a model needs beside what is made of it here. A table and its look-up; reads configurations alone, no torch.
 
-The pipeline's class decides, and the channels that its denoiser takes: inpainting weights are saved under the plain class too, plain ones
-under the class for inpainting. Components that nothing here encodes with are named as well. A model without a pipeline says nothing.
+The pipeline's class decides, together with the number of channels that its denoiser takes: weights for inpainting are saved under the plain
+class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well. For a model
+without a pipeline nothing is known.
 """
 
 import re
@@ -31,17 +32,17 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What pipelines whose class is called so are trained with."""
+    """What the pipelines of some classes are trained with."""
 
     name: str
-    """An expression that their class name contains."""
+    """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]
     is_told_by_channels: bool = False
-    """Whether a denoiser that takes the channels of latents alone needs none of it."""
+    """Whether nothing is needed if the denoiser takes the channels of latents alone."""
 
 
 _FIRST_FRAME = Need("the first frame's latents")
-_FRAMES = Need("latents of the frames that the video goes on from")
+_FRAMES = Need("latents of the frames from which the video continues")
 _MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
 _CONTROL = Need("latents of the control picture (no sample has one in the column `control`, or latents are not encoded)", CONTROL)
 _CONTROL_VIDEO = Need("latents of the control video")
@@ -63,7 +64,7 @@ _ROWS: Final = (
     _Row(r"GLIGEN", (Need("boxes and phrases"),)),
     _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
 )
-"""The first that a class name fits counts."""
+"""The first row that fits a class name counts."""
 
 _BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
     (1, 0): (),
@@ -74,17 +75,17 @@ _BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
     (8, 0): (_CONTROL,),
     (2, 4): (_FIRST_FRAME,),
 }
-"""What a denoiser that takes `factor * C + more` channels, of latents of C, is given beside them."""
+"""By (factor, more): what a denoiser that takes `factor * C + more` channels is given beside latents of C channels."""
 _FILLED_WITH_ZEROS: Final = frozenset({"HunyuanVideo15Pipeline", "MotifVideoPipeline"})
 """Pipelines that take further channels and, from text alone, fill them with zeros."""
 
 _PARTS: Final[Mapping[str, str]] = {
     r"image_encoder|siglip": "image embeddings",
     r"audio_vae": "audio latents",
-    r"connectors": "the text as its connectors hand it on",
+    r"connectors": "the text after its connectors",
     r"controlnet.*|adapter": "the control pictures",
     r"movq|vqgan": "latents",
-    r".*(encoder|embedder|vae)(_\d+)?": "what it makes",
+    r".*(encoder|embedder|vae)(_\d+)?": "the output of another encoder",
 }
 """By an expression for a component's whole name, what it makes for training. The first that fits counts."""
 _MADE = re.compile(r"text_encoder(_\d+)?|vae")
@@ -126,9 +127,9 @@ def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> 
     for (factor, more), needs in _BY_CHANNELS.items():
         if takes == factor * latents + more:
             return needs
-    return (Need(f"what fills the other channels of its denoiser, which takes {takes}, where latents have {latents}"),)
+    return (Need(f"the input for the other channels of its denoiser (it takes {takes}, latents have {latents})"),)
 
 
 def in_words(needs: Sequence[str]) -> str:
     """The line that says what is not made, for at least one need."""
-    return f"{NOT_MADE} {'; '.join(needs)}. This model is trained with that too: what is stored is not enough by itself"
+    return f"{NOT_MADE} {'; '.join(needs)}. This model is trained with that too: the store alone is not enough to train it"

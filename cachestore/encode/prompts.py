@@ -68,7 +68,7 @@ class TextModules:
         self.is_whole = False
         """Whether captions are padded as the pipeline pads them by itself, whatever length was asked for."""
         self.found_bytes: int | None = None
-        """What an entry's tensors take, each alike, as the probe showed of a pipeline that nobody described; None where a row says it."""
+        """The bytes of each entry, as the probe showed for a pipeline without a row; None if there is a row."""
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
@@ -147,7 +147,7 @@ class TextModules:
         return self._submitted(payloads)()
 
     def _probed(self) -> tuple[dict[str, Entry], str | None]:
-        """What is made of each caption of the probe alone, and what those that fail end in, in words; None where none does.
+        """What is made of each caption of the probe alone, and the first error in words; None if no caption fails.
 
         Raises BadInput where all of them fail: so would every caption, and each of them would load the model again.
         """
@@ -161,7 +161,7 @@ class TextModules:
             except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions may be fine
                 failed.append(f"the caption {caption[:40]!r} ends in {type(error).__name__} ({error})")
         if not alone:
-            message = f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}, and so do {len(failed) - 1} others"
+            message = f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too"
             raise BadInput(message)
         return alone, failed[0] if failed else None
 

@@ -9,11 +9,11 @@ from cachestore.encode.unit import Encoder
 
 
 def unlike_script(encoder: Encoder) -> Iterator[str]:
-    """A line for each difference from what the script of the family makes by its defaults; none where nobody knows of one."""
+    """A line for each difference from what the script of the family makes by its defaults; none where no difference is known."""
     if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes is not None:
         yield (
-            f"diffusers' training script of this family resizes pictures by {encoder.setup.script_resizes} interpolation, here it is"
-            " Lanczos: latents of resized pictures differ from the script's"
+            f"diffusers' training script of this family resizes pictures by {encoder.setup.script_resizes} interpolation,"
+            " cachestore by Lanczos: latents of resized pictures differ from the script's"
         )
     if not isinstance(encoder, TextEncoder):
         return
@@ -22,6 +22,6 @@ def unlike_script(encoder: Encoder) -> Iterator[str]:
         if name in args and args[name] != value:
             ours = "the default of its pipeline" if isinstance(args[name], dict) else json.dumps(args[name])
             yield (
-                f"diffusers' training script of this family encodes text with {name}={json.dumps(value)}, here it is {ours}:"
-                f" the text differs from the script's, which --encode-arg '{name}={json.dumps(value)}' makes"
+                f"diffusers' training script of this family encodes text with {name}={json.dumps(value)}, cachestore with"
+                f" {ours}: pass --encode-arg '{name}={json.dumps(value)}' to get the script's text"
             )

@@ -57,7 +57,7 @@ class TextEncoder:
         self.max_tokens = setup.max_tokens
         """The most tokens of a caption that count, special tokens included."""
         self.found_bytes: int | None = None
-        """What each entry takes, as loading showed of a pipeline without a row; None before, and where a row tells."""
+        """The bytes of each entry, as loading showed for a pipeline without a row; None before that, and if there is a row."""
         self._device = device
         self._batch_size = batch_size
         self._fingerprint = recipe.fingerprint
@@ -231,7 +231,7 @@ class TextEncoder:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether `entry_bytes` guesses, as nobody described the pipeline and it was not loaded yet."""
+        """Whether `entry_bytes` guesses: the pipeline has no row and was not loaded yet."""
         return self.setup.family.is_found and self.found_bytes is None
 
     def close(self) -> None:

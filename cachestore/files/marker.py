@@ -31,7 +31,7 @@ def read_marker(layout: Layout, *, folder: int | None = None) -> dict[str, Any]:
 
 
 def check_for_reading(layout: Layout) -> None:
-    """Raise ReadFailed if the store that was opened is not at its path any more: what is listed there says nothing of it.
+    """Raise ReadFailed if the store that was opened is not at its path any more: a listing of that path then says nothing about it.
 
     Does nothing for a layout without an id, which is that of a path that was not opened.
     """
@@ -106,12 +106,12 @@ def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
     except FileNotFoundError as error:
         raise _gone(layout) from error
     except FormatError as error:
-        message = f"nobody can tell whether the store at {layout.root} is the one that was opened: {error}"
+        message = f"cannot tell whether the store at {layout.root} is the one that was opened: {error}"
         raise ReadFailed(message) from error
     if found != layout.store_id:
         message = (
-            f"another store lies at {layout.root} than the one that was opened there (was another disk mounted, or another folder moved"
-            " there?); put the first one back, or open this one anew, then run the same command again"
+            f"the store at {layout.root} is not the one that was opened there (was another disk mounted, or another folder moved there?);"
+            " put the first one back, or open this one anew, then run the same command again"
         )
         raise ReadFailed(message)
     if placed is not None and not _is_there(layout, folder, placed):

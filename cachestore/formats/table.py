@@ -67,7 +67,7 @@ class Format:
     is_one_caption: bool = True
     """Whether it takes one caption of each picture."""
     text_may_be: str = ""
-    """Of what else its text may be than of the captions in the source, in words."""
+    """What else its text may belong to than to captions of the source, in words."""
 
 
 FORMATS: Final = {
@@ -116,8 +116,8 @@ FORMATS: Final = {
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
             text_may_be=(
-                "validation prompts, of captions behind an instance prompt, of the lines of a file (--caption-lines each --captions all),"
-                " or of pictures: models that edit them have text that is named by the picture"
+                "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
+                " or to pictures: for models that edit pictures, text is named by the picture"
             ),
         ),
         Format(
@@ -149,8 +149,8 @@ FORMATS: Final = {
             is_beside=True,
             captions_of=ai_toolkit.captions_of,
             text_may_be=(
-                "captions with a trigger word (--trigger-word), of a default caption (--caption TEXT), of shuffled or random words, or of"
-                " captions with a control image: all of them change the digest in the name"
+                "captions with a trigger word (--trigger-word), to a default caption (--caption TEXT), to shuffled or random words, or to"
+                " captions with a control image: each of these changes the digest in the name"
             ),
         ),
         Format(

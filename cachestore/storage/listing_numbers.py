@@ -4,7 +4,7 @@
 
 A run takes the next number before it lists its source, and the catalog that it publishes holds the number; where there is no store yet, the
 number is 0. No clock is part of this. A run removes its number when it ends, unless the number is the highest: so numbers only rise, and a
-lower one that is there belongs to a run that is still at work, or that died.
+lower one that is there belongs to a run that still works or has died.
 """
 
 import secrets
@@ -65,7 +65,7 @@ def listing_numbers(layout: Layout, name: str) -> list[int]:
 
 
 def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
-    """Numbers that died runs left behind: those 30 days old at `now` (seconds since the epoch), but never the highest."""
+    """Numbers that dead runs left behind: those 30 days old at `now` (seconds since the epoch), but never the highest."""
     spent: list[Path] = []
     for name in filter(None, map(decode_name, names_in(layout.listings))):
         paths = [layout.listing(name, number) for number in listing_numbers(layout, name)[:-1]]

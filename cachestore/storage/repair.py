@@ -153,7 +153,9 @@ def _load(layout: Layout) -> Snapshot:
             check_for_reading(layout)
             if name not in list_indexes(layout):
                 continue
-            message = f"the index {layout.index(name)} was not there a moment ago, and is; nothing was moved: run it again"
+            message = (
+                f"the index {layout.index(name)} was missing a moment ago and is there now; nothing was moved: run the same command again"
+            )
             raise ReadFailed(message) from error
         try:
             with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time

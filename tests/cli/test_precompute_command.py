@@ -361,7 +361,7 @@ def test_a_run_that_was_stopped_and_overtaken_ends_with_5_and_replaces_nothing(a
     os.kill(older.pid, signal.SIGCONT)
     code, out, err = ended(older)
     assert (code, json.loads(out)["kind"]) == (SUPERSEDED, "Superseded")
-    assert "generation 1 has that newer listing (14 samples; this run lists 12)" in err
+    assert "generation 1 (14 samples; this run lists 12)" in err
     newest = fakes.catalog(tmp_path / "store")
     assert (newest.generation, len(newest)) == (1, 14)
     code, out, _err = ended(command(*asked, "--json"))

@@ -98,7 +98,12 @@ def test_nothing_is_said_of_a_loaded_pipeline_of_any_family(built, name):
             {"audio_vae": "AutoencoderKLLTX2Audio", "vocoder": "LTX2Vocoder", "connectors": "LTX2TextConnectors"},
             ("audio latents (audio_vae", "connectors"),
         ),
-        ("FuturePipeline", (40, 16), {"mind_encoder": "Mind"}, ("takes 40, where latents have 16", "what it makes (mind_encoder, Mind)")),
+        (
+            "FuturePipeline",
+            (40, 16),
+            {"mind_encoder": "Mind"},
+            ("it takes 40, latents have 16", "the output of another encoder (mind_encoder, Mind)"),
+        ),
     ],
 )
 def test_what_a_model_is_trained_with_besides_is_named(class_name, channels, parts, expected):

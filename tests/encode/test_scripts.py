@@ -34,7 +34,7 @@ def test_what_the_script_passes_is_said_with_the_argument_that_makes_its_text(bu
     asked += ["--encode", "text", "--plan-only"]
     argument, _ = TOLD[name]
     assert main(asked) == OK
-    assert f"--encode-arg '{argument}' makes" in capsys.readouterr().out
+    assert f"pass --encode-arg '{argument}' to get the script's text" in capsys.readouterr().out
     assert main([*asked, "--encode-arg", argument]) == OK
     assert "training script" not in capsys.readouterr().out
 
@@ -82,7 +82,7 @@ def test_another_way_of_resizing_is_said_of_latents_and_nothing_of_what_is_not_e
     index = (kontext / "model_index.json").read_text()
     (kontext / "model_index.json").write_text(index.replace('"FluxPipeline"', '"FluxKontextPipeline"'))
     (bilinear,) = said(kontext)
-    assert "resizes pictures by bilinear interpolation, here it is Lanczos" in bilinear
+    assert "resizes pictures by bilinear interpolation, cachestore by Lanczos" in bilinear
     assert said(kontext, "--encode", "text") == []
     assert said(built("sdxl").folder) == []
     assert len(said(built("flux2klein").folder)) == 2

@@ -140,7 +140,7 @@ def test_ai_toolkit_finds_text_by_the_caption_file_as_it_reads_it(data, store, o
     assert report.failures == ()
     info = {"caption": digested, "text_embedding_space_version": "flux", "text_embedding_version": 1}
     assert (out / "_t_e_cache" / f"two_{trainers.aitk_hash(info)}.safetensors").is_file()
-    assert not any("captions are not here" in remark for remark in report.remarks)
+    assert not any("captions have no caption file here" in remark for remark in report.remarks)
 
 
 def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(data, store, out, capsys):
@@ -150,8 +150,8 @@ def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(dat
     (data / "a" / "one.txt").unlink()
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
     words = capsys.readouterr().out
-    assert "not taken: 1 captions are not what ai-toolkit reads in their files, and it encodes those itself (two.png)" in words
-    assert "the files of 1 captions are not here" in words
+    assert "not taken: ai-toolkit reads other text in the files of 1 captions, and encodes that itself (two.png)" in words
+    assert "1 captions have no caption file here" in words
 
 
 @pytest.mark.parametrize("options", [{}, {"trigger_word": "sks"}])

@@ -226,7 +226,7 @@ def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(t
     """Its bucket of 600x480 at 512 is another than ours; of 512x512 it is the same."""
     store = make_store(tmp_path / "store", Wanted((512,)))
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
-    assert "not taken: 1 of 2 latents are not what ai-toolkit looks for" in capsys.readouterr().out
+    assert "not taken: ai-toolkit will not find 1 of 2 latents" in capsys.readouterr().out
 
 
 def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
@@ -236,7 +236,7 @@ def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, ou
     report = send("musubi", store, out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
-        "1 of the 2 groups of which musubi makes batches hold latents of several shapes (2 pictures)"
+        "1 of the 2 groups from which musubi makes batches hold latents of several shapes (2 pictures)"
     )
 
 
@@ -246,7 +246,7 @@ def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeyp
     monkeypatch.setattr("tests.formats.test_exporting_views.choose", partial(buckets.choose, upscales=False))
     report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
     assert not report.complete
-    assert in_words(report.not_taken).startswith("1 of the 1 groups of which simpletuner makes batches")
+    assert in_words(report.not_taken).startswith("1 of the 1 groups from which simpletuner makes batches")
 
 
 def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_path, out):
@@ -257,7 +257,7 @@ def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_pat
     bring("simpletuner", tmp_path / "vae", tmp_path / "store", data, family="sdxl")
     report = send("sd-scripts", tmp_path / "store", out)
     assert (report.complete, report.written) == (False, 2)
-    assert in_words(report.not_taken).startswith("1 of 2 latents are not what sd-scripts looks for")
+    assert in_words(report.not_taken).startswith("sd-scripts will not find 1 of 2 latents")
     assert "(b.png)" in report.not_taken[0]
 
 

@@ -245,7 +245,7 @@ def test_text_files_that_match_nobody_are_counted_and_listed_and_every_sample_fa
     assert (report.complete, report.report.encoded, report.report.failed) == (False, 3, 1)
     assert {(one["sample"], one["encoder"]) for one in report.report.failures} == {(one.reference, "text") for one in PICTURES}
     assert len(report.unmatched) == 2
-    assert any("2 of 2 files of text are of no caption of the source" in remark for remark in report.remarks)
+    assert any("2 of 2 files of text match no caption of the source" in remark for remark in report.remarks)
 
 
 def test_latents_that_match_nobody_are_counted_and_listed_and_every_sample_fails(tmp_path, data, store):
@@ -274,7 +274,7 @@ def test_files_of_families_that_are_not_known_are_said(tmp_path, data, store):
     known = trainers.st_text_path(text, PICTURES[0].caption, "sdxl")
     shutil.copy(known, known.with_name(known.name.replace("sdxl", "krea2")))
     report = bring("simpletuner", tmp_path / "both", store, data)
-    assert "1 files are of krea2, which cannot be imported yet" in report.remarks
+    assert "1 files belong to models that cannot be imported yet (krea2)" in report.remarks
     assert report.unmatched == (f"text/{known.name.replace('sdxl', 'krea2')}",)
 
 
@@ -311,7 +311,7 @@ def test_captions_that_ai_toolkit_encodes_in_other_words_are_those_of_the_data_s
     report = bring("ai-toolkit", data, store, data, **options)
     assert (report.complete, report.report.encoded) == (True, 2)
     assert sample_of(store, made)["caption"] == caption
-    assert any("not as their files have them where ai-toolkit encodes them" in remark for remark in report.remarks)
+    assert any("other words in their files than ai-toolkit encoded" in remark for remark in report.remarks)
 
 
 def test_a_trigger_word_that_is_not_named_leaves_text_unpaired_and_says_what_may_be(data, store):
@@ -344,7 +344,7 @@ def test_sd_scripts_text_is_of_the_first_line_which_is_the_caption_then(data, st
     assert sample_of(store, pictures[0])["caption"] == first
     check_text(sample_of(store, pictures[0]), pictures[0], "flux", torch.float32)
     assert any(
-        "1 captions have several lines" in remark or "1 captions are not as their files have them" in remark for remark in report.remarks
+        "1 captions have several lines" in remark or "1 captions have other words in their files" in remark for remark in report.remarks
     )
     assert not any("taken whole" in remark for remark in report.remarks)
 

@@ -21,7 +21,7 @@ from tests.fakes import ROOT
 KEYS = [cs.key("gone", str(n)) for n in range(4)]
 VALUE = {"value": np.arange(8)}
 GONE = r"is not there any more \(was its disk unmounted, or the folder moved\?\)"
-ANOTHER = r"another store lies at"
+ANOTHER = r"is not the one that was opened there"
 
 
 def encode(batch):
@@ -252,7 +252,7 @@ def test_a_marker_made_anew_ends_handles_that_were_open_before(root):
         with pytest.raises(cs.WriteFailed, match=GONE):
             put(store, KEYS[1])
         assert cs.repair(root).rebuilt == ("cachestore.json",)
-        with pytest.raises(cs.WriteFailed, match=r"another store lies at .+ open this one anew"):
+        with pytest.raises(cs.WriteFailed, match=r"is not the one that was opened there .+ open this one anew"):
             put(store, KEYS[1])
     with cs.open(root, mode="a") as store:
         put(store, KEYS[1])
@@ -331,5 +331,5 @@ def test_a_disk_that_is_unmounted_takes_no_entry_below_its_mount_point(tmp_path)
     assert said["made below the mount point"] == []
     for what in ("another, put", "another, fill"):
         assert said[what].startswith("WriteFailed"), said
-        assert "another store lies at" in said[what]
+        assert "is not the one that was opened there" in said[what]
     assert (said["another holds"], said["back"], said["kept"]) == (1, [3, True], 3)
