@@ -37,7 +37,7 @@ from cachestore.inputs import (
 from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe, digest_opened
 from cachestore.samples import CAPTION, IMAGE, MASK, VIDEO
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn, last_generation, newest_catalog, read_catalog
-from cachestore.storage.catalog_writer import publish_again, publish_catalog
+from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
 from cachestore.storage.commit import commit
 from cachestore.storage.listing_numbers import listing_numbers
 from cachestore.storage.snapshot import Snapshot, visible_segments
@@ -364,31 +364,41 @@ class Reconciler:
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
         """Publish the catalog as the generation after the one that it was compared with; returns it with its generation and digest.
 
-        Where another generation was published meanwhile, that one is compared. Raises RecipeMismatch, Superseded.
+        If another generation was published meanwhile, that one is compared too. Raises RecipeMismatch, Superseded.
         """
-        name = self.plan.catalog
         while True:
-            last = last_generation(self.layout, name)  # looked up first: one that comes now has the number that is tried
+            last = last_generation(self.layout, self.plan.catalog)  # looked up first: one that comes now has the number that is tried
             previous = self._newest()
             if previous is not None:
-                self._check_may_follow(previous)
-            catalog = self._make_catalog(outcomes, failed, previous)
-            unless = previous if previous is not None and not self._is_awaited(previous) else None
-            if (published := publish_catalog(self.layout, catalog, after=last, unless=unless)) is not None:
-                return catalog, *published
+                self.compare(previous)
+            draft = draft_of(self._make_catalog(outcomes, failed, previous))
+            if previous is not None:
+                may_follow = self._may_follow(previous)
+                is_same = draft.is_same_as(previous) and not self._is_awaited(previous)
+                if is_same or (draft.digest == previous.digest and not may_follow):
+                    return draft.catalog, previous.generation, previous.digest
+                if not may_follow:
+                    raise Superseded(self._superseded_by(previous))
+            if publish_draft(self.layout, draft, after=last):
+                return draft.catalog, last + 1, draft.digest
 
-    def _check_may_follow(self, previous: Catalog) -> None:
-        """Raise RecipeMismatch for another request than planning allows, Superseded where the earlier catalog is of a newer listing."""
-        self.compare(previous)
-        is_newer = 0 < self.listing >= previous.listing  # equal numbers are one listing, but for 0, which many may have
-        if is_newer or _lists_the_same(self.plan, previous):
-            return
-        message = (
+    def _may_follow(self, previous: Catalog) -> bool:
+        """Whether this listing may replace that of an earlier catalog: a newer one may, and this pass's own.
+
+        An older one may add an encoder to the same samples: it replaces nothing that the newer one made.
+        """
+        if self.listing > previous.listing:
+            return True
+        made = {column.encoder for column in self.plan.columns}
+        adds = made.isdisjoint(column.encoder for column in previous.columns)
+        return _lists_the_same(self.plan, previous) and (adds or 0 < self.listing == previous.listing)
+
+    def _superseded_by(self, previous: Catalog) -> str:
+        return (
             f"another run listed the source of the data set {previous.name!r} after this run did, and published it as generation"
             f" {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.plan.ids)}). This run replaced nothing, and"
             " what it encoded is in the store. Run the same command again to list the source as it is now"
         )
-        raise Superseded(message)
 
     def _is_awaited(self, previous: Catalog) -> bool:
         """Whether a listing that is older than this one and newer than the newest catalog's may still be published.

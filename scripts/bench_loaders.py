@@ -95,7 +95,7 @@ def make_store(path: Path, kind: Kind) -> None:
     from cachestore.encode import families
     from cachestore.keys import Recipe, digest_text, input_key
     from cachestore.storage.catalog import Catalog, Cell, make_column
-    from cachestore.storage.catalog_writer import publish_catalog
+    from cachestore.storage.catalog_writer import draft_of, publish_draft
 
     config = {"scaling_factor": 0.3611, "shift_factor": 0.1159, "latent_channels": kind.shape[0], "block_out_channels": [1, 1, 1, 1]}
     recipe = Recipe("latents", {"of": "a benchmark"}, families.latents_read(families.vae_family("AutoencoderKL"), config, "mean"))
@@ -120,7 +120,7 @@ def make_store(path: Path, kind: Kind) -> None:
             extras=["{}"] * len(ids),
             columns=(make_column("latents", "image", recipe.fingerprint, {}, cells),),
         )
-        publish_catalog(store.layout, catalog, after=0)
+        publish_draft(store.layout, draft_of(catalog), after=0)
 
 
 def seconds_of(loader: Any, consume: Callable[[], None]) -> tuple[float, int]:

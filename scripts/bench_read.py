@@ -246,7 +246,7 @@ def make_store(folder: Path, kind: Kind) -> Path:
     from cachestore.encode import families
     from cachestore.keys import Recipe
     from cachestore.storage.catalog import Catalog, Cell, make_column
-    from cachestore.storage.catalog_writer import publish_catalog
+    from cachestore.storage.catalog_writer import draft_of, publish_draft
 
     if kind.is_text:
         read = {**families.text_read(families.PLAIN)}
@@ -278,7 +278,7 @@ def make_store(folder: Path, kind: Kind) -> Path:
             extras=["{}" for _row in rows],
             columns=(column,),
         )
-        publish_catalog(store.layout, catalog, after=0)
+        publish_draft(store.layout, draft_of(catalog), after=0)
     return folder / "store"
 
 

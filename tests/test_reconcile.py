@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from cachestore import reconcile
 from cachestore.errors import RecipeMismatch, Superseded
-from cachestore.files.paths import LedgerName
+from cachestore.files.paths import Layout, LedgerName
 from cachestore.inputs import combined_digest, digests_of
 from cachestore.reconcile import _among
 from cachestore.samples import Sample
 from cachestore.storage.catalog import list_generations
-from cachestore.storage.listing_numbers import listing_number
+from cachestore.storage.listing_numbers import listing_number, listing_numbers
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
 from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
@@ -590,14 +590,14 @@ def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
 
 
 def test_a_generation_published_between_comparison_and_publication_is_compared_too(root, monkeypatch):
-    real, compared = reconcile.publish_catalog, []
+    real, compared = reconcile.publish_draft, []
 
-    def overtaken(layout, made, **named):
-        monkeypatch.setattr(reconcile, "publish_catalog", real)
+    def overtaken(layout, draft, **named):
+        monkeypatch.setattr(reconcile, "publish_draft", real)
         fakes.run(root, captions("b"), FakeEncoder(), listing=1)
-        return real(layout, made, **named)
+        return real(layout, draft, **named)
 
-    monkeypatch.setattr(reconcile, "publish_catalog", overtaken)
+    monkeypatch.setattr(reconcile, "publish_draft", overtaken)
     fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
     assert compared == [["b"]]
     assert listed(catalog(root))[1:] == (2, 2)
@@ -634,3 +634,34 @@ def test_a_rebuilt_generation_keeps_the_number_of_its_listing(root):
     done = read_done(one.layout, PassRef(one.plan.name, 1))
     assert fakes.reconciler(one, 1).rebuild_catalog(1, report.catalog_digest, done.report["listing"])
     assert listed(catalog(root)) == (["0000"], 1, 5)
+
+
+def test_an_older_listing_of_the_same_names_never_replaces_what_a_newer_one_made(root):
+    samples = captions("a", "b")
+    fakes.run(root, samples, FakeEncoder(model="new"), listing=2)
+    one = fakes.job(root, samples, [FakeEncoder(model="old")], listing=1)
+    with pytest.raises(Superseded):
+        run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
+    assert listed(catalog(root)) == (["0000", "0001"], 1, 2)
+
+
+def test_an_older_listing_that_would_publish_what_is_there_ends_well(root):
+    samples = captions("a")
+    fakes.run(root, samples, FakeEncoder(), listing=2)
+    report = fakes.run(root, samples, FakeEncoder(), listing=1)
+    assert (report.complete, report.generation, list_generations(Layout(root), "train")) == (True, 1, [1])
+
+
+def test_a_second_run_of_one_data_set_after_the_other_publishes_nothing_and_leaves_no_number(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=0)
+    for number in range(4):
+        with listing_number(one.layout, "train") as listing:
+            assert run_pass(as_launch(one, f"launch {number}", listing=listing)).generation == 1
+    assert listing_numbers(one.layout, "train") == []
+
+
+def test_two_listings_of_one_number_have_no_order_where_the_folder_of_numbers_was_lost(root):
+    older = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=1)
+    with pytest.raises(Superseded):
+        run_pass(older)

@@ -31,7 +31,7 @@ from cachestore.storage.snapshot import list_indexes, list_segments, load_snapsh
 from cachestore.storage.verify import HARMLESS, good_entries, verify
 from cachestore.upkeep import collect, compact, drop
 from cachestore.work.passes import PassRef, list_passes
-from cachestore.work.plan import publish_plan
+from cachestore.work.plan import publish_plan, read_plan
 from cachestore.work.workers import Beat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions, open_pass
@@ -66,6 +66,7 @@ def job(root, *texts, name="train", encoder=None):
     source: Any = fakes.Pictures()
     layout, plan = create_store(root), fakes.plan_of(captions(*texts), encoders, name=name)
     publish_plan(layout, plan)
+    plan = read_plan(layout, plan.name)
     return Job(layout, plan, encoders, source, Placement(0, 1), f"launch {os.urandom(4).hex()}", listing=next(fakes.LISTINGS))
 
 

@@ -6,6 +6,7 @@
     catalogs/<name>/<n>.safetensors
     catalogs/<name>/<n>.dropped
     listings/<name>/<n>.json
+    listings/<name>/<n>.ended
     recipes/<64 hex>.json
     plans/<32 hex>/plan.safetensors
     plans/<32 hex>/<pass>/rounds/<round>.json
@@ -49,6 +50,7 @@ _INDEX = re.compile(_NUMBER + r"-([0-9a-f]{32})\.lmdb")
 _CATALOG = re.compile(_NUMBER + r"\.safetensors")
 _DROPPED = re.compile(_NUMBER + r"\.dropped")
 _LISTING = re.compile(_NUMBER + r"\.json")
+_LISTED = re.compile(_NUMBER + r"\.ended")
 _ROUND = re.compile(_NUMBER + r"\.json")
 _CLAIM = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 _LEDGER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.json")
@@ -63,7 +65,7 @@ _LOST = re.compile(r"([0-9a-f]{32})\.lost\.json")
 _TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
 _NAME_LIMIT = 200
 _INSIDE = re.compile(
-    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)|listings/[^/]+/[0-9]+\.json"
+    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)|listings/[^/]+/[0-9]+\.(?:json|ended)"
     r"|recipes/[0-9a-f]{64}\.json|plans/[0-9a-f]{32}/(?:plan\.safetensors|[0-9]+/(?:done\.json|[a-z]+/[^/]+))"
     r"|(?:workers|condemned|digests|locks|quarantine|tmp)/(?!cachestore\.json)[^/]+)"
 )
@@ -189,6 +191,10 @@ class Layout:
     def listing(self, name: str, number: int) -> Path:
         """The path of a listing number of a data set."""
         return self.listing_folder(name) / f"{number}.json"
+
+    def listed(self, name: str, number: int) -> Path:
+        """The path of a listing number that was given back."""
+        return self.listing_folder(name) / f"{number}.ended"
 
     @property
     def recipes(self) -> Path:
@@ -362,6 +368,12 @@ def parse_dropped(name: str) -> int | None:
 def parse_listing(name: str) -> int | None:
     """The number in the file name of a listing number, or None."""
     match = _LISTING.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def parse_listed(name: str) -> int | None:
+    """The number in the file name of a listing number that was given back, or None."""
+    match = _LISTED.fullmatch(name)
     return int(match[1]) if match else None
 
 

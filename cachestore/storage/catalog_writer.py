@@ -1,7 +1,7 @@
 """Writing catalogs: their bytes, and publishing them put-if-absent. Reading is in `catalog`, which trainers load."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachestore.files.checksum import Buffer, digest_of
@@ -78,24 +78,43 @@ def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
     return digest_of([canonical(described), canonical(rows)])
 
 
-def publish_catalog(layout: Layout, catalog: Catalog, *, after: int, unless: Catalog | None = None) -> tuple[int, str] | None:
-    """Publish a catalog as generation `after` + 1 of its name; returns (generation, digest).
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A catalog as it will lie on disk, but for its generation."""
 
-    None where that generation is there already: the caller must compare with it before trying again. A catalog equal to `unless` is not
-    published: that one's generation and digest are returned. Raises WriteFailed.
-    """
+    catalog: Catalog
+    header: Mapping[str, Any]
+    columns: Mapping[str, Column]
+
+    @property
+    def digest(self) -> str:
+        """The digest of rows and recipes."""
+        return self.header["digest"]
+
+    def is_same_as(self, other: Catalog) -> bool:
+        """Whether another catalog has the same rows, recipes, sizes and times."""
+        return other.digest == self.digest and _same_stats(other, self.catalog)
+
+
+def draft_of(catalog: Catalog) -> Draft:
+    """Lay out a catalog. Pure."""
     header, columns = _lay_out(catalog)
-    digest: str = header["digest"]
-    if unless is not None and unless.digest == digest and _same_stats(unless, catalog):
-        return unless.generation, digest
+    return Draft(catalog, header, columns)
+
+
+def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
+    """Publish a catalog as generation `after` + 1 of its name.
+
+    False where that generation is there already: the caller must compare with it before it tries again. Raises WriteFailed.
+    """
+    catalog, generation = draft.catalog, after + 1
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.catalog_folder(catalog.name))
-    generation = after + 1
     failpoint("catalog.before_publish")
-    if not publish(layout, layout.catalog(catalog.name, generation), _chunks(header, columns, generation, catalog.listing), read_only=True):
-        return None
+    chunks = _chunks(draft.header, draft.columns, generation, catalog.listing)
+    placed = publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
     failpoint("catalog.after_publish")
-    return generation, digest
+    return placed
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:

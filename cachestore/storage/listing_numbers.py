@@ -1,10 +1,10 @@
 """Listing numbers: the order in which runs list the source of a data set, so that an older listing never replaces a newer one.
 
-    listings/<name>/<n>.json
+    listings/<name>/<n>.json      a run that is at work, or that died
+    listings/<name>/<n>.ended     the highest number that was given back
 
 A run takes the next number before it lists its source, and the catalog that it publishes holds the number; where there is no store yet, the
-number is 0. No clock is part of this. A run removes its number when it ends, unless the number is the highest: so numbers only rise, and a
-lower one that is there belongs to a run that still works or has died.
+number is 0. When the run ends it gives the number back. No clock is part of this, and no number is used again.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from typing import Final
 
 from cachestore.errors import CacheStoreError, FormatError, StoreNotFound
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, decode_name, parse_listing
+from cachestore.files.paths import Layout, decode_name, parse_listed, parse_listing
 from cachestore.files.publish import make_folder, note
 from cachestore.files.records import encode_record
 from cachestore.files.removal import age_seconds, remove_file
@@ -40,8 +40,7 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
         yield number
     finally:
         with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
-            if number < max(listing_numbers(layout, name), default=0):
-                remove_file(layout, layout.listing(name, number))
+            _end(layout, name, number)
 
 
 @contextmanager
@@ -60,8 +59,21 @@ def number_if_there(layout: Layout, name: str) -> Generator[int]:
 
 
 def listing_numbers(layout: Layout, name: str) -> list[int]:
-    """The numbers that are there, lowest first."""
+    """The numbers of the runs that are at work, or that died, lowest first."""
     return sorted(number for number in map(parse_listing, names_in(layout.listing_folder(name))) if number is not None)
+
+
+def _ended(layout: Layout, name: str) -> list[int]:
+    """The numbers that were given back; the highest stays, so that no number is used again."""
+    return sorted(number for number in map(parse_listed, names_in(layout.listing_folder(name))) if number is not None)
+
+
+def _end(layout: Layout, name: str, number: int) -> None:
+    """Give a number back: remember that it was used, then remove it and the memory of lower ones."""
+    note(layout, layout.listed(name, number), _record(name))
+    remove_file(layout, layout.listing(name, number))
+    for lower in _ended(layout, name)[:-1]:
+        remove_file(layout, layout.listed(name, lower))
 
 
 def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
@@ -76,14 +88,17 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
 def _take(layout: Layout, name: str) -> int:
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.listing_folder(name))
-    record = encode_record(FORMAT, VERSION, {"name": name})
     lost = 0
     while True:
-        highest = max(*listing_numbers(layout, name), _published(layout, name), 0)
+        highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)
         number = highest + 1 + secrets.randbelow(1 << lost)  # ranks that start together spread out
-        if note(layout, layout.listing(name, number), record):
+        if note(layout, layout.listing(name, number), _record(name)):
             return number
         lost = min(lost + 1, _MOST_LOST)
+
+
+def _record(name: str) -> bytes:
+    return encode_record(FORMAT, VERSION, {"name": name})
 
 
 def _published(layout: Layout, name: str) -> int:

@@ -33,6 +33,7 @@ from cachestore.files.paths import (
     parse_dropped,
     parse_index,
     parse_ledger,
+    parse_listed,
     parse_listing,
     parse_lost,
     parse_pass,
@@ -603,7 +604,7 @@ def _strangers(layout: Layout) -> Iterator[Finding]:
         )
     for folder in names_in(layout.listings):
         files = names_in(layout.listings / folder) if decode_name(folder) is not None else []
-        yield from (_foreign(f"listings/{folder}/{file}") for file in files if parse_listing(file) is None)
+        yield from (_foreign(f"listings/{folder}/{file}") for file in files if parse_listing(file) is parse_listed(file) is None)
     yield from _strange_segments(layout)
     yield from _strange_in_plans(layout)
     yield from (_foreign(f"workers/{name}") for name in names_in(layout.workers) if not (name.endswith(".lock") or parse_worker(name)))

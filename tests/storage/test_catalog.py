@@ -15,7 +15,6 @@ from cachestore.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.table import encode_table, number_column, read_table, string_columns
 from cachestore.keys import Key, Recipe, key
-from cachestore.storage import catalog_writer
 from cachestore.storage.catalog import (
     FACTS,
     FORMAT,
@@ -29,7 +28,7 @@ from cachestore.storage.catalog import (
     open_catalog,
     read_catalog,
 )
-from cachestore.storage.catalog_writer import encode_catalog
+from cachestore.storage.catalog_writer import draft_of, encode_catalog, publish_draft
 from cachestore.storage.commit import create_store
 from tests.fakes import publish_catalog
 from tests.storage.stores import flip
@@ -352,7 +351,7 @@ class TestPublishing:
 
     def test_a_generation_that_is_there_is_never_replaced(self, layout):
         publish_catalog(layout, small(n=1))
-        assert catalog_writer.publish_catalog(layout, small(n=2), after=0) is None
+        assert not publish_draft(layout, draft_of(small(n=2)), after=0)
         assert [len(read_catalog(layout.catalog("train", n), generation=n)) for n in list_generations(layout, "train")] == [1]
 
     def test_a_catalog_keeps_the_number_of_its_listing_which_its_digest_leaves_out(self, layout):

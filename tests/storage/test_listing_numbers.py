@@ -33,12 +33,15 @@ def test_data_sets_count_for_themselves(layout):
         assert (listing_numbers(layout, "train"), listing_numbers(layout, "a/b"), other) == ([1], [1], 1)
 
 
-def test_a_number_goes_with_its_run_unless_it_is_the_highest(layout):
+def test_a_number_goes_with_its_run_and_is_not_used_again(layout):
     with listing_number(layout, "train") as first:
         with listing_number(layout, "train") as second:
             assert listing_numbers(layout, "train") == [first, second]
-        assert listing_numbers(layout, "train") == [first, second]
-    assert listing_numbers(layout, "train") == [second]
+        assert listing_numbers(layout, "train") == [first]
+        with listing_number(layout, "train") as third:
+            assert third > second
+    assert listing_numbers(layout, "train") == []
+    assert [path.name for path in layout.listing_folder("train").iterdir()] == [f"{third}.ended"]
 
 
 def test_many_who_begin_at_once_have_different_numbers(layout):

@@ -150,20 +150,20 @@ class _Notes:
 
 def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable[[str, int], None]) -> None:
     """Have it said, in this process and from now on, when entries and catalogs are acknowledged."""
-    publish_segment, publish_catalog = append.publish_segment, reconcile.publish_catalog
+    publish_segment, publish_draft = append.publish_segment, reconcile.publish_draft
 
     def segment(*given: Any, **named: Any) -> append.Acknowledged:
         acknowledged = publish_segment(*given, **named)
         say(list(acknowledged.places))
         return acknowledged
 
-    def catalog(layout: Any, made: Any, **named: Any) -> tuple[int, str] | None:
-        published = publish_catalog(layout, made, **named)
-        if published is not None:
-            say_generation(made.name, published[0])
-        return published
+    def catalog(layout: Any, draft: Any, *, after: int) -> bool:
+        placed = publish_draft(layout, draft, after=after)
+        if placed:
+            say_generation(draft.catalog.name, after + 1)
+        return placed
 
-    append.publish_segment, reconcile.publish_catalog = segment, catalog
+    append.publish_segment, reconcile.publish_draft = segment, catalog
 
 
 def say_to(path: Path) -> Callable[[str], None]:

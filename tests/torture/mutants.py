@@ -57,7 +57,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_CRASHES,
     ),
     "comparison with the newest generation": Mutant(
-        "reconcile.py", "                self._check_may_follow(previous)\n", "                pass\n", *_OVERTAKING
+        "reconcile.py", "                self.compare(previous)\n", "                pass\n", *_OVERTAKING
+    ),
+    "order of listings": Mutant(
+        "reconcile.py",
+        "                may_follow = self._may_follow(previous)\n",
+        "                may_follow = True\n",
+        *_OVERTAKING,
     ),
     "link refusal": Mutant("files/opening.py", '    os.O_RDONLY\n    | getattr(os, "O_NOFOLLOW", 0)\n', "    os.O_RDONLY\n", *_EXCHANGE),
 }

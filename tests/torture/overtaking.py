@@ -88,7 +88,7 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     """Run `precompute` in this process, stopped at these calls, and leave word of how it ended."""
     jobs.hurry()
     fakes.plug_in({"limit": 2, "answer": jobs.encode})
-    said: dict[str, Any] = {"how": "finished", "text": "", "listing": 0, "rows": []}
+    said: dict[str, Any] = {"how": "finished", "text": "", "listing": 0, "rows": [], "resolution": str(request.resolution)}
     acknowledged = say_to(notes.with_suffix(".keys"))
     tell_acknowledged(lambda keys: acknowledged("".join(f"{key}\n" for key in keys)), lambda _name, _generation: None)
     made = reconcile.Reconciler._publish
@@ -205,6 +205,8 @@ def _of_generations(one: Round, root: Path, runs: Sequence[_Run]) -> list[str]:
         newest = newest_catalog(layout, "train")
         if newest is None or list(newest.ids) != latest["rows"]:
             found.append(f"the newest generation lists {newest and list(newest.ids)}, the newest listing is {latest}")
+        elif one.kind == "replaced" and asked[-1] != [latest["resolution"]]:
+            found.append(f"the newest generation is of the resolution {asked[-1]}, the newest listing is {latest}")
     if one.kind == "encoders" and len(finished) == 2 and {column.encoder for column in catalogs[-1].columns} != {"text", "latents"}:
         found.append("the newest generation lacks an encoder")
     lost = _acknowledged(runs) - set(cs.open(root).keys())
