@@ -267,7 +267,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             *strangers,
             *encoded.remarks(),
             *_doubts(matches, counted),
-            *_left_over(wanted, matches, [path for path, look in there.get("text", ()) if look.family in (None, family)], counted),
+            *_left_over(wanted, matches, [path for path, look in there.get("text", ()) if _may_be_of(look, family)], counted),
             *_kept(encoders),
             *unreadable,
         ),
@@ -371,8 +371,13 @@ def _asked(request: ImportRequest, matches: Matches, there: _There, family: Fami
     if request.encode:
         return request.encode
     matched = {"text": matches.text or matches.doubtful, "latents": matches.latents or matches.doubtful_latents}
-    held = {kind for kind, those in there.items() if any(look.family in (None, family) for _path, look in those)}
+    held = {kind for kind, those in there.items() if any(_may_be_of(look, family) for _path, look in those)}
     return tuple(kind for kind, places in matched.items() if places or kind in held)
+
+
+def _may_be_of(look: Looks, family: Family) -> bool:
+    """Whether a file is of a family, by name: a family that is imported has the widths of the model that is claimed."""
+    return look.family is None or look.family.name == family.name
 
 
 def _encoded_captions(request: ImportRequest, wanted: Format, listing: Listing) -> EncodedCaptions:

@@ -169,6 +169,8 @@ class Remarks:
     """What is counted while samples are gone through."""
 
     missing: list[str] = field(default_factory=list[str])
+    wordless: list[str] = field(default_factory=list[str])
+    """Sources that have captions, with no text in any of them: writing them may have failed."""
     multi_line: list[str] = field(default_factory=list[str])
     collapsed: int = 0
     empty: list[str] = field(default_factory=list[str])
@@ -196,6 +198,7 @@ class Remarks:
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
         self.missing += [f"{prefix}{sample}" for sample in other.missing]
+        self.wordless += other.wordless
         self.multi_line += [f"{prefix}{sample}" for sample in other.multi_line]
         self.collapsed += other.collapsed
         self.videos += other.videos
@@ -209,11 +212,12 @@ class Remarks:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
         told = (
             (self.missing, "{} without a caption ({}): they get the empty one, or what --caption TEXT says"),
+            (self.wordless, "no caption has any text in {} source ({}): every sample gets the empty caption"),
             (self.multi_line, "{} captions of several lines ({}), each taken whole (see --caption-lines)"),
             (range(self.collapsed), "{} duplicate prompt lines collapsed"),
             (self.empty, "nothing is listed by {} of the sources ({})"),
             (self.replaced, "{} members of tars have a later one of their name, which counts ({})"),
-            (self.again, "{} folders are passed over, as they are listed under another name already ({})"),
+            (self.again, "{} folders are passed over, as they are listed under another name already or the source lies in them ({})"),
             (self.dead, "{} links lead nowhere ({}): what they should lead to is not in the data set"),
             (range(self.videos), "{} videos passed over (" + of_videos + ")"),
         )
@@ -329,16 +333,21 @@ def _list_rows(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}; let this user read it"
+        raise BadInput(message) from error
 
 
 def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
     """The samples with their captions; refuses two with one id."""
     ids: set[str] = set()
-    has_captions, has_files = caption is not None, False
+    has_captions, has_files, has_text = caption is not None, False, caption is not None
     for sample in parse(remarks):
         has_captions |= bool(sample.captions)
+        has_text = has_text or any(text.strip() for text in sample.captions)
         has_files |= bool(sample.images)
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
@@ -347,6 +356,8 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
             raise BadInput(message)
         ids.add(sample.id)
         yield _with_caption(sample, caption, remarks)
+    if has_captions and not has_text and not remarks.missing:
+        remarks.wordless.append(str(where))
     if ids and remarks.columns:
         _look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
 
@@ -441,6 +452,8 @@ class _Walk:
     remarks: Remarks
     problems: Problems = field(default_factory=Problems)
     _seen: set[str] = field(default_factory=set[str])
+    _above: set[str] = field(default_factory=set[str])
+    """The folders that the source lies in: a link to one of them would bring in all that lies beside the source."""
     _links: list[tuple[str, Path]] = field(default_factory=list[tuple[str, Path]])
     """Links to folders that are still to be followed."""
 
@@ -451,6 +464,7 @@ class _Walk:
         are met first. So every rank calls it the same. Its other names, and links back into a folder they lie in, are passed over with a
         remark.
         """
+        self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]
         while self._links:
             links, self._links = sorted(self._links), []
@@ -463,7 +477,7 @@ class _Walk:
         while folders:
             prefix, folder = folders.pop()
             real = os.path.realpath(folder)
-            if real in self._seen:
+            if real in self._seen or real in self._above:
                 self.remarks.again.append(prefix.removesuffix("/"))
                 continue
             self._seen.add(real)

@@ -15,6 +15,7 @@ from cachestore.errors import BadInput
 from cachestore.keys import digest_parts, digest_text
 from cachestore.listing import list_path
 from cachestore.sources import UNTRUSTED, Remarks, _lines_of, list_source
+from tests import fakes
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
@@ -135,7 +136,9 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
         (tmp_path / "data" / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path / "data", caption="x")
     assert ids(listing) == ["k/b.png", "z/a.png"]
-    assert listing.remarks == ("4 folders are passed over, as they are listed under another name already (a, l/deep, m, …)",)
+    assert listing.remarks == (
+        "4 folders are passed over, as they are listed under another name already or the source lies in them (a, l/deep, m, …)",
+    )
     monkeypatch.setattr(os, "scandir", Backwards)
     assert listed(tmp_path / "data", caption="x").content == listing.content
 
@@ -794,3 +797,42 @@ def test_a_source_that_may_not_be_looked_at_is_an_error_of_ours(tmp_path, monkey
     for name in ("secret", "secret/m.jsonl", "secret/a.tar"):
         with pytest.raises(BadInput, match="does not exist"):
             list_path(tmp_path / name)
+
+
+def test_captions_of_which_none_has_any_text_are_said(tmp_path):
+    folder = fakes.captioned(tmp_path / "folder", 3)
+    assert remarks_of(list_source(folder)) == ()
+    for path in folder.glob("*.txt"):
+        path.write_text(" \n")
+    assert remarks_of(list_source(folder)) == (f"no caption has any text in 1 source ({folder}): every sample gets the empty caption",)
+    assert remarks_of(list_source(folder, caption="")) == ()
+    rows = manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": ""}, {"image": "b.png", "caption": " "})
+    assert any("no caption has any text in 1 source" in words for words in remarks_of(list_source(rows)))
+
+
+def remarks_of(listing):
+    seen = Remarks()
+    list(listing.samples(seen))
+    return seen.in_words()
+
+
+def test_a_link_to_a_folder_that_the_source_lies_in_is_passed_over(tmp_path):
+    (tmp_path / "above").mkdir()
+    folder = fakes.captioned(tmp_path / "above" / "data", 2)
+    (tmp_path / "above" / "other.png").write_bytes(b"beside the source")
+    (folder / "up").symlink_to("..")
+    listing = list_source(folder)
+    assert [sample.id for sample in listing.samples(Remarks())] == ["0.png", "1.png"]
+    assert any("the source lies in them (up)" in words for words in remarks_of(listing))
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"caption": "a"}\n')
+
+    def refuse(*_given, **_named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadInput, match=r"rows\.jsonl cannot be read: Permission denied; let this user read it"):
+        list_source(rows)

@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
+from cachestore import importing
 from cachestore.claims import IMPORTED
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.errors import BadInput, BadUsage, RecipeMismatch
+from cachestore.formats.families import Width, family_named
+from cachestore.formats.matching import Looks, Matches
 from cachestore.keys import digest_bytes
 from tests.formats import trainers
 from tests.formats.caches import CLAIMS, bring, equal
@@ -605,3 +608,11 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
     assert "one_0100x0080_flux.npz" in words
     assert "1 files are no sample's: stray.npz" in words
     assert main(["import", "nobody", *arguments[2:]]) == ERROR
+
+
+def test_files_that_match_nobody_count_where_the_claimed_model_has_widths_of_its_own():
+    plain = family_named("sdxl")
+    family = dataclasses.replace(plain, widths={**plain.widths, "text_encoder": Width(1, 1)})
+    there = {"text": [("cat_te_outputs.npz", Looks("text", "sdxl", plain))]}
+    request = importing.ImportRequest("sd-scripts", "folder", "store", "data")
+    assert importing._asked(request, Matches(None), there, family) == ("text",)
