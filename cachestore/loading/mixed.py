@@ -4,6 +4,7 @@ A place in the mix always has the same bucket, so a sampler's batches are as man
 from epoch to epoch, as a pure function of (seed, epoch).
 """
 
+import logging
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from cachestore.loading.epoch import Epoch
 from cachestore.loading.order import Places, permutation
 from cachestore.loading.share import join_shares, read_share
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
@@ -43,7 +46,8 @@ class MixedDataset(Dataset[SampleDict]):
         mixed = MixedDataset([photos, drawings.select(range(100))], weights=[1, 2.5])
         loader = make_loader(mixed, batch_size=8)
 
-    A weight says how often each sample of a data set comes in an epoch: 1 once, 2 twice, 0.25 in every fourth epoch, 0 never. What is
+    A weight says how often each sample of a data set comes in an epoch: 1 once, 2 twice, 0.25 in every fourth epoch, 0 never. Below 1,
+    samples of buckets that are too small for one place in an epoch never come, which is logged as a warning. What is
     left over a whole number is dealt out in turn, in each bucket its share, in an order that depends on `seed`; so every epoch is of
     equal size and every sample comes equally often. Batches mix samples of several data sets where their buckets are equal. Each data
     set is read in one go a batch. Belongs to one thread of one process, as its data sets do.
@@ -77,6 +81,8 @@ class MixedDataset(Dataset[SampleDict]):
         self._seed = as_whole("seed", seed, least=0)
         self._epoch = Epoch(self.datasets[0].epoch if self.datasets else 0)
         self._lay_out()
+        for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
+            self._say_what_never_comes(number, data, weight)
 
     @classmethod
     def of_sources(
@@ -124,6 +130,23 @@ class MixedDataset(Dataset[SampleDict]):
             self._turns.append(turns)
             self._buckets.setdefault(bucket, []).extend(range(turns.start, turns.start + count))
             self._append(number, turns.of_epoch(0))
+
+    def _say_what_never_comes(self, number: int, data: CachedDataset, weight: float) -> None:
+        """Log which samples have no place in any epoch: those of buckets that are too small for a weight below 1."""
+        if not 0 < weight < 1:
+            return
+        sizes = [len(places) for _bucket, places in sorted(data.buckets.items())]
+        never = [size for size, count in zip(sizes, _shared_out(sizes, weight), strict=True) if size and not count]
+        if never:
+            _log.warning(
+                "with a weight of %g, %d of %d samples of data set %d of the mix never come: they are in %d buckets that are too small for"
+                " one place in an epoch; a weight of 1 takes all",
+                weight,
+                sum(never),
+                sum(sizes),
+                number,
+                len(never),
+            )
 
     def _append(self, number: int, samples: Places) -> None:
         self._owners = np.concatenate([self._owners, np.full(len(samples), number, dtype=np.int64)])

@@ -339,3 +339,15 @@ def test_sources_of_no_data_sets_are_none_and_a_mix_of_mixes_is_refused():
     mixes: list[Any] = [cs.MixedDataset([])]
     with pytest.raises(cs.BadInput, match="not of a MixedDataset"):
         cs.MixedDataset(mixes)
+
+
+def test_samples_that_a_small_weight_never_lets_come_are_said(tmp_path, caplog):
+    rows = [Row(f"p{n}", bucket=(64, 48) if n else (48, 64)) for n in range(9)]
+    data = cs.CachedDataset(make_store(tmp_path / "photos", rows, recipes()))
+    mixed = cs.MixedDataset([data], [0.25])
+    seen = {sample for epoch in range(40) for sample in ids_of(mixed, epoch)}
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"with a weight of 0.25, {9 - len(seen)} of 9 samples of data set 0 of the mix never come")
+    caplog.clear()
+    cs.MixedDataset([data], [1])
+    assert caplog.records == []
