@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -613,6 +614,6 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
 def test_files_that_match_nobody_count_where_the_claimed_model_has_widths_of_its_own():
     plain = family_named("sdxl")
     family = dataclasses.replace(plain, widths={**plain.widths, "text_encoder": Width(1, 1)})
-    there = {"text": [("cat_te_outputs.npz", Looks("text", "sdxl", plain))]}
+    there: Any = {"text": [("cat_te_outputs.npz", Looks("text", "sdxl", plain))]}
     request = importing.ImportRequest("sd-scripts", "folder", "store", "data")
     assert importing._asked(request, Matches(None), there, family) == ("text",)

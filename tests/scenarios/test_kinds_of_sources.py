@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import cachestore as cs
+from cachestore import run
 from cachestore.cli import main
 from cachestore.errors import BadInput, RecipeMismatch
 from cachestore.request import PrecomputeRequest
@@ -311,18 +312,18 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     data = Broken(of_kind("bytes", tmp_path))
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    real = cs.precompute.__globals__["gather_all"]
+    real = run.gather_all
 
     def gathered(*arguments, **options):
         found = real(*arguments, **options)
         data.is_listed = True
         return found
 
-    cs.precompute.__globals__["gather_all"] = gathered
+    run.gather_all = gathered
     try:
         report = cs.precompute(data, model=tmp_path, store=tmp_path / "store")
     finally:
-        cs.precompute.__globals__["gather_all"] = real
+        run.gather_all = real
     assert [(failure["sample"], "row 1 cannot be read" in failure["reason"]) for failure in report.failures] == [("1.png", True)]
     assert report.encoded == 8
     gc.collect()
