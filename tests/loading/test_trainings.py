@@ -4,7 +4,7 @@ import os
 import socket
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, count
 
 import pytest
 
@@ -38,9 +38,12 @@ def lightning_crowd(tmp_path_factory):
     made.close()
 
 
+_TRAININGS = count()
+
+
 def _free_port():
-    """A port that nobody has, and that the system gives nobody who asks for any: other tests' ranks take those by the dozen."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+    """A port that is free, below those that the system hands out to other tests' ranks, and another one for each training."""
+    for port in range(20_000 + (os.getpid() + 100 * next(_TRAININGS)) % 10_000, 32_000):
         with suppress(OSError), socket.socket() as free:
             free.bind(("127.0.0.1", port))
             return port
@@ -51,11 +54,11 @@ def _free_port():
 @pytest.fixture(scope="module")
 def train(store, tmp_path_factory):
     """Call a part on so many ranks, as torchrun would start them; returns what each gives back."""
-    folder, count = tmp_path_factory.mktemp("meetings"), iter(range(100))
+    folder, numbers = tmp_path_factory.mktemp("meetings"), count()
 
     def run(crowd, part, world, **body):
         port = str(_free_port())
-        common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(count)}"), **body}
+        common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(numbers)}"), **body}
         bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
         ended = crowd.run(f"tests.loading.trainings:{part}", *bodies)
         assert [code for code, _result in ended] == [0] * world
