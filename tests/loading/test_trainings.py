@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain, count
@@ -26,14 +27,14 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory):
-    made = Crowd(tmp_path_factory.mktemp("ranks"), "tests.loading.trainings", "accelerate", end_seconds=150)
+    made = Crowd(tmp_path_factory.mktemp("ranks"), "tests.loading.trainings", "accelerate", end_seconds=75)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def lightning_crowd(tmp_path_factory):
-    made = Crowd(tmp_path_factory.mktemp("lightning"), "tests.loading.trainings", "lightning", end_seconds=150)
+    made = Crowd(tmp_path_factory.mktemp("lightning"), "tests.loading.trainings", "lightning", end_seconds=75)
     yield made
     made.close()
 
@@ -57,10 +58,17 @@ def train(store, tmp_path_factory):
     folder, numbers = tmp_path_factory.mktemp("meetings"), count()
 
     def run(crowd, part, world, **body):
-        port = str(_free_port())
-        common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(numbers)}"), **body}
-        bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
-        ended = crowd.run(f"tests.loading.trainings:{part}", *bodies)
+        def start():
+            port = str(_free_port())
+            common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(numbers)}"), **body}
+            bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
+            return crowd.run(f"tests.loading.trainings:{part}", *bodies)
+
+        try:
+            ended = start()
+        except TimeoutError as error:  # about one in fifteen on a busy machine, by itself fine: said, and started once more
+            print(f"{part} on {world} ranks is started again: {error}", file=sys.stderr)
+            ended = start()
         assert [code for code, _result in ended] == [0] * world
         return [result for _code, result in ended]
 

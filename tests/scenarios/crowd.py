@@ -96,6 +96,8 @@ class Crowd:
                 for pid in self.pids:
                     with suppress(ProcessLookupError):
                         os.kill(pid, 9)
+                if waiting.select(self.end_seconds):
+                    self._process.stdout.readline()  # how these ended, or the next who asks is told it
                 raise TimeoutError(f"processes {self.pids} had not ended after {self.end_seconds:g} s")
         return self._process.stdout.readline()
 
