@@ -56,9 +56,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
         *_CRASHES,
     ),
-    "comparison with the newest generation": Mutant(
-        "reconcile.py", "                self.compare(previous)\n", "                pass\n", *_OVERTAKING
-    ),
     "order of listings": Mutant(
         "reconcile.py",
         "                may_follow = self._may_follow(previous)\n",
