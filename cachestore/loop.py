@@ -108,11 +108,12 @@ def run_pass(job: Job) -> Report:
     Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
     published since; what is published stays, and a later call goes on.
     """
-    new = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else None
-    with noticing_its_end(job.layout), new or nullcontext(job.beat) as beat:
+    beating = (
+        Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else nullcontext(job.beat)
+    )
+    with noticing_its_end(job.layout), beating as beat:
         for recipe in job.plan.recipes:
             publish_recipe(job.layout, recipe)
-        assert beat is not None
         report = _take_part(job, beat)
     check_for_reading(job.layout)  # another store may hold a pass over the same plan, and the end of that
     return report

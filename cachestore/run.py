@@ -139,15 +139,27 @@ def precompute(
     request = PrecomputeRequest(**values)
     request.check()
     find_placement(request.rank, request.world_size)  # refused now, before a store is made
+    return _precompute(request, held, loaded, inline=inline, on_progress=on_progress, cancel=cancel)
+
+
+def _precompute(
+    request: PrecomputeRequest,
+    held: Mapping[int, object],
+    loaded: "LoadedModel | None",
+    *,
+    inline: bool,
+    on_progress: OnProgress | None,
+    cancel: Cancel | None,
+) -> Report:
+    """Do a request that was checked, here or in processes of its own. `held` are the sources in memory, by number."""
     observer = Observer(Layout.at(request.store))
+    tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
-        brought = gather_all(sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        brought = gather_all(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
         if loaded is not None:
-            tell = observer.following(on_progress) if on_progress else None
             with loaded.evaluating(), _as_it_was(os.environ):
                 report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought, number=number)
         elif inline:
-            tell = observer.following(on_progress) if on_progress else None
             report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, number=number)
         else:
             report = _from_processes(request, Care(observer.look_at, on_progress, cancel), brought, number)
