@@ -8,78 +8,78 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cachestore.captions import CaptionPolicy as CaptionPolicy
-    from cachestore.digests import fingerprint as fingerprint
-    from cachestore.errors import BadInput as BadInput
-    from cachestore.errors import BadUsage as BadUsage
-    from cachestore.errors import CacheStoreError as CacheStoreError
-    from cachestore.errors import CorruptEntry as CorruptEntry
-    from cachestore.errors import EncodeFailed as EncodeFailed
-    from cachestore.errors import FormatError as FormatError
-    from cachestore.errors import Incomplete as Incomplete
-    from cachestore.errors import LockTimeout as LockTimeout
-    from cachestore.errors import MissingEntry as MissingEntry
-    from cachestore.errors import MissingExtra as MissingExtra
-    from cachestore.errors import ReadFailed as ReadFailed
-    from cachestore.errors import RecipeMismatch as RecipeMismatch
-    from cachestore.errors import StoreNotFound as StoreNotFound
-    from cachestore.errors import Superseded as Superseded
-    from cachestore.errors import WriteFailed as WriteFailed
-    from cachestore.exporting import export_cache as export_cache
-    from cachestore.importing import import_cache as import_cache
-    from cachestore.keys import Key as Key
-    from cachestore.keys import Recipe as Recipe
-    from cachestore.keys import key as key
+    from cachestore.core.captions import CaptionPolicy as CaptionPolicy
+    from cachestore.core.errors import BadInput as BadInput
+    from cachestore.core.errors import BadUsage as BadUsage
+    from cachestore.core.errors import CacheStoreError as CacheStoreError
+    from cachestore.core.errors import CorruptEntry as CorruptEntry
+    from cachestore.core.errors import EncodeFailed as EncodeFailed
+    from cachestore.core.errors import FormatError as FormatError
+    from cachestore.core.errors import Incomplete as Incomplete
+    from cachestore.core.errors import LockTimeout as LockTimeout
+    from cachestore.core.errors import MissingEntry as MissingEntry
+    from cachestore.core.errors import MissingExtra as MissingExtra
+    from cachestore.core.errors import ReadFailed as ReadFailed
+    from cachestore.core.errors import RecipeMismatch as RecipeMismatch
+    from cachestore.core.errors import StoreNotFound as StoreNotFound
+    from cachestore.core.errors import Superseded as Superseded
+    from cachestore.core.errors import WriteFailed as WriteFailed
+    from cachestore.core.keys import Key as Key
+    from cachestore.core.keys import Recipe as Recipe
+    from cachestore.core.keys import key as key
+    from cachestore.core.samples import Sample as Sample
+    from cachestore.core.samples import Source as Source
+    from cachestore.files.fingerprints import fingerprint as fingerprint
+    from cachestore.interop.exporting import export_cache as export_cache
+    from cachestore.interop.importing import import_cache as import_cache
+    from cachestore.jobs.precompute import fill as fill
+    from cachestore.jobs.precompute import precompute as precompute
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
     from cachestore.loading.loader import make_loader as make_loader
     from cachestore.loading.mixed import MixedDataset as MixedDataset
-    from cachestore.readthrough import ReadThrough as ReadThrough
-    from cachestore.recompute import repair as repair
-    from cachestore.recompute import verify as verify
-    from cachestore.run import fill as fill
-    from cachestore.run import precompute as precompute
-    from cachestore.samples import Sample as Sample
-    from cachestore.samples import Source as Source
+    from cachestore.maintain.recompute import repair as repair
+    from cachestore.maintain.recompute import verify as verify
     from cachestore.storage.stats import stats as stats
-    from cachestore.store import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
+    from cachestore.store.read_through import ReadThrough as ReadThrough
+    from cachestore.store.writer import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
 
 _HOMES = {
-    "BadInput": "errors",
-    "BadUsage": "errors",
+    "BadInput": "core.errors",
+    "BadUsage": "core.errors",
     "BucketBatchSampler": "loading.batches",
-    "CacheStoreError": "errors",
+    "CacheStoreError": "core.errors",
     "CachedDataset": "loading.dataset",
-    "CaptionPolicy": "captions",
-    "CorruptEntry": "errors",
-    "EncodeFailed": "errors",
-    "FormatError": "errors",
-    "Incomplete": "errors",
-    "Key": "keys",
-    "LockTimeout": "errors",
-    "MissingEntry": "errors",
-    "MissingExtra": "errors",
+    "CaptionPolicy": "core.captions",
+    "CorruptEntry": "core.errors",
+    "EncodeFailed": "core.errors",
+    "FormatError": "core.errors",
+    "Incomplete": "core.errors",
+    "Key": "core.keys",
+    "LockTimeout": "core.errors",
+    "MissingEntry": "core.errors",
+    "MissingExtra": "core.errors",
     "MixedDataset": "loading.mixed",
-    "ReadFailed": "errors",
-    "ReadThrough": "readthrough",
-    "Recipe": "keys",
-    "RecipeMismatch": "errors",
-    "Sample": "samples",
-    "Source": "samples",
-    "StoreNotFound": "errors",
-    "Superseded": "errors",
-    "WriteFailed": "errors",
-    "export_cache": "exporting",
-    "fill": "run",
-    "fingerprint": "digests",
-    "import_cache": "importing",
-    "key": "keys",
+    "ReadFailed": "core.errors",
+    "ReadThrough": "store.read_through",
+    "Recipe": "core.keys",
+    "RecipeMismatch": "core.errors",
+    "Sample": "core.samples",
+    "Source": "core.samples",
+    "StoreNotFound": "core.errors",
+    "Superseded": "core.errors",
+    "WriteFailed": "core.errors",
+    "export_cache": "interop.exporting",
+    "fill": "jobs.precompute",
+    "fingerprint": "files.fingerprints",
+    "import_cache": "interop.importing",
+    "key": "core.keys",
     "make_loader": "loading.loader",
-    "open": "store",
-    "precompute": "run",
-    "repair": "recompute",
+    "open": "store.writer",
+    "precompute": "jobs.precompute",
+    "repair": "maintain.recompute",
     "stats": "storage.stats",
-    "verify": "recompute",
+    "verify": "maintain.recompute",
 }
 _NAMES_THERE = {"open": "open_store"}
 
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         message = f"module 'cachestore' has no attribute {name!r}"
         raise AttributeError(message)
-    from cachestore.errors import naming_extras
+    from cachestore.core.errors import naming_extras
 
     with naming_extras():
         value = getattr(import_module(f"cachestore.{_HOMES[name]}"), _NAMES_THERE.get(name, name))

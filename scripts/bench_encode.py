@@ -45,7 +45,7 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-from cachestore.loop import Report
+from cachestore.jobs.pass_loop import Report
 
 RUNS = 3
 SIDE = 1024

@@ -92,8 +92,8 @@ class Row:
 
 def make_store(path: Path, kind: Kind) -> None:
     """Latents of random numbers under a catalog, in two buckets of one shape."""
+    from cachestore.core.keys import Recipe, digest_text, input_key
     from cachestore.encode import families
-    from cachestore.keys import Recipe, digest_text, input_key
     from cachestore.storage.catalog import Catalog, Cell, make_column
     from cachestore.storage.catalog_writer import draft_of, publish_draft
 

@@ -69,7 +69,7 @@ def fill(manifest: Path, store: Path) -> None:
 
     from cachestore.encode.text import TextEncoder
     from cachestore.encode.unit import Prepared
-    from cachestore.run import precompute
+    from cachestore.jobs.precompute import precompute
 
     def prepare(_encoder: TextEncoder, resolved: Any) -> Prepared:
         return Prepared(resolved.item, "captions", {"tokens": resolved.item.count(" ") + 3})
@@ -95,7 +95,7 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
     watching = threading.Thread(target=watch)
     watching.start()
     begin = time.perf_counter()
-    from cachestore.run import precompute
+    from cachestore.jobs.precompute import precompute
 
     report = precompute(manifest, model=model_folder(), store=store, encode=("text",), inline=True, rank=int(rank), world_size=int(world))
     seconds = time.perf_counter() - begin
@@ -113,7 +113,7 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
 
 def lay_out(manifest: str, store: str) -> None:
     """Publish the plan in this process; prints what it took as JSON."""
-    from cachestore.request import PrecomputeRequest, look_at_request
+    from cachestore.jobs.planning import PrecomputeRequest, look_at_request
     from cachestore.storage.commit import create_store
 
     begin = time.perf_counter()

@@ -243,8 +243,8 @@ def _whole_pages(size: int) -> memoryview:
 def make_store(folder: Path, kind: Kind) -> Path:
     """A store of the items with a catalog, as `precompute` leaves it."""
     import cachestore as cs
+    from cachestore.core.keys import Recipe
     from cachestore.encode import families
-    from cachestore.keys import Recipe
     from cachestore.storage.catalog import Catalog, Cell, make_column
     from cachestore.storage.catalog_writer import draft_of, publish_draft
 
@@ -632,7 +632,7 @@ def bare_index(store: Path) -> Any:
 
 def measure_open(store: Path, count: int) -> Row:
     """A handed-over reader against opening LMDB and listing the segments."""
-    from cachestore.reader import Reader
+    from cachestore.store.reader import Reader
 
     with Reader(store) as reading:
         handed = pickle.dumps(reading)
@@ -652,7 +652,7 @@ def measure_open(store: Path, count: int) -> Row:
 def measure_look_ups(store: Path, count: int) -> list[Row]:
     """Where entries stand, one at a time and in batches, against a bare get of a transaction of its own."""
     import cachestore as cs
-    from cachestore.reader import Reader
+    from cachestore.store.reader import Reader
 
     keys = [cs.key("tiny", str(number)) for number in Random(2).choices(range(count), k=4000)]
     environment_ = bare_index(store)

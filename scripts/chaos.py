@@ -41,10 +41,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 import cachestore as cs
-from cachestore import reconcile, worker
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
-from cachestore.reconcile import Reconciler
+from cachestore.jobs import reconcile, worker
+from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage import append
 from cachestore.storage.commit import commit
 from cachestore.storage.segment import read_contents

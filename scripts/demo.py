@@ -139,7 +139,7 @@ class Demo:
 
     def _kill_one(self, process: "subprocess.Popen[str]") -> tuple[int | None, list[int], int, int]:
         """Watch from outside; kill the first rank with a segment published and a claim open: (pid, all pids, keys, open claims)."""
-        from cachestore.errors import CacheStoreError
+        from cachestore.core.errors import CacheStoreError
         from cachestore.files.paths import Layout
         from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
 

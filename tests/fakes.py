@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import SHOWN, digests_of, references_of, request_for
+from cachestore.core.keys import Recipe, digest_bytes, digest_text, input_key
+from cachestore.core.ranks import Placement
+from cachestore.core.samples import Sample
 from cachestore.encode.unit import Prepared, Resolved
-from cachestore.errors import EncodeFailed
 from cachestore.files.paths import Layout
-from cachestore.inputs import SHOWN, digests_of, references_of, request_for
-from cachestore.keys import Recipe, digest_bytes, digest_text, input_key
-from cachestore.loop import Job, run_pass
-from cachestore.ranks import Placement
-from cachestore.reconcile import Reconciler
-from cachestore.samples import Sample
+from cachestore.jobs.pass_loop import Job, run_pass
+from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage.catalog import last_generation, newest_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.commit import create_store
@@ -338,7 +338,7 @@ class Makers:
 
 def plug_in(options: dict[str, Any]):
     """Let `precompute` of this process make fake encoders."""
-    from cachestore import request
+    from cachestore.jobs import planning as request
 
     makers = Makers(options=options)
     request._encoders = makers  # pyright: ignore[reportAttributeAccessIssue]
@@ -402,8 +402,8 @@ def encode_and_log(batch):
 def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
-    from cachestore.request import PrecomputeRequest
-    from cachestore.run import precompute_here
+    from cachestore.jobs.planning import PrecomputeRequest
+    from cachestore.jobs.precompute import precompute_here
 
     if "fill" in body:
         with cs.open(body["store"], mode="a") as store:
@@ -417,7 +417,7 @@ ZYGOTE = """
 import json, os, sys, traceback
 import filelock, lmdb, numpy
 from pathlib import Path
-import cachestore.run, cachestore.request, cachestore.forecast, cachestore.encode.images
+import cachestore.jobs.precompute, cachestore.jobs.planning, cachestore.jobs.forecast, cachestore.encode.images
 from tests import fakes
 
 os.fsync = os.fstat

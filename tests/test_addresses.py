@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
-from cachestore.arguments import as_path, as_place
 from cachestore.cli import ERROR, USAGE, main
+from cachestore.core.arguments import as_path, as_place
 
 ADDRESS = "s3://bucket/cache"
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.errors import EncodeFailed, Incomplete
+from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
-from cachestore.loop import _close
+from cachestore.jobs.pass_loop import _close
+from cachestore.jobs.worker import STUCK_SECONDS, Task, Worker
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass, list_rounds, publish_done
 from cachestore.work.workers import SILENT_SECONDS, Beat, Watch, host_name
-from cachestore.worker import STUCK_SECONDS, Task, Worker
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions
 

@@ -88,9 +88,9 @@ def test_reading_without_torch_says_so_and_as_numpy_works(python, store):
     lines = f"import cachestore as cs\nstore = cs.open({str(store)!r})\nkey = cs.key('one')\n"
     assert python("-c", f"{lines}print(store.get(key, as_numpy=True)['x'].tolist())").stdout == "[0, 1, 2, 3]\n"
     ended = python("-c", f"{lines}store.get(key)")
-    assert ended.stderr.splitlines()[-1].startswith("cachestore.errors.MissingExtra: torch is not installed")
+    assert ended.stderr.splitlines()[-1].startswith("cachestore.core.errors.MissingExtra: torch is not installed")
 
 
 def test_what_is_missing_of_other_packages_stays_what_it_is(python):
-    lines = "from cachestore.errors import naming_extras\nwith naming_extras():\n    import no_such_package"
+    lines = "from cachestore.core.errors import naming_extras\nwith naming_extras():\n    import no_such_package"
     assert "ModuleNotFoundError: No module named 'no_such_package'" in python("-c", lines).stderr

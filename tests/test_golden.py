@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.core.keys import Key
 from cachestore.files import marker
 from cachestore.files.paths import Layout, PassFolder
-from cachestore.keys import Key
-from cachestore.reader import Reader
+from cachestore.maintain.collect import collect, look_further
 from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, verify
 from cachestore.storage.catalog import read_catalog
 from cachestore.storage.condemned import list_condemned
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import LOST_VERSION, read_lost
-from cachestore.upkeep import collect, look_further
+from cachestore.store.reader import Reader
 from cachestore.work import attempts, claims, ledgers, passes, plan, workers
 from cachestore.work.passes import PassRef, read_done, read_round
 from cachestore.work.plan import read_plan
@@ -130,7 +130,7 @@ def test_a_golden_list_of_what_was_lost_is_read(layout):
 
 
 def test_a_golden_catalog_that_is_gone_is_built_again(layout):
-    from cachestore.recompute import repair
+    from cachestore.maintain.recompute import repair
 
     path = layout.catalog("train", 2)
     before = path.read_bytes()

@@ -13,22 +13,22 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, OK, main
-from cachestore.errors import BadInput, CorruptEntry, FormatError, WriteFailed
+from cachestore.core.errors import BadInput, CorruptEntry, FormatError, WriteFailed
+from cachestore.core.tensors import to_numpy, to_raw
 from cachestore.files.locks import locked
 from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import ClaimName, Layout, LedgerName, Mode, PassFolder
 from cachestore.files.publish import make_folder
 from cachestore.files.records import decode_record, encode_record
 from cachestore.files.table import digest_column, encode_table, number_column, read_table
-from cachestore.reader import Reader
-from cachestore.recompute import repair
+from cachestore.maintain.collect import collect, drop, verify
+from cachestore.maintain.recompute import repair
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.condemned import list_condemned
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import HARMLESS
-from cachestore.tensors import to_numpy, to_raw
-from cachestore.upkeep import collect, drop, verify
+from cachestore.store.reader import Reader
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, join_pass, publish_done, read_done

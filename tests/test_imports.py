@@ -5,8 +5,11 @@ module is imported in a process of its own, so modules added later are held to t
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,29 +18,17 @@ import cachestore
 
 MODELS = ("torch", "transformers", "diffusers", "accelerate", "av")
 LIGHT = (*MODELS, "numpy", "filelock", "lmdb")
-TRAINER = ("transformers", "diffusers", "accelerate", "av", "filelock", "cachestore.store", "cachestore.work", "cachestore.encode")
-MODULE_RULES = {"cachestore": LIGHT, "cachestore.cli": LIGHT}
-"""What single modules must not bring along."""
-_DRIVERS = (
-    "run",
-    "readthrough",
-    "recompute",
-    "report",
-    "upkeep",
-    "doctor",
-    "cli",
-    "importing",
-    "exporting",
-    "untrusted",
-    "claims",
-    "previews",
-    "counting",
-)
+TRAINER = ("transformers", "diffusers", "accelerate", "av", "filelock", "cachestore.store.writer", "cachestore.work", "cachestore.encode")
+MODULE_RULES = {
+    "cachestore": LIGHT,
+    "cachestore.cli": LIGHT,
+    "cachestore.store.reader": (*MODELS, "filelock"),
+    **dict.fromkeys(("cachestore.core.tensors", "cachestore.core.vector_math", "cachestore.interop.formats.torch_files"), ()),
+}
+"""What single modules must not bring along. The last three are about torch."""
 ROOM_RULES = {
     "loading": TRAINER,
-    "reader": (*MODELS, "filelock"),
-    **dict.fromkeys(("errors", "keys", "samples", "files", "captions", "ranks", "digests", "storage", "work", "sources", "page"), MODELS),
-    **dict.fromkeys(("store", "worker", "reconcile", *_DRIVERS), MODELS),
+    **dict.fromkeys(("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "files", "core"), MODELS),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""
 
@@ -52,7 +43,7 @@ def modules() -> list[str]:
 def forbidden_for(module: str) -> tuple[str, ...]:
     """The packages that a module must not bring along."""
     room = module.split(".")[1] if "." in module else ""
-    return MODULE_RULES.get(module) or ROOM_RULES.get(room, ())
+    return MODULE_RULES.get(module, ROOM_RULES.get(room, ()))
 
 
 def run(program: str, *arguments: str) -> str:
@@ -88,7 +79,7 @@ def test_the_check_sees_what_an_import_brings():
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():
-    assert {"cachestore", "cachestore.errors", "cachestore.files.paths", "cachestore.loading"} <= set(modules())
+    assert {"cachestore", "cachestore.core.errors", "cachestore.files.paths", "cachestore.loading"} <= set(modules())
     assert forbidden_for("cachestore.files.paths") == MODELS
     assert forbidden_for("cachestore.encode.unit") == ()
 
@@ -111,3 +102,34 @@ for name in sys.argv[1:]:
 print(json.dumps([thread.name for thread in threading.enumerate()]))
 """
     assert json.loads(run(program, *modules())) == ["MainThread"]
+
+
+ROOT = Path(cachestore.__path__[0]).parent
+LINTER = (str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache")
+
+
+def contract(name: str) -> list[str]:
+    """The lines of a contract of the import linter, without the parentheses of what may be absent."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return next([line.replace("(", "").replace(")", "") for line in one["layers"]] for one in settings["contracts"] if one["id"] == name)
+
+
+def test_the_drawing_of_the_rooms_is_the_contract():
+    drawing = (ROOT / "docs/design.md").read_text().split("```")[1].strip("\n").splitlines()
+    drawn = [line[:42].strip().replace("/", "") for line in drawing]
+    assert drawn == [line for line in contract("layers") if line != "__main__"]
+    assert len(contract("layers")) <= 10
+
+
+def test_nothing_but_the_public_names_lies_at_the_root():
+    assert sorted(file.name for file in Path(cachestore.__path__[0]).glob("*.py")) == ["__init__.py", "__main__.py"]
+
+
+def test_a_file_without_a_room_fails_the_contract(tmp_path):
+    shutil.copytree(ROOT / "cachestore", tmp_path / "cachestore", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "cachestore" / "helpers.py").write_text("")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(LINTER, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == 1
+    assert "cachestore.helpers" in ended.stdout

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore import request
 from cachestore.cli import COMMANDS, main
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
+from cachestore.jobs import planning as request
 from cachestore.storage.commit import create_store
 from tests import fakes
 from tests.loading.stores import Row, make_store, recipes

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
 from tests import fakes
 from tests.loading.stores import Row, make_store, recipes
 
@@ -74,7 +74,7 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
     for module in pkgutil.walk_packages(cs.__path__, "cachestore."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
     (tmp_path / "p.txt").write_text("a cat\n")
     (tmp_path / "cached").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cached" / "a.png")

@@ -56,7 +56,7 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.errors import CacheStoreError, naming_extras
+    from cachestore.core.errors import CacheStoreError, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    from cachestore.errors import BadUsage, StoreNotFound, Superseded
+    from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
 
     codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
@@ -124,8 +124,8 @@ def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
 
 def _place(text: str) -> str:
     """A path as it was given; the empty one, which a shell makes of a variable that is not set, and an address are usage errors."""
-    from cachestore.arguments import refuse_address
-    from cachestore.errors import BadInput
+    from cachestore.core.arguments import refuse_address
+    from cachestore.core.errors import BadInput
 
     if not text:
         message = "a path, not ''"
@@ -148,8 +148,8 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     """Where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for one name twice."""
     from pathlib import Path
 
-    from cachestore.arguments import refuse_address
-    from cachestore.errors import BadInput
+    from cachestore.core.arguments import refuse_address
+    from cachestore.core.errors import BadInput
 
     for text in given or ():
         name, equals, path = text.partition("=")

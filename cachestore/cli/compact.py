@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was written anew."""
-    from cachestore.upkeep import compact
+    from cachestore.maintain.collect import compact
 
     report = compact(arguments.store, apply=not arguments.dry_run)
     if arguments.json:

@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-from cachestore.arguments import refuse_address
-from cachestore.errors import BadInput
-from cachestore.request import PrecomputeRequest
-from cachestore.samples import Source
-from cachestore.sources import CaptionLines
+from cachestore.core.arguments import refuse_address
+from cachestore.core.errors import BadInput
+from cachestore.core.samples import Source
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.source.folders import CaptionLines
 
 _TABLE: Final = "source"
 _NOT_IN_FILES: Final = frozenset({"data", "sources", "rank", "world_size"})

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 if something stands in the way."""
-    from cachestore.doctor import PROBLEM, examine
+    from cachestore.maintain.doctor import PROBLEM, examine
 
     checks = examine(arguments.store, ask_torch=arguments.torch)
     is_ok = all(check.state != PROBLEM for check in checks)

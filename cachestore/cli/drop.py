@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was removed."""
-    from cachestore.upkeep import drop
+    from cachestore.maintain.collect import drop
 
     report = drop(arguments.store, arguments.name, apply=not arguments.dry_run)
     if arguments.json:

@@ -36,7 +36,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was written; 3 if something could not be, would have overwritten a stranger's file, or is not what the trainer takes."""
-    from cachestore.exporting import export_cache
+    from cachestore.interop.exporting import export_cache
 
     report = export_cache(
         arguments.store,

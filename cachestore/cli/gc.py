@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from cachestore.cli import OK, add_store, human_bytes, print_json, say
 
 if TYPE_CHECKING:
-    from cachestore.upkeep import Amount, GcReport
+    from cachestore.maintain.collect import Amount, GcReport
 
 HELP = "remove what no data set needs any more; without --apply only say what would go"
 _HOURS: Final = 24.0
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what went, or would go."""
-    from cachestore.upkeep import collect
+    from cachestore.maintain.collect import collect
 
     report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600)
     if arguments.json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cachestore.cli import FAILURES, OK, print_json, printable
 
 if TYPE_CHECKING:
-    from cachestore.importing import ImportReport
+    from cachestore.interop.importing import ImportReport
 
 HELP = "take another trainer's cache into a store"
 _SHOWN = 5
@@ -61,7 +61,7 @@ def _argument(text: str) -> tuple[str, object]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was imported; 3 if some samples' values are missing or could not be read."""
-    from cachestore.importing import import_cache
+    from cachestore.interop.importing import import_cache
 
     report = import_cache(
         arguments.format,

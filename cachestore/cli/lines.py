@@ -5,15 +5,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachestore.captions import CaptionPolicy
-from cachestore.counting import count_buckets
-from cachestore.forecast import TRAINING_BATCH
-from cachestore.reader import Reader
-from cachestore.samples import CONTROL, IMAGE, Source
+from cachestore.core.captions import CaptionPolicy
+from cachestore.core.samples import CONTROL, IMAGE, Source
+from cachestore.jobs.forecast import TRAINING_BATCH
+from cachestore.report.counting import count_buckets
 from cachestore.storage.catalog import newest_catalog
+from cachestore.store.reader import Reader
 
 if TYPE_CHECKING:
-    from cachestore.loop import Report
+    from cachestore.jobs.pass_loop import Report
 
 _LOOKED_AT: Final = 4096
 

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries in the order of their keys."""
-    from cachestore.reader import Reader
+    from cachestore.store.reader import Reader
 
     with Reader(arguments.store) as reader:
         keys = sorted(reader.keys())

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.cli import FAILURES, OK, USAGE, human_bytes, print_error, print_json, printable
-from cachestore.errors import BadInput, Incomplete
+from cachestore.core.errors import BadInput, Incomplete
 
 if TYPE_CHECKING:
-    from cachestore.captions import CaptionPolicy
-    from cachestore.forecast import Forecast
-    from cachestore.loop import Report
-    from cachestore.request import PrecomputeRequest
-    from cachestore.run import Say
-    from cachestore.samples import Source
+    from cachestore.core.captions import CaptionPolicy
+    from cachestore.core.samples import Source
+    from cachestore.jobs.forecast import Forecast
+    from cachestore.jobs.pass_loop import Report
+    from cachestore.jobs.planning import PrecomputeRequest
+    from cachestore.jobs.precompute import Say
 
 HELP = "encode captions, images and videos into a store"
 
@@ -115,7 +115,7 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode, and print the report: 0 complete, 2 for arguments that are malformed in themselves, 3 with failures."""
-    from cachestore.processes import LISTING, watch_parent
+    from cachestore.jobs.processes import LISTING, watch_parent
 
     is_child = watch_parent(os.environ)
     try:
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_here(arguments: argparse.Namespace, request: "PrecomputeRequest", say: "Say", stop: "_Stop", number: int | None) -> "Report":
     from cachestore.cli.progress import Bar
-    from cachestore.run import precompute_here
+    from cachestore.jobs.precompute import precompute_here
 
     bar = Bar(Path(request.store), is_shown=not arguments.quiet and _speaks(request))
     try:
@@ -160,9 +160,9 @@ def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", c
     from dataclasses import replace
 
     from cachestore.files.paths import Layout
-    from cachestore.loop import Report
-    from cachestore.processes import Care, joined_report, run_children
-    from cachestore.run import handed_on, open_for_pass
+    from cachestore.jobs.pass_loop import Report
+    from cachestore.jobs.precompute import handed_on, open_for_pass
+    from cachestore.jobs.processes import Care, joined_report, run_children
     from cachestore.work.progress import Observer
 
     quiet = ["--quiet"] if arguments.quiet else []
@@ -174,7 +174,7 @@ def _run_children(arguments: argparse.Namespace, request: "PrecomputeRequest", c
 
 def _speaks(request: "PrecomputeRequest") -> bool:
     """Whether this process prints the result: under a foreign launcher only rank 0, so that stdout holds one object."""
-    from cachestore.run import find_placement
+    from cachestore.jobs.precompute import find_placement
 
     placement = find_placement(request.rank, request.world_size)
     return placement.rank in (0, None) or placement.found_in in {"arguments", "cachestore"}
@@ -184,7 +184,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     """The request in parsed arguments. Raises BadInput for a malformed one."""
     from dataclasses import fields
 
-    from cachestore.request import PrecomputeRequest
+    from cachestore.jobs.planning import PrecomputeRequest
 
     given = {one.name: getattr(arguments, one.name) for one in fields(PrecomputeRequest)}
     values = {name: value for name, value in given.items() if value not in (None, [])}
@@ -222,7 +222,7 @@ def _numbers(name: str, given: object) -> int | tuple[int, ...]:
 
 def _sources(arguments: argparse.Namespace) -> "Sequence[Source]":
     """The sources in the arguments; none where there are none. Raises BadInput."""
-    from cachestore.samples import Source
+    from cachestore.core.samples import Source
 
     if arguments.sources is None:
         return [Source(data) for data in arguments.data]
@@ -259,7 +259,7 @@ def _parsed(name: str, given: object) -> Any:
 
 def _captions(text: "str | Mapping[str, Any]") -> "str | CaptionPolicy":
     """first, all or random as they are, or the policy that a JSON object says. Raises BadInput for anything else."""
-    from cachestore.captions import CHOICES, CaptionPolicy
+    from cachestore.core.captions import CHOICES, CaptionPolicy
 
     if isinstance(text, str) and text in CHOICES:
         return text
@@ -283,7 +283,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 def _process_count(request: "PrecomputeRequest") -> int:
     """How many processes to start. Raises BadInput for numbers that are none or do not fit each other, before anything is looked at."""
-    from cachestore.run import allowed_failures, find_placement, process_count
+    from cachestore.jobs.precompute import allowed_failures, find_placement, process_count
 
     allowed_failures(request.max_failures, 0)
     find_placement(request.rank, request.world_size)
@@ -360,7 +360,7 @@ def _look_ahead(request: "PrecomputeRequest") -> "Forecast":
     """Look ahead in the store, or where there is none yet in an empty one elsewhere: who only asks finds nothing made."""
     from dataclasses import replace
 
-    from cachestore.run import look_ahead
+    from cachestore.jobs.precompute import look_ahead
 
     place = Path(request.store).absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -371,7 +371,7 @@ def _look_ahead(request: "PrecomputeRequest") -> "Forecast":
 
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
-    from cachestore.forecast import in_words
+    from cachestore.jobs.forecast import in_words
 
     forecast = _look_ahead(request)
     if arguments.json:

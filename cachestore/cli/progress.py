@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.cli import printable
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
 from cachestore.work.passes import PassRef
 from cachestore.work.progress import Observer, PassStatus, RankStatus

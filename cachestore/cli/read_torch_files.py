@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer files from stdin on stdout until there are no more."""
-    from cachestore.untrusted import serve
+    from cachestore.interop.sandbox import serve
 
     del arguments
     serve(sys.stdin.buffer, sys.stdout.buffer)

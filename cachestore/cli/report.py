@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, and say where it is. Damage is for the page and for `verify` to tell, not for the exit code."""
-    from cachestore.report import write_report
+    from cachestore.report.write import write_report
 
     told = write_report(
         arguments.store,

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import OK, add_source, add_store, human_bytes, near_to, print_json, say, shared_by, source_of
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from cachestore.reader import Reader
+    from cachestore.store.reader import Reader
 
 HELP = "show an entry by its key, or a sample by its id"
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one entry or sample."""
-    from cachestore.reader import Reader
+    from cachestore.store.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
         message = "--source goes with --png FILE, which was not asked for"
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _find(reader: "Reader", what: str) -> dict[str, Any]:
     """An entry by its key, else a sample. Raises BadInput where it is neither."""
-    from cachestore.keys import Key
+    from cachestore.core.keys import Key
 
     try:
         key: Key | None = Key.parse(what)
@@ -66,10 +66,10 @@ def _find(reader: "Reader", what: str) -> dict[str, Any]:
 
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     """Write a sample's picture. Raises BadInput where no data set has latents of it."""
-    from cachestore.arguments import as_path
+    from cachestore.core.arguments import as_path
     from cachestore.files.publish import write_outside
-    from cachestore.page.png import encode_png
-    from cachestore.previews import preview_sample
+    from cachestore.report.png import encode_png
+    from cachestore.report.previews import preview_sample
     from cachestore.storage.catalog import list_names
 
     sample = unicodedata.normalize("NFC", arguments.what)

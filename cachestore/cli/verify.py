@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, human_bytes, print_error, print_json, say, source_of
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 
 if TYPE_CHECKING:
     from cachestore.storage.verify import VerifyReport
@@ -60,10 +60,10 @@ def _verify(arguments: argparse.Namespace) -> "VerifyReport":
     """Only what makes entries again loads the whole job, and with it torch."""
     level, subset = "quick" if arguments.quick else "full", arguments.subset
     if arguments.recompute == 0:
-        from cachestore.upkeep import verify
+        from cachestore.maintain.collect import verify
 
         return verify(arguments.store, level, subset=subset)
-    from cachestore import recompute
+    from cachestore.maintain import recompute
 
     again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     again |= {"source": source_of(arguments.source)} if arguments.source is not None else {}

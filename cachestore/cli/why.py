@@ -7,12 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import DAMAGE, OK, add_store, near_to, print_json, say, shared_by
-from cachestore.errors import BadInput
-from cachestore.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
 if TYPE_CHECKING:
-    from cachestore.reader import Reader
     from cachestore.storage.catalog import Catalog
+    from cachestore.store.reader import Reader
 
 HELP = "why a sample is or is not ready: keys, recipes, inputs, reasons of failures"
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of each of its cells; 4 if one is missing."""
-    from cachestore.reader import Reader
     from cachestore.storage.catalog import list_names, newest_catalog
+    from cachestore.store.reader import Reader
 
     sample = unicodedata.normalize("NFC", arguments.sample)
     with Reader(arguments.store) as reader:

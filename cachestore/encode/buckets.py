@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import isqrt
 from typing import NamedTuple
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 
 SHORTEST_SIDE = 256
 """Kohya's least side of a bucket."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import Json
 from cachestore.encode.views import View
-from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import Json
 
 _FINEST = 1001
 """The largest denominator of a rate, as in 24000/1001."""

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.models import CONFIG, Component
 from cachestore.encode.single_file import Shapes, read_shapes, text_prefix, vae_prefix
-from cachestore.errors import BadInput
 
 _MAY_BE_MORE = ("position_ids", "logit_scale", "text_projection.weight", "spiece_model")
 """Tensors beside those of an encoder that published files hold, and that its rows do not depend on."""

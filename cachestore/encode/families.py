@@ -54,6 +54,8 @@ from math import prod, sqrt
 from types import MappingProxyType
 from typing import cast
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json
 from cachestore.encode.family import (
     DEFAULT_OF_CALL,
     LIMIT,
@@ -66,8 +68,6 @@ from cachestore.encode.family import (
     TextPart,
     VaeFamily,
 )
-from cachestore.errors import BadInput
-from cachestore.keys import Json
 
 READ_FORMAT = 1
 

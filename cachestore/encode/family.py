@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from cachestore.keys import Json
-from cachestore.samples import CONTROL
+from cachestore.core.keys import Json
+from cachestore.core.samples import CONTROL
 
 DTYPES: Final = {
     "float32": "float32",

@@ -9,9 +9,9 @@ from glob import escape
 from pathlib import Path
 from typing import TypeVar
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.models import INDEX, MissingFile
 from cachestore.encode.single_file import is_single_file, why_no_model
-from cachestore.errors import BadInput
 
 T = TypeVar("T")
 

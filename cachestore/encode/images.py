@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
+from cachestore.core.errors import EncodeFailed
 from cachestore.encode.buckets import Placement, Size, placement
-from cachestore.errors import EncodeFailed
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

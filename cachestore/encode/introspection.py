@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, canonical
 from cachestore.encode import families
 from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
-from cachestore.errors import BadInput
-from cachestore.keys import Json, canonical
 
 _OF_THE_BATCH = {"self", "prompt", "device", "dtype", "batch_size", "lora_scale", "do_classifier_free_guidance"}
 _MOST_TOKENS = 512

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import LIKE
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened, input_key
+from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.views import STEP, view_of
-from cachestore.errors import BadInput
-from cachestore.inputs import LIKE
-from cachestore.keys import Json, Key, Recipe, digest_bytes, digest_opened, input_key
-from cachestore.samples import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, canonical, digest_bytes
 from cachestore.encode.models import Component, Model
-from cachestore.errors import BadInput
-from cachestore.keys import Json, canonical, digest_bytes
 
 PLACE = Path("(loaded model)")
 """Stands for a folder in messages, and for the model in what a catalog keeps of the request."""

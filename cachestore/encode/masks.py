@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import LIKE
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
+from cachestore.core.samples import IMAGE, MASK
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.views import view_of
-from cachestore.errors import EncodeFailed
-from cachestore.inputs import LIKE
-from cachestore.keys import Json, Key, Recipe, digest_bytes, input_key
-from cachestore.samples import IMAGE, MASK
 
 VERSION = 1
 """Raised when the code makes other values from the same settings."""

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cachestore.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.keys import Json
 from cachestore.files.container import TensorPlace, read_header
 from cachestore.files.opening import read_at
-from cachestore.keys import Json
 
 INDEX = "model_index.json"
 CONFIG = "config.json"

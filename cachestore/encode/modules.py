@@ -16,14 +16,14 @@ from weakref import WeakSet
 
 import torch
 
-from cachestore import ranks, vector_math
+from cachestore.core import ranks, vector_math
+from cachestore.core.errors import BadInput, naming_extras
+from cachestore.core.keys import Json
 from cachestore.encode import loaded
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
-from cachestore.errors import BadInput, naming_extras
-from cachestore.keys import Json
 
 vector_math.settle()
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cachestore.core.keys import Json
+from cachestore.core.samples import CONTROL
 from cachestore.encode.families import TEXT_FAMILIES
-from cachestore.keys import Json
-from cachestore.samples import CONTROL
 
 DENOISERS: Final = ("transformer", "unet")
 """What a pipeline calls its denoiser, of which config.json alone is read."""

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from cachestore.errors import EncodeFailed
-from cachestore.keys import Key
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import Key
 
 Payload = TypeVar("Payload")
 Entries = dict[Key, dict[str, Tensor]]

@@ -8,8 +8,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.models import Component
-from cachestore.errors import BadInput
 
 _IMAGE_PROCESSORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Qwen2VLProcessor": ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor"),

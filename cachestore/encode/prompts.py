@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, Key, canonical, digest_bytes
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
@@ -24,8 +26,6 @@ from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
-from cachestore.errors import BadInput
-from cachestore.keys import Json, Key, canonical, digest_bytes
 
 Batch = Sequence[tuple[Key, Payload]]
 Call = Callable[[Sequence[Any]], Mapping[str, Any]]

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
 from cachestore.encode.families import PLAIN
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
@@ -23,8 +25,6 @@ from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
-from cachestore.errors import BadInput
-from cachestore.keys import Json, Recipe
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachestore.core.keys import Json
 from cachestore.encode.family import TextFamily
 from cachestore.encode.models import Component
-from cachestore.keys import Json
 
 LENGTH_STEP = 16
 """Where padding is trimmed, captions are padded to a multiple of this: few shapes, and a value that does not depend on the batch."""

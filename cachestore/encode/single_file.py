@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.keys import Json
 from cachestore.encode.setup import text_width
-from cachestore.errors import BadInput, FormatError
 from cachestore.files.container import read_header
-from cachestore.keys import Json
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -9,15 +9,15 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.inputs import digests_of, references_of
+from cachestore.core.keys import Json, Key, Recipe, input_key
+from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
 from cachestore.encode.family import PAST_LIMIT, ShownPictures
 from cachestore.encode.setup import Padded, Shown, TextSetup, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.errors import BadInput, EncodeFailed
-from cachestore.inputs import digests_of, references_of
-from cachestore.keys import Json, Key, Recipe, input_key
-from cachestore.samples import CAPTION
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget

@@ -9,11 +9,11 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_processor, load_tokenizer
 from cachestore.encode.prompts import call_arguments, picture_arguments, prompt_arguments
 from cachestore.encode.setup import Shown, TextSetup
-from cachestore.errors import BadInput
 
 _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
 """What a tokenizer is told to cut and pad by."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
-from cachestore.keys import Json, Key, Recipe
+from cachestore.core.keys import Json, Key, Recipe
 
 
 class Read(Protocol):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cachestore.core.keys import Key
 from cachestore.encode.budget import Budget
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
@@ -21,7 +22,6 @@ from cachestore.encode.probe import difference, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
-from cachestore.keys import Key
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """[B, H, W, 3], or [H, W, 3] of a single picture; of videos with the frames before the height."""

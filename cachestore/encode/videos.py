@@ -30,10 +30,10 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
+from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
 from cachestore.encode.buckets import Placement, Size
 from cachestore.encode.clips import Timeline
-from cachestore.errors import EncodeFailed
 
 if TYPE_CHECKING:
     from av.packet import Packet

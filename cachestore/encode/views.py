@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import RANDOM, STATED, WITHIN
+from cachestore.core.keys import Json, digest_parts
 from cachestore.encode.buckets import Placement, Size, choose, placement, rounded
-from cachestore.errors import EncodeFailed
-from cachestore.inputs import RANDOM, STATED, WITHIN
-from cachestore.keys import Json, digest_parts
 
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.opening import read_at
 from cachestore.files.paths import to_repair
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from cachestore.errors import LockTimeout
+from cachestore.core.errors import LockTimeout
 from cachestore.files.paths import Mode
 
 try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed
+from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed
 from cachestore.files.opening import read_whole, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.files.records import decode_record

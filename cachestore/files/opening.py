@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cachestore.errors import CacheStoreError, FormatError, ReadFailed
+from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed
 from cachestore.files.paths import to_verify
 
 if TYPE_CHECKING:

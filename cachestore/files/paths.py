@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
-from cachestore.arguments import as_path
-from cachestore.errors import BadInput
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import BadInput
 
 MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""

@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cachestore.errors import LockTimeout, WriteFailed
+from cachestore.core.errors import LockTimeout, WriteFailed
 from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked

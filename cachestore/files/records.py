@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.keys import Json, canonical
 
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """Largest record that is read. A round that reopens ten million units stays below it."""

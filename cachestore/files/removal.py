@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files.marker import check_for_writing, check_opened
 from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout, to_verify

@@ -16,13 +16,13 @@ from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.keys import Json, canonical
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""

@@ -11,15 +11,15 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
-from cachestore.keys import Key
+from cachestore.core.keys import Key
+from cachestore.core.read_block import Form, LatentsBlock, Padding, TextBlock
+from cachestore.core.tensors import are_bools, torch_dtype
 from cachestore.loading.buffers import BatchBuffers, Rows, Taken
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents, read_latents_into
 from cachestore.loading.masks import mask_shape, read_masks_into
-from cachestore.loading.read_block import Form, LatentsBlock, Padding, TextBlock
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Located
-from cachestore.tensors import are_bools, torch_dtype
 
 _ALIGNMENT: Final = 64
 """Of what is read to one side: any dtype may be looked at there."""

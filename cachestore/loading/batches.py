@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
-from cachestore.arguments import as_mapping, as_switch, as_whole, as_word
-from cachestore.errors import BadInput
+from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
+from cachestore.core.errors import BadInput
+from cachestore.core.ranks import Placement, discover
 from cachestore.loading.order import Order, Places, Tail, count_batches, count_even, even_out, order_batches
-from cachestore.ranks import Placement, discover
 
 _log = logging.getLogger(__name__)
 

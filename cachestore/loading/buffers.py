@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 from cachestore.files.container import ALIGNMENT
 
 Rows = Sequence[memoryview]

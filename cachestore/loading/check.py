@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cachestore.arguments import as_path
-from cachestore.digests import digest_file
-from cachestore.errors import BadInput
-from cachestore.keys import Recipe
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Recipe
+from cachestore.files.fingerprints import digest_file
 
 _VAE: Final = "vae"
 

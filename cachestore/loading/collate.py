@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from cachestore.errors import BadInput
-from cachestore.loading.read_block import Padding, TextBlock
+from cachestore.core.errors import BadInput
+from cachestore.core.read_block import Padding, TextBlock
 from cachestore.loading.texts import make_constant, pad_rows
 
 SampleDict = dict[str, Any]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cachestore.core.inputs import cells_each
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.files.table import Digests, Strings, run_of
-from cachestore.inputs import cells_each
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]

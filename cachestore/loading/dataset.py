@@ -21,13 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cachestore.arguments import as_many, as_text, as_whole, refuse
-from cachestore.captions import CaptionPolicy, Choose
-from cachestore.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RecipeMismatch
+from cachestore.core.arguments import as_many, as_text, as_whole, refuse
+from cachestore.core.captions import CaptionPolicy, Choose
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RecipeMismatch
+from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
+from cachestore.core.keys import Key, Recipe, digest_parts
+from cachestore.core.samples import CONTROL, MASK
+from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
-from cachestore.keys import Key, Recipe, digest_parts
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
@@ -67,11 +69,9 @@ from cachestore.loading.wanted import (
     trained_column,
     views_of,
 )
-from cachestore.reader import Reader
-from cachestore.samples import CONTROL, MASK
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
-from cachestore.tensors import RawTensor, to_torch
+from cachestore.store.reader import Reader
 
 CONTROL_LATENTS: Final = "control_latents"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from cachestore.arguments import as_whole
+from cachestore.core.arguments import as_whole
 
 
 class Epoch:

@@ -8,11 +8,11 @@ from typing import Literal, get_args
 
 import torch
 
-from cachestore import vector_math
-from cachestore.arguments import as_word
-from cachestore.errors import BadInput, FormatError
-from cachestore.keys import digest_parts
-from cachestore.loading.read_block import LatentsBlock
+from cachestore.core import vector_math
+from cachestore.core.arguments import as_word
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.keys import digest_parts
+from cachestore.core.read_block import LatentsBlock
 
 vector_math.settle()
 

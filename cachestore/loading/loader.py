@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils.data import DataLoader
 
-from cachestore.arguments import as_switch, as_whole, as_word
-from cachestore.errors import BadInput
+from cachestore.core.arguments import as_switch, as_whole, as_word
+from cachestore.core.errors import BadInput
 from cachestore.loading.ahead import Batch, Batched, ReadAhead
 from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
 from cachestore.loading.order import Tail

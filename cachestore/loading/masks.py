@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from cachestore.errors import FormatError
-from cachestore.loading.read_block import MaskBlock
+from cachestore.core.errors import FormatError
+from cachestore.core.read_block import MaskBlock
 
 
 def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:

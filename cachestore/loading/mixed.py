@@ -15,9 +15,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from torch.utils.data import Dataset
 
-from cachestore.arguments import as_many, as_number, as_whole, refuse
-from cachestore.errors import BadInput, MissingEntry
-from cachestore.keys import canonical, digest_parts
+from cachestore.core.arguments import as_many, as_number, as_whole, refuse
+from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.keys import canonical, digest_parts
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.dataset import Bucket, CachedDataset

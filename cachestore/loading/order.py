@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cachestore.keys import digest_parts
+from cachestore.core.keys import digest_parts
 
 Tail = Literal["drop", "pad", "wrap"]
 """What happens to what does not fill a batch (or, for batches, a round of all ranks): it is left out; it is filled up by repeating

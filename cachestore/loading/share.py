@@ -7,11 +7,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from cachestore.keys import Key
+from cachestore.core.keys import Key
+from cachestore.core.read_block import TextBlock
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, TextPart, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
-from cachestore.loading.read_block import TextBlock
 from cachestore.storage.places import Located, Place
 
 T = TypeVar("T")

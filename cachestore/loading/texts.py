@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from cachestore.errors import FormatError
-from cachestore.loading.read_block import Constant, Form, Padding, TextBlock
+from cachestore.core.errors import FormatError
+from cachestore.core.read_block import Constant, Form, Padding, TextBlock
 
 
 def read_outputs(block: TextBlock, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

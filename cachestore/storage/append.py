@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import BadInput, CacheStoreError, FormatError
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError
+from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_file
 from cachestore.files.container import parse_header
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.keys import Json, Key, canonical
 from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.entry import Entry, RawTensor, make_entry
 from cachestore.storage.places import Place

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
 from cachestore.files.table import Digests, Table, never_falls, offsets_of, open_table, read_table
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, canonical
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, canonical
 from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
 
 DROPPED_FORMAT: Final = "cachestore-dropped"

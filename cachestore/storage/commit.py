@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import BadInput, LockTimeout, StoreNotFound
+from cachestore.core.errors import BadInput, LockTimeout, StoreNotFound
+from cachestore.core.keys import Recipe
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
@@ -16,7 +17,6 @@ from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
-from cachestore.keys import Recipe
 from cachestore.storage.index import NewEntry, build, check
 from cachestore.storage.segment import SegmentContents
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
@@ -24,7 +24,7 @@ from cachestore.storage.usage import MERGED, Needs, Usage, survey
 from cachestore.storage.verify import good_entries
 
 if TYPE_CHECKING:
-    from cachestore.keys import Key
+    from cachestore.core.keys import Key
 
 SMALL_ENTRIES: Final = 1024
 SMALL_BYTES: Final = 64 * 1024 * 1024

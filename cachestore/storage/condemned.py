@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_condemned, to_repair

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import Buffer, Checksum, begin_digest
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
-from cachestore.keys import Json, Key, canonical
 
 CHECKSUM_BYTES: Final = 16
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, Literal, NamedTuple, NoReturn
 
-from cachestore.errors import CorruptEntry, FormatError
+from cachestore.core.errors import CorruptEntry, FormatError
+from cachestore.core.keys import Key
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import (
     ask_for,
@@ -23,10 +24,9 @@ from cachestore.files.opening import (
     refuse_reading,
 )
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
-from cachestore.side_by_side import run_side_by_side
 from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.side_by_side import run_side_by_side
 
 Verify = Literal["first", "always", "never"]
 Io = Literal["pread", "mmap"]

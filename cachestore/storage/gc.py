@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import CorruptEntry, FormatError
+from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import lmdb
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.keys import Key, canonical
 from cachestore.files.checksum import Checksum, begin_digest, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
-from cachestore.keys import Key, canonical
 from cachestore.storage.entry import Specs, TensorSpec, text_of
 from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_first, unpack_firsts, unpack_places
 from cachestore.storage.segment import StoredEntry

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cachestore.errors import CacheStoreError, FormatError, StoreNotFound
+from cachestore.core.errors import CacheStoreError, FormatError, StoreNotFound
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, parse_listed, parse_listing
 from cachestore.files.publish import make_folder, note

@@ -1,13 +1,13 @@
 """A cache of model-file digests: create-only files `digests/<host>-<digest>.json`, each a mapping of what one run added.
 
-The keys are opaque here (path, size, times and inode of a file, as `cachestore.digests` makes them), so the entries of one host mean
+The keys are opaque here (path, size, times and inode of a file, as `files.fingerprints` makes them), so the entries of one host mean
 nothing on another. Losing the cache costs reading the model files again.
 """
 
 import re
 from collections.abc import Mapping
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout

@@ -16,7 +16,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cachestore.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_reading, noticing_its_end
@@ -24,7 +25,6 @@ from cachestore.files.opening import is_link, names_in
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
-from cachestore.keys import Json, Key, canonical
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker

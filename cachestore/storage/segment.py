@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.keys import Json, Key, canonical
 from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, split
 
 FORMAT: Final = "cachestore-segment"

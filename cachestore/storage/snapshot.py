@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cachestore.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.keys import Key
 from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.places import Located, Place, SegmentRef

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from cachestore.core.keys import Json
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
-from cachestore.keys import Json
 from cachestore.storage.catalog import Catalog, list_names, newest_catalog
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 

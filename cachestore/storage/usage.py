@@ -11,9 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
 from cachestore.storage.places import SegmentRef
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from cachestore.arguments import as_whole, as_word, check_function, refuse
-from cachestore.errors import BadInput, FormatError
+from cachestore.core.arguments import as_whole, as_word, check_function, refuse
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.keys import Json, Key, Recipe
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_link, look_at, names_in, opened, read_into, reason_of
@@ -45,7 +46,6 @@ from cachestore.files.paths import (
     to_repair,
 )
 from cachestore.files.records import read_record
-from cachestore.keys import Json, Key, Recipe
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
 from cachestore.storage.condemned import condemned_segments, read_condemned

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json
+from cachestore.core.samples import Sample
 from cachestore.files.paths import Layout
-from cachestore.keys import Json
-from cachestore.samples import Sample
 from cachestore.work.passes import PassRef, read_done
 from cachestore.work.plan import Plan, is_published, read_plan
 from cachestore.work.workers import PLANNING, Beat, Life, Watch, read_beats

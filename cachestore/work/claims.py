@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, PassFolder, is_worker, parse_claim
 from cachestore.files.publish import note

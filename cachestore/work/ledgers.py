@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.inputs import NO_STAT
+from cachestore.core.keys import Json, Key
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, LedgerName, PassFolder, parse_ledger
 from cachestore.files.publish import note
 from cachestore.files.records import encode_record, read_record
-from cachestore.inputs import NO_STAT
-from cachestore.keys import Json, Key
 
 FORMAT: Final = "cachestore-ledger"
 VERSION: Final = 1

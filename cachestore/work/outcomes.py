@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachestore.keys import INPUT_BYTES, KEY_BYTES, Json, Key
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key
 from cachestore.work.ledgers import Outcome, Result
 
 UNKNOWN: Final = 0  # the only one that is false

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round, to_repair
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record, read_record
-from cachestore.keys import Json
 from cachestore.work.partition import bounds, partition_count
 from cachestore.work.plan import Plan
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest_parts
+from cachestore.core.samples import Sample
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
@@ -35,8 +37,6 @@ from cachestore.files.table import (
     read_table,
     string_columns,
 )
-from cachestore.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest_parts
-from cachestore.samples import Sample
 
 FORMAT: Final = "cachestore-plan"
 VERSION: Final = 1

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker, to_repair
-from cachestore.keys import Json
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
 from cachestore.files.opening import names_in
 from cachestore.files.paths import (
     Layout,
@@ -24,7 +25,6 @@ from cachestore.files.paths import (
     to_repair,
 )
 from cachestore.files.removal import age_seconds, remove_file, remove_folder
-from cachestore.keys import Key
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import is_published, read_outline, read_plan

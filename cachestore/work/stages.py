@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from cachestore.keys import Json
+from cachestore.core.keys import Json
 
 Stage = Literal["read", "prepare", "encode", "append"]
 

@@ -18,13 +18,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Self
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_plan, parse_worker
 from cachestore.files.publish import make_folder, overwrite
 from cachestore.files.records import encode_record, read_record
-from cachestore.keys import Json
 
 FORMAT: Final = "cachestore-worker"
 VERSION: Final = 1

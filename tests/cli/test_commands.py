@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 import cachestore as cs
-from cachestore import errors
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, near_to, printable
+from cachestore.core import errors
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
@@ -24,7 +24,7 @@ OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 @pytest.fixture
 def makers(monkeypatch):
     makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.request._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
     return makers
 
 

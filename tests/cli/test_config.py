@@ -7,9 +7,9 @@ import pytest
 
 from cachestore.cli import config, make_parser
 from cachestore.cli.precompute import request_from
-from cachestore.errors import BadInput
-from cachestore.request import PrecomputeRequest
-from cachestore.samples import Source
+from cachestore.core.errors import BadInput
+from cachestore.core.samples import Source
+from cachestore.jobs.planning import PrecomputeRequest
 
 WHOLE = """
 model = "m"

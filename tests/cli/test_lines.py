@@ -10,9 +10,9 @@ import pytest
 import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.cli.lines import training_lines
+from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
-from cachestore.loop import Report
-from cachestore.samples import Source
+from cachestore.jobs.pass_loop import Report
 from tests import fakes
 from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
@@ -85,7 +85,7 @@ def test_the_lines_have_samples_come_as_often_as_their_source_says(tmp_path):
     ],
 )
 def test_the_command_prints_lines_for_what_it_was_given(tmp_path, monkeypatch, capsys, options, wanted):
-    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("a")
     (tmp_path / "data/a.png").write_bytes(b"a")

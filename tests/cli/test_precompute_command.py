@@ -323,7 +323,7 @@ def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(ask
     assert main(["status", str(asked[5]), "--json"]) == OK
     [told] = json.loads(capsys.readouterr().out)["plans"]
     assert (told["encoded"], told["finished"]) == (12, 0)
-    monkeypatch.setattr("cachestore.request._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"]) == (0, 12, 12)

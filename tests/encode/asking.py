@@ -36,8 +36,8 @@ def entries_of(encoder, captions, *, together=True):
 
 def batch_of(encoder, captions, *, together=True):
     """What a trainer gets for these captions: read, joined, padded, with masks and constants."""
+    from cachestore.core.read_block import parse_text
     from cachestore.loading.collate import collate
-    from cachestore.loading.read_block import parse_text
     from cachestore.loading.texts import read_outputs
 
     block = parse_text(encoder.recipe)

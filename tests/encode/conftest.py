@@ -93,7 +93,7 @@ def plain_model(tmp_path_factory):
 @pytest.fixture
 def digest():
     """SHA-256 of a file, without a cache; `digest.seen` lists the files."""
-    from cachestore.digests import digest_file
+    from cachestore.files.fingerprints import digest_file
 
     class Digest:
         def __init__(self):

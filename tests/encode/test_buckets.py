@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.buckets import Size, aspect_error, bucket_list, choose, placement
-from cachestore.errors import BadInput
 
 sides = st.integers(1, 20_000)
 sizes = st.builds(Size, sides, sides)

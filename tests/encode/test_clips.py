@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.encode.clips import Timeline, as_rate, check_frames, clip_of
-from cachestore.errors import BadInput, EncodeFailed
 
 MS = Fraction(1, 1000)
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from cachestore.core.tensors import to_raw
 from cachestore.encode.compare import COSINE, TF32_TOLERANCE, TOLERANCES, find_difference, tolerance_of
-from cachestore.tensors import to_raw
 
 RNG = np.random.default_rng(0)
 VALUES = RNG.standard_normal((8, 32)).astype(np.float32)

@@ -153,8 +153,8 @@ def denormalised(pipeline, latents):
 def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog, record_property):
     import torch
 
+    from cachestore.core.read_block import parse_latents
     from cachestore.loading.latents import read_latents
-    from cachestore.loading.read_block import parse_latents
 
     model = built(name)
     encoder = encoder_of(model, digest, "latents")

@@ -8,7 +8,7 @@ from PIL import Image
 import cachestore.encode.modules
 import cachestore.encode.prompts
 import cachestore.encode.vae
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 from tests.encode import tiny_families
 
 pytestmark = pytest.mark.torch

@@ -4,11 +4,11 @@ import inspect
 
 import pytest
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import canonical, digest_bytes
 from cachestore.encode import families
 from cachestore.encode.families import PLAIN, TEXT_FAMILIES, VAE_FAMILIES, form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, ZERO_ROWS
-from cachestore.errors import BadInput
-from cachestore.keys import canonical, digest_bytes
 from tests.encode import tiny
 
 ROWS = sorted(TEXT_FAMILIES)

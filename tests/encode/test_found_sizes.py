@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cachestore.cli import OK, main
-from cachestore.errors import WriteFailed
+from cachestore.core.errors import WriteFailed
 from tests.encode import tiny_families
 
 pytestmark = pytest.mark.torch
@@ -41,7 +41,7 @@ def test_a_guess_is_called_one_and_the_bytes_are_said_anew_once_the_encoder_is_l
 def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_nothing(ltx2, tmp_path, monkeypatch):
     import cachestore as cs
 
-    monkeypatch.setattr("cachestore.forecast.free_bytes", lambda _path: 100_000)
+    monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 100_000)
     with pytest.raises(WriteFailed, match=r"about 173568 bytes are needed, 100000 are free at .*make room"):
         cs.precompute(
             tmp_path / "prompts.txt",

@@ -7,9 +7,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.hub import files_to_fetch, is_here, with_folder
 from cachestore.encode.models import MissingFile
-from cachestore.errors import BadInput
 
 FLUX = [
     "README.md",

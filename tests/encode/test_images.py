@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 
+from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.images import decode, fit, measure
-from cachestore.errors import EncodeFailed
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import digest_bytes
 from cachestore.encode.buckets import Size
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import digest_bytes
 from tests.encode import tiny
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Key
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput
-from cachestore.keys import Key
 from tests.encode import tiny
 
 pytestmark = pytest.mark.torch

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import digest_bytes
 from cachestore.encode.masks import MaskEncoder
-from cachestore.errors import EncodeFailed
-from cachestore.keys import digest_bytes
 
 REQUEST = {"image": "mask.png", "like": "picture.png", "role": "mask", "resolution": 64, "step": 16}
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from cachestore.core.errors import BadInput
 from cachestore.encode import models
 from cachestore.encode.models import MissingFile
-from cachestore.errors import BadInput
 from tests.encode import tiny
 
 

@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 
+from cachestore.core.errors import BadInput
 from cachestore.encode import modules
 from cachestore.encode.models import Component
-from cachestore.errors import BadInput
 from tests.encode.tiny import of_diffusers
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import key
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import EncodeFailed
-from cachestore.keys import key
 from tests.encode import tiny
 
 pytestmark = pytest.mark.torch

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from cachestore.core.errors import BadInput
 from cachestore.encode.models import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput
 from tests.encode import tiny
 
 
@@ -242,7 +242,7 @@ def test_an_impossible_length_is_refused(tmp_path, digest, asked):
 
 PLANNING = """
 import json, sys
-from cachestore.digests import digest_file
+from cachestore.files.fingerprints import digest_file
 from cachestore.encode.models import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 text, latents = encoders_for(ModelRequest(sys.argv[1]), lambda path: digest_file(path, {}))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.encode import images
-from cachestore.errors import BadInput, EncodeFailed
 from tests.encode import tiny
 from tests.encode.asking import encoder_of
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Key
 from cachestore.encode import single_file
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput
-from cachestore.keys import Key
 from tests.encode import tiny
 
 CAPTIONS = ["", "a cat", "a dog in the rain"]

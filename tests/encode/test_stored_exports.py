@@ -40,9 +40,9 @@ def data(tmp_path):
 @pytest.fixture(autouse=True)
 def torch_files_read_here(monkeypatch):
     """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
-    from cachestore.formats.torch_files import read_torch
+    from cachestore.interop.formats.torch_files import read_torch
 
-    monkeypatch.setattr("cachestore.untrusted.TorchFiles.read", lambda _files, data: read_torch(data))
+    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 def check_same(one, other, *, but=()):

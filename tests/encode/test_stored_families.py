@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 from tests.encode import tiny
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

@@ -18,15 +18,15 @@ from PIL import Image
 import cachestore as cs
 from cachestore.cli import DAMAGE, FAILURES, OK, main, make_parser
 from cachestore.cli.precompute import request_from
-from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.exporting import export_cache
-from cachestore.gathered import gather
-from cachestore.request import PrecomputeRequest
-from cachestore.run import look_ahead
-from cachestore.samples import Sample
-from cachestore.sources import Remarks, list_source
-from cachestore.tars import list_tars
-from cachestore.worker import _Reading
+from cachestore.core.errors import BadInput, RecipeMismatch
+from cachestore.core.samples import Sample
+from cachestore.interop.exporting import export_cache
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.precompute import look_ahead
+from cachestore.jobs.worker import _Reading
+from cachestore.source.folders import Remarks, list_source
+from cachestore.source.memory import gather
+from cachestore.source.tars import list_tars
 from tests.encode import tiny
 from tests.encode.footage import moving, write
 from tests.encode.test_video_latents import look_alike_wan
@@ -201,7 +201,7 @@ def test_what_does_not_go_with_a_video_is_refused_by_the_samples_name(tmp_path, 
 
 
 def test_a_plan_of_pictures_is_what_it_was_before_there_were_videos(folder, tmp_path):
-    from cachestore.request import look_at_request
+    from cachestore.jobs.planning import look_at_request
     from cachestore.storage.commit import create_store
 
     (folder / "only").mkdir()

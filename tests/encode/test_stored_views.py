@@ -16,13 +16,13 @@ from PIL import Image
 import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.cli.lines import training_lines
-from cachestore.errors import BadInput, FormatError, RecipeMismatch
+from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
-from cachestore.reader import Reader
-from cachestore.request import PrecomputeRequest
-from cachestore.run import look_ahead
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.precompute import look_ahead
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import needed_by
+from cachestore.store.reader import Reader
 from tests.fakes import ROOT, catalog, publish_catalog
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import digest_text, input_key
 from cachestore.encode.families import stored_names
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import padded_length
-from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import digest_text, input_key
 from scripts.tiny_models import is_transformers_4
 from tests.encode import tiny
 
@@ -465,7 +465,7 @@ import os, sys
 from pathlib import Path
 from cachestore.encode.environment import set_library_defaults
 set_library_defaults(os.environ)
-from cachestore.digests import digest_file
+from cachestore.files.fingerprints import digest_file
 from cachestore.encode.recipes import ModelRequest, encoders_for
 encoder, = encoders_for(ModelRequest(sys.argv[1], encode=["text"]), lambda path: digest_file(path, {}))
 encoder.count_tokens([""])

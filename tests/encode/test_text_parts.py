@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from cachestore.core.errors import BadInput
 from cachestore.encode import families
 from cachestore.encode.hub import files_to_fetch
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput
 from tests.encode import tiny
 
 CAPTIONS = ["", "a cat", "x " * 300, 'a "SIGN" 漢字 é']
@@ -131,7 +131,7 @@ def test_a_part_takes_its_own_arguments_alone_and_counts_by_its_own_tokenizer(bu
 
 @pytest.mark.torch
 def test_a_part_is_estimated_before_and_read_as_it_is_stored(built, digest):
-    from cachestore.loading.read_block import parse_text
+    from cachestore.core.read_block import parse_text
 
     for name, encode, stored in PARTS:
         encoder = encoder_of(built(name).folder, digest, encode)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.encode import families
 from cachestore.encode.family import DEFAULT_OF_CALL
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
-from cachestore.errors import BadInput, EncodeFailed
 from tests.encode import tiny, tiny_families
 from tests.encode.asking import Built, batch_of, encoder_of, entries_of
 
@@ -628,8 +628,8 @@ def test_flux_kontext_is_encoded_as_flux_is(built, digest, tmp_path):
 def test_flux2_is_normalised_by_its_weights_as_its_pipeline_does(built, digest):
     import torch
 
+    from cachestore.core.read_block import parse_latents
     from cachestore.loading.latents import read_latents
-    from cachestore.loading.read_block import parse_latents
 
     model = built("flux2klein")
     encoder = encoder_of(model, digest, "latents")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import digest_bytes
 from cachestore.encode import videos
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.errors import BadInput, EncodeFailed
-from cachestore.keys import digest_bytes
 from tests.encode import tiny
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.encode.test_latents import latents_encoder, picture
@@ -212,8 +212,8 @@ def encoder_of(built, digest, **options) -> Any:
 def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_and_decode_as_its_pipeline_does(built, digest, name):
     import torch
 
+    from cachestore.core.read_block import parse_latents
     from cachestore.loading.latents import normalise
-    from cachestore.loading.read_block import parse_latents
 
     model = built(name)
     encoder = encoder_of(model, digest, latents="mean")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from av.filter import Graph
 
+from cachestore.core.errors import EncodeFailed
 from cachestore.encode import videos
 from cachestore.encode.buckets import Size, placement
-from cachestore.errors import EncodeFailed
 from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
 from tests.encode.test_latents import picture
 

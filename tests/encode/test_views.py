@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import digest_bytes
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.views import View, bucket_of, view_of
-from cachestore.errors import EncodeFailed
-from cachestore.keys import digest_bytes
 
 SIZE, DIGEST = Size(100, 70), digest_bytes(b"a picture")
 PLAIN = {"image": "a.png", "role": "image", "resolution": 64, "step": 16}

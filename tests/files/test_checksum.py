@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files import checksum
 from cachestore.files.checksum import begin_digest, digest_file, digest_of, read_blocks
 from cachestore.files.opening import opened

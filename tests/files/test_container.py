@@ -10,7 +10,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.container import (
     ALIGNMENT,
     DTYPE_BYTES,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import cachestore
+from cachestore.core.keys import key
 from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
-from cachestore.keys import key
-from cachestore.reader import Reader
+from cachestore.maintain.collect import collect, compact
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import create_store
@@ -22,11 +22,11 @@ from cachestore.storage.entry import make_entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
 from cachestore.storage.verify import HARMLESS, verify
-from cachestore.upkeep import collect, compact
+from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
 
 WRITE = """
-from cachestore.keys import Recipe, key
+from cachestore.core.keys import Recipe, key
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from tests.fakes import publish_catalog
@@ -64,7 +64,7 @@ def work(root, say):
 """
 
 TIDY = """
-from cachestore.upkeep import collect, compact
+from cachestore.maintain.collect import collect, compact
 
 def work(root, say):
     compact(root)

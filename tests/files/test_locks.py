@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cachestore.errors import LockTimeout
+from cachestore.core.errors import LockTimeout
 from cachestore.files import locks
 from cachestore.files.locks import LifeLock, is_locked, locked
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError, ReadFailed
+from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.files import opening
 from cachestore.files.opening import (
     FileIdentity,

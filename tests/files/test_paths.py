@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
 from cachestore.files import paths
 from cachestore.files.paths import AttemptName, ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import WriteFailed
+from cachestore.core.errors import WriteFailed
 from cachestore.files import publish as publishing
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.records import decode_record, encode_record, read_record
 
 HERE = Path("claims/0.json")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files import removal
 from cachestore.files.paths import Layout
 from cachestore.files.removal import age_seconds, remove_file, remove_folder

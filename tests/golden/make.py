@@ -12,9 +12,9 @@ import numpy as np
 
 import cachestore as cs
 from cachestore.files.paths import Layout
+from cachestore.maintain.collect import collect, drop
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.upkeep import collect, drop
 from tests import fakes
 from tests.storage.stores import flip
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cachestore.core.keys import Key, Recipe, digest_text, input_key
 from cachestore.encode import families
-from cachestore.keys import Key, Recipe, digest_text, input_key
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.store import open_store
+from cachestore.store.writer import open_store
 from tests.fakes import publish_catalog
 
 SDXL = families.text_family("StableDiffusionXLPipeline")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import cachestore as cs
-from cachestore.keys import digest_bytes
+from cachestore.core.keys import digest_bytes
 from cachestore.loading.check import differing_files
 from tests.loading.stores import PLAIN, Recipes, Row, make_store, recipes
 

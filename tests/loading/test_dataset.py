@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.keys import Recipe
+from cachestore.core.keys import Recipe
 from tests.loading.stores import (
     FLUX,
     LENGTH,
@@ -223,8 +223,8 @@ def test_a_drawn_sample_equals_what_diffusers_own_training_scripts_compute_from_
     import torch
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+    from cachestore.core.read_block import parse_latents
     from cachestore.loading.latents import noise_for, read_latents
-    from cachestore.loading.read_block import parse_latents
 
     recipe = recipes(**vae).latents
     moments = torch.from_numpy(stored_latents(recipe, "a", (64, 48))["moments"]).to(getattr(torch, dtype)) * 9
@@ -275,8 +275,8 @@ def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refu
 def test_folding_into_channels_is_that_of_flux_2_and_comes_before_normalising():
     import torch
 
+    from cachestore.core.read_block import LatentsBlock
     from cachestore.loading.latents import normalise
-    from cachestore.loading.read_block import LatentsBlock
 
     latents = torch.randn(3, 4, 6)
     block = LatentsBlock("mean", 2, 1.0, None, tuple(range(12)), (1.0,) * 12)

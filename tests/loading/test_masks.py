@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Recipe
+from cachestore.core.read_block import parse_mask
 from cachestore.encode.masks import mask_recipe
-from cachestore.errors import FormatError
-from cachestore.keys import Recipe
 from cachestore.loading.masks import mask_shape, read_mask, read_masks_into
-from cachestore.loading.read_block import parse_mask
 
 pytestmark = pytest.mark.torch
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.core.tensors import to_raw
+from cachestore.maintain.collect import collect, compact
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
 from cachestore.storage.entry import make_entry
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
-from cachestore.tensors import to_raw
-from cachestore.upkeep import collect, compact
 from tests.fakes import publish_catalog
 from tests.loading.stores import PLAIN, Row, catalog_of, make_store, picture_key, recipes, stored_latents
 from tests.storage.stores import flip

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import cachestore as cs
+from cachestore.core.keys import Recipe
 from cachestore.encode import families
 from cachestore.encode.masks import mask_recipe
 from cachestore.files.paths import Layout
-from cachestore.keys import Recipe
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry
 from tests.loading.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes, stored_text
@@ -119,8 +119,8 @@ def test_drawing_and_normalising_a_whole_batch_gives_the_bits_of_one_after_the_o
 def test_folded_latents_of_a_whole_batch_have_the_bits_of_one_after_the_other(wanted, shape, dtype):
     import torch
 
+    from cachestore.core.read_block import LatentsBlock
     from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
-    from cachestore.loading.read_block import LatentsBlock
 
     block = LatentsBlock("moments", 2, 0.5, None, tuple(range(4 * CHANNELS)), (3.0,) * (4 * CHANNELS))
     stored = torch.randn(3, *shape).to(getattr(torch, dtype))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from cachestore.errors import FormatError
-from cachestore.loading.read_block import Constant, Form, LatentsBlock, Padding, TextBlock
+from cachestore.core.errors import FormatError
+from cachestore.core.read_block import Constant, Form, LatentsBlock, Padding, TextBlock
 
 pytestmark = pytest.mark.torch
 

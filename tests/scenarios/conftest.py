@@ -8,7 +8,9 @@ from tests.scenarios.crowd import Crowd
 
 @pytest.fixture(scope="module")
 def one_crowd(tmp_path_factory):
-    crowd = Crowd(tmp_path_factory.mktemp("crowd"), "tests.scenarios.parts", "cachestore.forecast", "cachestore.run", "filelock")
+    crowd = Crowd(
+        tmp_path_factory.mktemp("crowd"), "tests.scenarios.parts", "cachestore.jobs.forecast", "cachestore.jobs.precompute", "filelock"
+    )
     yield crowd
     crowd.close()
 

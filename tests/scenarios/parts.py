@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import cachestore as cs
-import cachestore.reconcile
+import cachestore.jobs.reconcile
 from cachestore.work.claims import Claims
 from tests import fakes
 from tests.fakes import FakeEncoder
@@ -70,13 +70,13 @@ def fill_without_being_first_to_reconcile(body: Mapping[str, Any]):
 
 def fill_and_die_after_done(body: Mapping[str, Any]):
     """One rank that is killed once it has ended the pass."""
-    really = cachestore.reconcile.publish_done
+    really = cachestore.jobs.reconcile.publish_done
 
     def publish_and_die(*arguments):
         really(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    cachestore.reconcile.publish_done = publish_and_die  # pyright: ignore[reportPrivateImportUsage]
+    cachestore.jobs.reconcile.publish_done = publish_and_die  # pyright: ignore[reportPrivateImportUsage]
     return fill(body)
 
 
@@ -92,9 +92,9 @@ class Bucketed(FakeEncoder):
 
 def precompute(body: Mapping[str, Any]):
     """One rank of a `precompute` over pictures, in as many buckets as it is told."""
-    from cachestore import request
-    from cachestore.request import PrecomputeRequest
-    from cachestore.run import precompute_here
+    from cachestore.jobs import planning as request
+    from cachestore.jobs.planning import PrecomputeRequest
+    from cachestore.jobs.precompute import precompute_here
 
     def encoders(_layout, asked):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import cachestore as cs
-from cachestore import run
 from cachestore.cli import main
-from cachestore.errors import BadInput, RecipeMismatch
-from cachestore.request import PrecomputeRequest
-from cachestore.run import look_ahead
+from cachestore.core.errors import BadInput, RecipeMismatch
+from cachestore.jobs import precompute as run
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.precompute import look_ahead
 from tests import fakes
 from tests.fakes import catalog
-from tests.test_tars import pack
+from tests.source.test_tars import pack
 
 Sample: Any = cs.Sample
 NAMES = [f"{number}.png" for number in range(4)]
@@ -34,7 +34,7 @@ def caption(name):
 @pytest.fixture
 def makers(monkeypatch):
     makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.request._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
     return makers
 
 

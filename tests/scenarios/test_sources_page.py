@@ -11,10 +11,10 @@ from PIL import Image
 import cachestore as cs
 from cachestore.cli import make_parser
 from cachestore.cli.precompute import request_from
-from cachestore.samples import Source
+from cachestore.core.samples import Source
 from tests.encode import tiny
 from tests.fakes import ROOT
-from tests.test_tars import pack
+from tests.source.test_tars import pack
 
 pytestmark = pytest.mark.torch
 

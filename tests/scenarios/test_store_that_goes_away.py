@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore import doctor, run, upkeep
 from cachestore.files import publish as publishing
 from cachestore.files.marker import check_for_reading, check_for_writing
 from cachestore.files.removal import remove_file
+from cachestore.jobs import precompute as run
+from cachestore.maintain import collect as upkeep
+from cachestore.maintain import doctor
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.work.workers import Beat
 from tests.fakes import ROOT
@@ -199,13 +201,13 @@ class TestReading:
         ("command", "step"),
         [
             (upkeep.verify, "cachestore.storage.verify.load_snapshot"),
-            (upkeep.collect, "cachestore.upkeep.survey"),
-            (upkeep.compact, "cachestore.upkeep.choose_groups"),
-            (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.upkeep.plans_of"),
+            (upkeep.collect, "cachestore.maintain.collect.survey"),
+            (upkeep.compact, "cachestore.maintain.collect.choose_groups"),
+            (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.maintain.collect.plans_of"),
             (cs.repair, "cachestore.storage.repair.good_entries"),
             (cs.repair, "cachestore.storage.repair._broken_files"),
             (cs.stats, "cachestore.storage.stats.list_names"),
-            (doctor.examine, "cachestore.doctor.lost_catalogs"),
+            (doctor.examine, "cachestore.maintain.doctor.lost_catalogs"),
         ],
         ids=["verify", "gc", "compact", "drop", "repair a segment", "repair", "stats", "doctor"],
     )

@@ -3,8 +3,8 @@
 import os
 from contextlib import closing
 
+from cachestore.core.keys import key
 from cachestore.files.publish import publish_file
-from cachestore.keys import key
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import BadInput, CacheStoreError, FormatError, WriteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError, WriteFailed
+from cachestore.core.keys import key
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import names_in
-from cachestore.keys import key
 from cachestore.storage import append as appending
 from cachestore.storage.append import HEADER_BYTES, Appender, SegmentLimits, publish_segment
 from cachestore.storage.commit import create_store
@@ -245,7 +245,7 @@ class TestTakenNames:
 FORKED = """
 import os, signal, sys
 from pathlib import Path
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
 from cachestore.storage.append import Appender
 from cachestore.storage.commit import create_store
 from tests.storage.stores import key_of, tensors_of

@@ -11,10 +11,10 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key, Recipe, key
 from cachestore.files.opening import names_in
 from cachestore.files.table import encode_table, number_column, read_table, string_columns
-from cachestore.keys import Key, Recipe, key
 from cachestore.storage.catalog import (
     FACTS,
     FORMAT,

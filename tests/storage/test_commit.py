@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.errors import BadInput, StoreNotFound, WriteFailed
+from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
+from cachestore.core.keys import Recipe
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.records import read_record
-from cachestore.keys import Recipe
 from cachestore.storage import commit as committing
 from cachestore.storage.commit import RECIPE_FORMAT, commit, commit_if_due, create_store, publish_recipe
 from cachestore.storage.segment import read_contents

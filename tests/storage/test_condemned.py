@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.errors import FormatError, ReadFailed
+from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.files.opening import names_in
 from cachestore.files.records import encode_record
 from cachestore.storage.commit import commit, create_store

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cachestore.errors import BadInput
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import key
 from cachestore.files.container import DTYPE_BYTES, size_bytes
-from cachestore.keys import key
 from cachestore.storage.entry import checksum_of, make_entry, split
 
 KEY = key("a")

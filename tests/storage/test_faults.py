@@ -11,10 +11,10 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.errors import ReadFailed, WriteFailed
+from cachestore.core.errors import ReadFailed, WriteFailed
+from cachestore.core.keys import Recipe
 from cachestore.files import publish as publishing
 from cachestore.files.opening import names_in
-from cachestore.keys import Recipe
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store, publish_recipe

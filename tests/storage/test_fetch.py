@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachestore.errors import CorruptEntry, FormatError, ReadFailed
+from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.files.opening import refuse_reading
 from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
@@ -543,7 +543,7 @@ FORKED = """
 import json, os, signal, sys
 from contextlib import closing
 from pathlib import Path
-from cachestore.errors import CorruptEntry
+from cachestore.core.errors import CorruptEntry
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher

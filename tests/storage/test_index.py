@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.opening import FileIdentity, names_in
 from cachestore.files.paths import IndexName

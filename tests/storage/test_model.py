@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cachestore.errors import CorruptEntry, MissingEntry
+from cachestore.core.errors import CorruptEntry, MissingEntry
 from cachestore.files import publish
-from cachestore.reader import Reader
+from cachestore.maintain.collect import collect, compact
 from cachestore.storage import append, gc
 from cachestore.storage import commit as commit_module
 from cachestore.storage import compact as compact_module
@@ -27,7 +27,7 @@ from cachestore.storage.entry import split
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import read_lost, verify
-from cachestore.upkeep import collect, compact
+from cachestore.store.reader import Reader
 from tests.storage.stores import flip, key_of, plain, tensors_of
 
 NUMBERS = st.integers(0, 5)

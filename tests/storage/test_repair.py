@@ -8,15 +8,14 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
+from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record, read_record
-from cachestore.keys import Recipe
-from cachestore.reader import Reader
 from cachestore.storage import repair as repairing
 from cachestore.storage import segment as segments
 from cachestore.storage.append import publish_segment
@@ -27,6 +26,7 @@ from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import LOST_FORMAT, verify
+from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of
 

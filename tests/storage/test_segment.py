@@ -8,10 +8,10 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key, key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
-from cachestore.keys import Key, key
 from cachestore.storage.entry import checksum_of, make_entry
 from cachestore.storage.segment import build_segment, parse_contents, read_contents
 from tests.storage.stores import entry_of, key_of, tensors_of

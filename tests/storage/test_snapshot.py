@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError, StoreNotFound
+from cachestore.core.errors import FormatError, StoreNotFound
 from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode

@@ -4,8 +4,8 @@ from itertools import accumulate
 
 import pytest
 
-from cachestore.errors import StoreNotFound
-from cachestore.keys import Recipe
+from cachestore.core.errors import StoreNotFound
+from cachestore.core.keys import Recipe
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.stats import stats

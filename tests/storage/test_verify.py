@@ -9,14 +9,14 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
+from cachestore.core.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
+from cachestore.core.keys import Recipe
 from cachestore.files import checksum
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.records import encode_record
-from cachestore.keys import Recipe
 from cachestore.storage import verify as verifying
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column

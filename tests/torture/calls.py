@@ -23,8 +23,8 @@ from random import Random
 from typing import Any, Final, Literal
 
 import cachestore as cs
-from cachestore import reconcile
-from cachestore.keys import Key
+from cachestore.core.keys import Key
+from cachestore.jobs import reconcile
 from cachestore.storage import append
 from cachestore.storage.verify import HARMLESS
 from tests.torture import jobs

@@ -31,10 +31,10 @@ _WARM: Final = (
     "numpy.ma",
     "cachestore.encode.environment",
     "cachestore.encode.images",
-    "cachestore.forecast",
-    "cachestore.recompute",
+    "cachestore.jobs.forecast",
+    "cachestore.maintain.recompute",
     "cachestore.storage.stats",
-    "cachestore.store",
+    "cachestore.store.writer",
 )
 """What every judge would else import for itself, when it is first used."""
 _MEMORY_FOLDER: Final = Path("/dev/shm")

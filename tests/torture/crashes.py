@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from cachestore.keys import Key
+from cachestore.core.keys import Key
 from tests.torture import calls, jobs
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import Job

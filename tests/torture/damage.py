@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.cli import main, printable
-from cachestore.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, ReadFailed
+from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, ReadFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.paths import (
     Layout,
@@ -39,11 +39,11 @@ from cachestore.files.paths import (
     parse_worker,
     parse_worker_lock,
 )
-from cachestore.reader import Reader
-from cachestore.recompute import repair
+from cachestore.maintain.collect import verify
+from cachestore.maintain.recompute import repair
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import HARMLESS
-from cachestore.upkeep import verify
+from cachestore.store.reader import Reader
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
 

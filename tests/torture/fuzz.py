@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
+from cachestore.core.keys import Key, Recipe
 from cachestore.files import paths
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import TensorPlace, build_header, parse_header
 from cachestore.files.paths import ClaimName, IndexName, Layout, PassFolder
 from cachestore.files.records import encode_record, read_record
 from cachestore.files.table import encode_table, read_header
-from cachestore.keys import Key, Recipe
 from cachestore.storage.catalog import open_catalog, read_catalog
 from cachestore.storage.condemned import read_condemned
 from cachestore.storage.index import check

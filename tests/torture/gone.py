@@ -20,9 +20,10 @@ from random import Random
 from typing import Any, Final, Literal
 
 import cachestore as cs
-from cachestore import run, upkeep
+from cachestore.core.keys import Key
 from cachestore.files.paths import MARKER
-from cachestore.keys import Key
+from cachestore.jobs import precompute as run
+from cachestore.maintain import collect as upkeep
 from cachestore.storage import repair
 from cachestore.storage.commit import create_store
 from cachestore.storage.verify import HARMLESS

@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 import cachestore as cs
-from cachestore import upkeep
+from cachestore.core.keys import Key
+from cachestore.core.tensors import to_raw
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
-from cachestore.request import PrecomputeRequest
-from cachestore.run import precompute_here
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.precompute import precompute_here
+from cachestore.maintain import collect as upkeep
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import commit, create_store
@@ -26,7 +27,6 @@ from cachestore.storage.entry import Entry, RawTensor, make_entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot
-from cachestore.tensors import to_raw
 from cachestore.work import agreement, choice, workers
 from tests import fakes
 from tests.fakes import publish_catalog

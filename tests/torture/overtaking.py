@@ -20,10 +20,11 @@ from random import Random
 from typing import Any, Final
 
 import cachestore as cs
-from cachestore import reconcile, run
+from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
-from cachestore.request import PrecomputeRequest
+from cachestore.jobs import precompute as run
+from cachestore.jobs import reconcile
+from cachestore.jobs.planning import PrecomputeRequest
 from cachestore.storage.catalog import Catalog, list_generations, newest_catalog, read_catalog
 from tests import fakes
 from tests.torture import jobs

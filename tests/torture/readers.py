@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 import cachestore as cs
-from cachestore.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError
+from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
 from cachestore.storage.snapshot import list_indexes, list_segments
 from tests.loading.stores import Row, make_store, recipes
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed

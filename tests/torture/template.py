@@ -13,20 +13,20 @@ from unittest.mock import patch
 import numpy as np
 
 import cachestore as cs
-import cachestore.request
+import cachestore.jobs.planning
+from cachestore.core.keys import Key
 from cachestore.files.locks import locked
 from cachestore.files.paths import Layout
-from cachestore.keys import Key
-from cachestore.reader import Reader
-from cachestore.request import PrecomputeRequest
-from cachestore.run import precompute_here
+from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.precompute import precompute_here
+from cachestore.maintain.collect import collect, drop
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.model_digests import publish_digests
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
-from cachestore.upkeep import collect, drop
+from cachestore.store.reader import Reader
 from cachestore.work.attempts import Attempts
 from cachestore.work.retention import open_passes
 from tests import fakes
@@ -76,7 +76,7 @@ def without_waiting() -> Generator[None]:
 @contextmanager
 def fake_encoders() -> Generator[None]:
     """For the block: `precompute` makes its encoders without models, and nothing is synced."""
-    with without_waiting(), patch.object(cachestore.request, "_encoders", fakes.Makers(options={"limit": 2})):
+    with without_waiting(), patch.object(cachestore.jobs.planning, "_encoders", fakes.Makers(options={"limit": 2})):
         yield
 
 

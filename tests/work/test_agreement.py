@@ -2,8 +2,8 @@
 
 import pytest
 
-from cachestore.keys import Key
-from cachestore.samples import Sample
+from cachestore.core.keys import Key
+from cachestore.core.samples import Sample
 from cachestore.storage.commit import create_store
 from cachestore.work.agreement import STILL_SECONDS, Intent, counted, in_words, wait_for_rank_0, who_differs
 from cachestore.work.passes import join_pass, publish_done

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from cachestore.errors import Incomplete
-from cachestore.forecast import _seconds
-from cachestore.processes import hangs
+from cachestore.core.errors import Incomplete
+from cachestore.jobs.forecast import _seconds
+from cachestore.jobs.processes import hangs
 from cachestore.work.passes import PassRef, join_pass
 from cachestore.work.progress import Observer, pass_status
 from cachestore.work.workers import Beat, seconds_of_pass

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.core.keys import Key
 from cachestore.files.paths import LedgerName
-from cachestore.keys import Key
 from cachestore.storage.commit import create_store
 from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledger, read_ledgers
 from cachestore.work.passes import join_pass

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.inputs import NO_STAT
-from cachestore.keys import Key
+from cachestore.core.inputs import NO_STAT
+from cachestore.core.keys import Key
 from cachestore.work.ledgers import Outcome
 from cachestore.work.outcomes import Cells, Outcomes
 

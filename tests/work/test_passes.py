@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.records import encode_record
 from cachestore.storage.commit import create_store
 from cachestore.work import passes

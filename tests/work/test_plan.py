@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key, Recipe
+from cachestore.core.samples import Sample
 from cachestore.files.publish import publish
 from cachestore.files.table import encode_table
-from cachestore.keys import Key, Recipe
-from cachestore.samples import Sample
-from cachestore.sources import list_source
+from cachestore.source.folders import list_source
 from cachestore.storage.commit import create_store
 from cachestore.work.plan import (
     FORMAT,

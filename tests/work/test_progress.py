@@ -4,15 +4,15 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.errors import FormatError
+from cachestore.core.errors import FormatError
 from cachestore.files.records import decode_record, encode_record
+from cachestore.jobs.worker import Task, Worker
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work import progress
 from cachestore.work.passes import PassRef, Round, join_pass, publish_round
 from cachestore.work.progress import Observer, all_status, pass_status
 from cachestore.work.workers import FORMAT, VERSION, Beat
-from cachestore.worker import Task, Worker
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, captions
 

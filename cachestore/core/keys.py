@@ -1,0 +1,172 @@
+"""What identifies a value: keys, recipes and fingerprints. Pure functions of their arguments; no file is opened here.
+
+Everything that is hashed goes through one of two injective encodings: `canonical` (JSON with sorted keys and no spaces)
+for settings, and length-prefixed parts for sequences of strings and bytes. Identity uses SHA-256.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final, Self, cast
+
+from cachestore.core.arguments import as_mapping, as_text, refuse
+from cachestore.core.errors import BadInput, EncodeFailed
+
+KEY_BYTES = 16
+"""Length of a key: the first 128 bits of a SHA-256."""
+
+INPUT_BYTES = 32
+"""Length of an input's digest: a whole SHA-256."""
+
+_BLOCK_BYTES: Final = 1 << 20
+
+Json = Any
+"""A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
+
+
+class Key(bytes):
+    """Sixteen bytes that name an entry. Prints as 32 lower-case hex digits; compares and hashes as its bytes."""
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Self:
+        """Wrap exactly 16 bytes; anything else raises BadInput."""
+        try:
+            length = len(raw)
+            key = super().__new__(cls, raw)
+        except TypeError:
+            refuse("a key", f"made of {KEY_BYTES} bytes", raw)
+        if length != KEY_BYTES:
+            message = f"a key has {KEY_BYTES} bytes, this value has {length}"
+            raise BadInput(message)
+        return key
+
+    @classmethod
+    def parse(cls, text: "str | bytes") -> Self:
+        """Read a key from its 32 hex digits, or from its 16 raw bytes. Raises BadInput for anything else."""
+        if isinstance(text, bytes):
+            return cls(text)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+            refuse("a key", f"a cs.Key, its {KEY_BYTES} bytes or its {2 * KEY_BYTES} hex digits", text)
+        try:
+            return cls(bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else b"")
+        except ValueError as error:
+            message = f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)"
+            raise BadInput(message) from error
+
+    def __str__(self) -> str:
+        """The 32 hex digits."""
+        return self.hex()
+
+    def __repr__(self) -> str:
+        """`Key('…')` with the hex digits."""
+        return f"Key({self.hex()!r})"
+
+
+def canonical(value: Json) -> bytes:
+    """Encode a JSON value in its one canonical form: UTF-8, sorted keys, no spaces, no NaN. Raises BadInput if it is not JSON."""
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError) as error:
+        message = f"this value cannot be written as JSON: {error}"
+        raise BadInput(message) from error
+
+
+def digest_parts(*parts: "str | bytes") -> bytes:
+    """SHA-256 of a sequence of strings and bytes, injective: each part is preceded by its kind and its length."""
+    state = hashlib.sha256()
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
+        state.update((b"s" if isinstance(part, str) else b"b") + len(raw).to_bytes(8, "little"))
+        state.update(raw)
+    return state.digest()
+
+
+def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
+    """SHA-256 of raw bytes as 64 hex digits: the `input_digest` of a file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_opened(file: BinaryIO) -> str:
+    """As `digest_bytes`, of all that is left of an open file, which is never held at once."""
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def digest_text(text: str) -> str:
+    """SHA-256 of a text's UTF-8 bytes as 64 hex digits: the `input_digest` of a caption."""
+    return digest_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
+    """Make a key for a value of your own from any strings or bytes; order and boundaries matter. No parts is a valid, fixed key.
+
+    A path counts by the bytes of its text. Raises BadInput for anything else: of a number say whether its digits are meant, `str(5)`.
+    """
+    plain = [os.fsencode(part) if isinstance(part, os.PathLike) else part for part in parts]
+    for part in plain:
+        if not isinstance(part, str | bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
+            refuse("a part of a key", "a text or bytes", part)
+    return Key(digest_parts("cachestore-key", *plain)[:KEY_BYTES])
+
+
+def by_key(answer: object) -> dict[Key, Any]:
+    """What a caller's own `encode` returned, by key, whose forms may be any that `Key.parse` takes.
+
+    Raises EncodeFailed for what is no mapping, BadInput for keys that are none.
+    """
+    if not isinstance(answer, Mapping):
+        message = f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted"
+        raise EncodeFailed(message)
+    try:
+        return {Key.parse(key): tensors for key, tensors in cast("Mapping[Any, Any]", answer).items()}
+    except BadInput as error:
+        message = f"encode returned what is no key: {error}"
+        raise BadInput(message) from error
+
+
+def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
+    """The key of what a recipe makes of an input.
+
+    `fingerprint` is the recipe's; `inputs` maps ordered input names to digests (hex); `transform` holds what is done to the
+    input before the encoder sees it (bucket, crop, variant). The order of `inputs` counts, as an edit model sees its images in order.
+    """
+    named = [[name, digest] for name, digest in inputs.items()]
+    return key("input", fingerprint, canonical(named), canonical(dict(transform)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Frozen value that makes tensors: everything that decides them (`make`), and how to read them (`read`)."""
+
+    encoder: str
+    """What it makes: `text`, `latents`, or a name of the caller's own. One catalog column is compared with earlier ones by this name."""
+    make: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. In the fingerprint."""
+    read: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant. Raises BadInput."""
+        as_text("encoder of a recipe", self.encoder)
+        for name in ("make", "read"):
+            as_mapping(f"{name} of a recipe", getattr(self, name), "a mapping of settings")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of `make` in canonical form, 64 hex digits."""
+        return digest_parts("cachestore-recipe", self.encoder, canonical(dict(self.make))).hex()
+
+    def as_json(self) -> dict[str, Json]:
+        """The recipe as it stands in `recipes/<fingerprint>.json` and in a catalog's header."""
+        return {"encoder": self.encoder, "make": dict(self.make), "read": dict(self.read), "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> "Recipe":
+        """The inverse of `as_json`; the fingerprint is computed again, never believed."""
+        return cls(encoder=str(value["encoder"]), make=dict(value["make"]), read=dict(value["read"]))

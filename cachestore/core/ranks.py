@@ -1,0 +1,179 @@
+"""Who am I among the processes of this job: a pure function of the environment. Rank and world size are hints for the order of work.
+
+A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cachestore.core.arguments import as_whole
+from cachestore.core.errors import BadInput
+
+_PAIRS: Final = (
+    ("cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+)
+_MPI: Final = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),
+    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("LSF", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+)
+_LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
+_LOCAL_SIZES: Final = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where this process stands. `rank` and `world_size` are both known, or `rank` is None: no preference."""
+
+    rank: int | None = 0
+    world_size: int = 1
+    local_rank: int = 0
+    launch: str | None = None
+    """Names the launch this process belongs to, the same in all its processes; None where nothing tells."""
+    found_in: str = "single process"
+    conflict: str | None = None
+    """What contradicts itself, in words, to be said once."""
+    local_world_size: int = 1
+    """Processes of this launch on this machine; 1 where nothing tells."""
+
+
+def discover(
+    environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None, distributed: tuple[int, int] | None = None
+) -> Placement:
+    """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
+
+    Args:
+        environment: as `os.environ`, read when called: Fabric and Ray set theirs late.
+        rank: explicit rank; needs `world_size`.
+        world_size: explicit number of ranks.
+        distributed: (rank, world size) of an initialised torch.distributed, if the caller found one.
+
+    Raises:
+        BadInput: explicit arguments that do not fit each other.
+    """
+    found = _discover(environment, rank=rank, world_size=world_size, distributed=distributed)
+    return replace(found, local_world_size=_local_world_size(environment))
+
+
+def _discover(
+    environment: Mapping[str, str], *, rank: int | None, world_size: int | None, distributed: tuple[int, int] | None
+) -> Placement:
+    local, launch = _local_rank(environment), launch_name(environment)
+    if rank is not None or world_size is not None:
+        rank = None if rank is None else as_whole("rank", rank)
+        world_size = None if world_size is None else as_whole("world_size", world_size)
+        if rank is None or world_size is None or not 0 <= rank < world_size:
+            message = f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
+            raise BadInput(message)
+        return Placement(rank, world_size, local, launch, "arguments")
+    for found_in, found_rank, found_world in _candidates(environment, distributed):
+        if found_rank is None and found_world is None:
+            continue
+        if found_rank is None or found_world is None or not 0 <= found_rank < found_world:
+            if found_rank is None and found_world == 1:
+                continue
+            conflict = f"{found_in} says rank {found_rank} of {found_world}: going on without a preferred part of the work"
+            return Placement(None, max(found_world or 1, 1), local, launch, found_in, conflict)
+        return Placement(found_rank, found_world, local, launch, found_in)
+    return Placement(0, 1, local, launch)
+
+
+def _candidates(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[tuple[str, int | None, int | None]]:
+    """(where, rank, world size) in the order of trust; None for what is not said."""
+    found: list[tuple[str, int | None, int | None]] = [_pair(environment, *_PAIRS[0])]
+    if distributed is not None:
+        found.append(("torch.distributed", *distributed))
+    fabric = _fabric(environment)
+    found.append(fabric if fabric is not None else _pair(environment, *_PAIRS[1]))
+    found += [_pair(environment, *names) for names in _MPI]
+    found.append(_slurm(environment))
+    found.append(_array(environment))
+    return found
+
+
+def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> tuple[str, int | None, int | None]:
+    return found_in, _number(environment, rank), _number(environment, world)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _fabric(environment: Mapping[str, str]) -> tuple[str, int | None, int | None] | None:
+    """Lightning Fabric's children have NODE_RANK, LOCAL_RANK and WORLD_SIZE, but no RANK.
+
+    The global rank needs the ranks of a node; without LOCAL_WORLD_SIZE it is known on the first node only.
+    """
+    node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if "RANK" in environment or node is None or local is None or world is None:
+        return None
+    here = _number(environment, "LOCAL_WORLD_SIZE")
+    if node > 0 and here is None:
+        return "Lightning Fabric", None, world
+    return "Lightning Fabric", node * (here or 0) + local, world
+
+
+def _slurm(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:
+    """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so there it says nothing."""
+    names = {environment.get("SLURM_JOB_NAME"), environment.get("SLURM_STEP_ID")}
+    is_step = environment.get("SLURM_STEP_ID", "").isdecimal() and not names & {"bash", "interactive"}
+    if not is_step:
+        return "SLURM", None, None
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
+    if tasks == 1 and _array(environment)[2] is not None:
+        return "SLURM", None, None  # each task of the array runs one `srun`: its place is the one in the array
+    return "SLURM", _number(environment, "SLURM_PROCID"), tasks
+
+
+def _array(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:
+    """A job array: the task's place between the first and the last, in steps."""
+    task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
+    if task is None or count is None or first is None:
+        return "SLURM array", None, None
+    step = _number(environment, "SLURM_ARRAY_TASK_STEP") or 1
+    return "SLURM array", (task - first) // step, count
+
+
+def _local_rank(environment: Mapping[str, str]) -> int:
+    for name in _LOCAL:
+        number = _number(environment, name)
+        if number is not None:
+            return number
+    return 0
+
+
+def _local_world_size(environment: Mapping[str, str]) -> int:
+    found = (_number(environment, name) for name in _LOCAL_SIZES)
+    return max(1, next((number for number in found if number is not None), 1))
+
+
+def launch_name(environment: Mapping[str, str]) -> str | None:
+    """What all processes of one launch have in common, and no other launch has; None where nothing tells.
+
+    torchrun's default run id is "none" for everybody, so there the address that its agents agreed on and the agent's own
+    process (set by `agent_of` in the driver) have to tell launches apart.
+    """
+    if name := environment.get("CACHESTORE_LAUNCH"):
+        return name
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    if run is not None and run != "none":
+        # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
+        return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
+    if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:
+        return f"slurm-array:{environment['SLURM_ARRAY_JOB_ID']}"
+    if environment.get("SLURM_STEP_ID", "").isdecimal() and environment.get("SLURM_JOB_ID"):
+        return f"slurm:{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"):
+        if environment.get(name):
+            return f"mpi:{environment[name]}"
+    return None

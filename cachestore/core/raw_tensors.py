@@ -1,0 +1,226 @@
+"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes). Pure functions of bytes, without torch.
+
+A trainer's own names and layouts stay in its module; what they all mean is here: latents with their scaling state, and text by the
+names under which `encode/families` keeps it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import Json
+
+Raw = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
+"""(safetensors dtype, shape, contiguous little-endian bytes)."""
+Array = np.ndarray[Any, Any]
+
+_NUMPY: Final[Mapping[str, str]] = {
+    "BOOL": "|b1",
+    "U8": "|u1",
+    "I8": "|i1",
+    "I16": "<i2",
+    "U16": "<u2",
+    "F16": "<f2",
+    "I32": "<i4",
+    "U32": "<u4",
+    "F32": "<f4",
+    "I64": "<i8",
+    "U64": "<u8",
+    "F64": "<f8",
+    "BF16": "<u2",
+    "F8_E4M3": "|u1",
+    "F8_E5M2": "|u1",
+}
+_NAMES: Final = {np.dtype(numpy): name for name, numpy in _NUMPY.items() if not name.startswith(("BF", "F8"))}
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A file of a cache after its container was read: tensors and plain values by the trainer's own names."""
+
+    tensors: Mapping[str, Raw]
+    values: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Plain values beside the tensors, and the container's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Latents of one picture."""
+
+    tensor: Raw
+    """`[C, h, w]`, or `[C, F, h, w]` of models for videos."""
+    is_scaled: bool
+    """Whether it is what the denoiser is trained on; else as it left the VAE."""
+    kind: Literal["sample", "mean"]
+    others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    """Everything else that the file holds, by the trainer's own names."""
+    facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """`size`, `resized` (width, height) and `crop` (left, top, right, bottom) in pixels, as far as the file tells."""
+    info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the trainer wrote beside the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Embeddings of one caption, by the names under which the family's text is kept, without a batch axis."""
+
+    tensors: Mapping[str, Raw]
+    others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+
+class Misplaced(EncodeFailed):
+    """A file says that it is of another picture, of its other side or of another model: one beside it may be the right one."""
+
+
+def refuse(what: str) -> EncodeFailed:
+    """The error of a file that is not what its name says."""
+    return EncodeFailed(what)
+
+
+def as_array(raw: Raw) -> Array:
+    """A tensor as a numpy array that shares its memory; bfloat16 as its 16 bits, float8 as its 8. Raises EncodeFailed."""
+    dtype, shape, buffer = raw
+    if dtype not in _NUMPY:
+        message = f"a tensor of dtype {dtype} is not understood"
+        raise EncodeFailed(message)
+    return np.frombuffer(buffer, np.dtype(_NUMPY[dtype])).reshape(shape)
+
+
+def from_array(array: Array, dtype: str | None = None) -> Raw:
+    """A numpy array as a tensor; `dtype` names what 16 or 8 bits stand for. Raises EncodeFailed for dtypes that cannot be stored."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    name = dtype or _NAMES.get(little.dtype)
+    if name is None:
+        message = f"an array of dtype {array.dtype} cannot be stored"
+        raise EncodeFailed(message)
+    return name, tuple(array.shape), little.tobytes()
+
+
+def numbers(raw: Raw) -> Array:
+    """A floating-point tensor as float32 (float64 as it is): every smaller format fits exactly. Raises EncodeFailed for others."""
+    dtype, shape, buffer = raw
+    if dtype == "BF16":
+        halves = np.frombuffer(buffer, "<u2").astype(np.uint32)
+        return (halves << 16).view(np.float32).reshape(shape)
+    if dtype not in FLOATS:
+        message = f"floating-point numbers are expected, not {dtype}"
+        raise EncodeFailed(message)
+    array = as_array(raw)
+    return array if dtype == "F64" else array.astype(np.float32)
+
+
+def rounded(array: Array, dtype: str) -> Raw:
+    """Numbers in a floating-point dtype, rounded to nearest, ties to even."""
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return from_array(array.astype(np.dtype(_NUMPY[dtype])))
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    upper = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    upper = np.where(np.isnan(array), np.uint16(0x7FC0), upper)
+    return from_array(upper, "BF16")
+
+
+def cast(raw: Raw, dtype: str) -> Raw:
+    """A floating-point tensor in another dtype; the same bytes where it has that already."""
+    return raw if raw[0] == dtype else rounded(numbers(raw), dtype)
+
+
+def is_zero(raw: Raw) -> bool:
+    """Whether every number is 0 (of either sign)."""
+    return not as_array(raw).any() if raw[0] not in FLOATS else not numbers(raw).any()
+
+
+def reshaped(raw: Raw, shape: Sequence[int]) -> Raw:
+    """The same bytes in another shape of as many numbers."""
+    return raw[0], tuple(shape), raw[2]
+
+
+def without_batch(name: str, raw: Raw, rank: int) -> Raw:
+    """A tensor of `rank` axes, with or without a batch axis of 1 in front. Raises EncodeFailed for another shape."""
+    shape = raw[1]
+    if len(shape) == rank:
+        return raw
+    if len(shape) == rank + 1 and shape[0] == 1:
+        return reshaped(raw, shape[1:])
+    message = f"{name} is {list(shape)}, where {rank} axes are expected, after a batch axis of 1 or without"
+    raise EncodeFailed(message)
+
+
+def columns(raw: Raw, start: int, stop: int) -> Raw:
+    """A part of a tensor's last axis, as a tensor of its own."""
+    return from_array(as_array(raw)[..., start:stop], raw[0])
+
+
+def rows(raw: Raw, start: int, stop: int | None = None) -> Raw:
+    """A part of the axis before the last, as a tensor of its own."""
+    return from_array(as_array(raw)[..., start:stop, :], raw[0])
+
+
+def joined(parts: Sequence[Raw], axis: int) -> Raw:
+    """Tensors of one dtype one after the other; of several, in float32 (exact for smaller ones)."""
+    dtypes = {part[0] for part in parts}
+    same = parts if len(dtypes) == 1 else [cast(part, "F32") for part in parts]
+    return from_array(np.concatenate([as_array(part) for part in same], axis=axis), same[0][0])
+
+
+def widened(raw: Raw, width: int) -> Raw:
+    """A tensor whose last axis is extended with zeros."""
+    array = as_array(raw)
+    return from_array(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]), raw[0])
+
+
+def is_finite(raw: Raw) -> bool:
+    """Whether a tensor holds no NaN and no infinity; what is no floating-point number does."""
+    return raw[0] not in FLOATS or bool(np.isfinite(numbers(raw)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The constants of a VAE: what stands between its output and what the denoiser is trained on."""
+
+    factor: float | None = None
+    shift: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to convert by."""
+        return self.factor is not None or self.mean is not None
+
+    def apply(self, latents: Array) -> Array:
+        """Raw latents scaled, in the order in which diffusers computes it, in the array's own precision."""
+        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
+        if self.mean is not None and self.std is not None:
+            return (latents - self._each(self.mean, latents)) * factor / self._each(self.std, latents)
+        return (latents - latents.dtype.type(self.shift or 0.0)) * factor
+
+    def undo(self, latents: Array) -> Array:
+        """The inverse, up to rounding."""
+        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
+        if self.mean is not None and self.std is not None:
+            return latents * self._each(self.std, latents) / factor + self._each(self.mean, latents)
+        return latents / factor + latents.dtype.type(self.shift or 0.0)
+
+    @staticmethod
+    def _each(values: Sequence[float], like: Array) -> Array:
+        return np.array(values, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
+    """Latents in another scaling state: the same bytes where it is the one they have, else float32.
+
+    Computed in float32 (float64 where that is stored). Raises EncodeFailed where the constants are not known.
+    """
+    if was_scaled == is_scaled:
+        return raw
+    if not scale.is_known:
+        message = "the scaling constants of these latents are not known, so they cannot be converted; import them again with --model"
+        raise EncodeFailed(message)
+    array = numbers(raw)
+    return from_array(scale.apply(array) if is_scaled else scale.undo(array))

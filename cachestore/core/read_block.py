@@ -1,0 +1,227 @@
+"""The `read` block of a recipe as typed values: how stored tensors become a batch. Pure: no torch, no file.
+
+What the blocks hold is written down beside the families that make them, in `encode/families.py`. Here every field must be known:
+a reader that passed over one would hand out tensors that are wrong without looking so.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Json, Recipe
+
+FORMAT: Final = 1
+
+Stored = Literal["moments", "mean", "sample"]
+
+_TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
+_PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
+_CONSTANT: Final = frozenset({"kind", "shape", "like"})
+_MASK: Final = frozenset({"format", "stored", "factor"})
+_LATENTS: Final = frozenset(
+    {
+        "format",
+        "stored",
+        "channels",
+        "spatial_factor",
+        "temporal_factor",
+        "patchify",
+        "scaling_factor",
+        "shift_factor",
+        "latents_mean",
+        "latents_std",
+        "scaled",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an output comes from stored tensors: one as it is, or several one after the other along `dim`."""
+
+    parts: tuple["str | Form", ...]
+    dim: int | None
+    """None where there is one part."""
+    width: int | None = None
+    """To which the last axis is extended with zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How an output whose length differs from entry to entry is brought to one length."""
+
+    dim: int
+    side: Literal["left", "right"]
+    length: int | None
+    multiple: int
+    value: float
+    mask: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """What the model takes and nobody stores. `"S"` is the length of the output `like`, `"B"` the batch size."""
+
+    shape: tuple[int | Literal["S", "B"], ...]
+    like: str
+    kind: Literal["zeros", "positions"] = "zeros"
+    """`positions` are int64 zeros, but for the last number of each row, which counts along S."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """How text embeddings are read."""
+
+    outputs: Mapping[str, Form]
+    padding: Mapping[str, Padding]
+    constants: Mapping[str, Constant]
+    mask_name: str | None
+
+    def names(self) -> set[str]:
+        """Every name this block puts into a batch."""
+        masks = {padding.mask for padding in self.padding.values() if padding.mask is not None}
+        return {*self.outputs, *self.constants, *masks}
+
+    def fields(self) -> dict[str, Form]:
+        """What can be asked for by name: each output, and each component of one that is joined and not padded, as it is stored."""
+        joined = [form for name, form in self.outputs.items() if form.dim is not None and name not in self.padding]
+        return {**{part: Form((part,), None) for form in joined for part in _stored_parts(form)}, **self.outputs}
+
+    def only(self, names: Collection[str]) -> "TextBlock":
+        """The same block with these fields alone, and with the masks and constants that go with them."""
+        outputs = {name: form for name, form in self.fields().items() if name in names}
+        padding = {name: padding for name, padding in self.padding.items() if name in outputs}
+        constants = {name: constant for name, constant in self.constants.items() if constant.like in outputs}
+        masks = {padding.mask for padding in padding.values()}
+        return TextBlock(outputs, padding, constants, self.mask_name if self.mask_name in masks else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentsBlock:
+    """How latents are read."""
+
+    stored: Stored
+    patchify: int
+    scaling_factor: float
+    shift_factor: float | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    is_scaled: bool = False
+    """Whether what is stored is normalised already, as another trainer's cache had it; the constants are those it was normalised by."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskBlock:
+    """How masks are read."""
+
+    stored: str
+    factor: int
+    """Of the picture's sides to the mask's."""
+
+
+def _stored_parts(form: Form) -> Iterator[str]:
+    for part in form.parts:
+        yield from _stored_parts(part) if isinstance(part, Form) else (part,)
+
+
+def parse_text(recipe: Recipe) -> TextBlock:
+    """The `read` block of a text recipe. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _TEXT)
+        outputs = {str(name): _parse_form(recipe, form) for name, form in read["outputs"].items()}
+        padding = {str(name): _parse_padding(recipe, value) for name, value in read["pad"].items()}
+        constants = {str(name): _parse_constant(recipe, value) for name, value in read["constants"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a text recipe ({type(error).__name__}: {error})")
+    unknown = {*padding, *(constant.like for constant in constants.values())} - set(outputs)
+    if unknown:
+        _refuse(recipe, f"it refers to {', '.join(sorted(unknown))}, which it does not make")
+    return TextBlock(outputs, padding, constants, read["mask_name"])
+
+
+def parse_latents(recipe: Recipe) -> LatentsBlock:
+    """The `read` block of a latents recipe. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _LATENTS)
+        stored, mean, std = read["stored"], read["latents_mean"], read["latents_std"]
+        if stored not in {"moments", "mean", "sample"} or (mean is None) != (std is None):
+            _refuse(recipe, f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
+        if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
+            _refuse(recipe, f"it keeps {stored!r}, scaled: {read['scaled']!r}")
+        return LatentsBlock(
+            stored=stored,
+            patchify=int(read["patchify"]),
+            scaling_factor=1.0 if read["scaling_factor"] is None else float(read["scaling_factor"]),
+            shift_factor=None if read["shift_factor"] is None else float(read["shift_factor"]),
+            mean=None if mean is None else tuple(map(float, mean)),
+            std=None if std is None else tuple(map(float, std)),
+            is_scaled=bool(read.get("scaled", False)),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a latents recipe ({type(error).__name__}: {error})")
+
+
+def parse_mask(recipe: Recipe) -> MaskBlock:
+    """The `read` block of a recipe of masks. Raises FormatError for one that this version does not know whole."""
+    read = recipe.read
+    try:
+        _check(recipe, read, _MASK)
+        return MaskBlock(str(read["stored"]), int(read["factor"]))
+    except (KeyError, TypeError, ValueError) as error:
+        _refuse(recipe, f"it lacks a part of a recipe of masks ({type(error).__name__}: {error})")
+
+
+def _parse_form(recipe: Recipe, form: Mapping[str, Json]) -> Form:
+    if set(form) == {"from"}:
+        return Form((str(form["from"]),), None)
+    if set(form) - {"widen"} != {"join", "dim"}:
+        _refuse(recipe, f"it makes an output by {', '.join(sorted(form))}")
+    parts = [part if isinstance(part, str) else _parse_form(recipe, part) for part in form["join"]]
+    if not parts:
+        _refuse(recipe, "it joins nothing")
+    return Form(tuple(parts), int(form["dim"]), int(form["widen"]) if "widen" in form else None)
+
+
+def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
+    _check_fields(recipe, value, _PADDING)
+    side, length, mask = value["side"], value["length"], value["mask"]
+    if side not in {"left", "right"}:
+        _refuse(recipe, f"it pads on the side {side!r}")
+    return Padding(
+        dim=int(value["dim"]),
+        side=side,
+        length=None if length is None else int(length),
+        multiple=int(value["multiple"]),
+        value=float(value["value"]),
+        mask=None if mask is None else str(mask),
+    )
+
+
+def _parse_constant(recipe: Recipe, value: Mapping[str, Json]) -> Constant:
+    _check_fields(recipe, value, _CONSTANT)
+    shape, kind = value["shape"], value["kind"]
+    if kind not in {"zeros", "positions"} or not all(isinstance(size, int) or size in {"S", "B"} for size in shape):
+        _refuse(recipe, f"it has a constant of kind {kind!r} and shape {shape}")
+    if kind == "positions" and (len(shape) < 2 or shape[-2] != "S" or not isinstance(shape[-1], int) or shape[-1] < 1):
+        _refuse(recipe, f"it counts along the shape {shape}")
+    return Constant(tuple(shape), str(value["like"]), kind)
+
+
+def _check(recipe: Recipe, read: Mapping[str, Json], known: Collection[str]) -> None:
+    if read.get("format") != FORMAT:
+        _refuse(recipe, f"it has format {read.get('format')!r}, this version reads {FORMAT}")
+    _check_fields(recipe, read, known)
+
+
+def _check_fields(recipe: Recipe, value: Mapping[str, Json], known: Collection[str]) -> None:
+    unknown = sorted(set(value) - set(known))
+    if unknown:
+        _refuse(recipe, f"it says {', '.join(unknown)}")
+
+
+def _refuse(recipe: Recipe, what: str) -> NoReturn:
+    message = f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
+    raise FormatError(message)

@@ -1,0 +1,143 @@
+"""The one seam between tensors and bytes: torch tensors or numpy arrays <-> (dtype, shape, buffer).
+
+torch is imported only where torch tensors are asked for or handed in. In numpy, which has neither, bfloat16 comes as uint16 and
+float8 as uint8; `describe` tells the true dtype.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from cachestore.core.arguments import as_text
+from cachestore.core.errors import BadInput, FormatError, naming_extras
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+RawTensor = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
+"""(safetensors dtype, shape, contiguous little-endian bytes)."""
+
+_NUMPY: Final[Mapping[str, str]] = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+_WITHOUT_NUMPY_DTYPE: Final[Mapping[str, str]] = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+_TORCH: Final[Mapping[str, str]] = {
+    **_NUMPY,
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+_NUMPY_NAMES: Final = {name: dtype for dtype, name in _NUMPY.items()}
+_TORCH_NAMES: Final = {name: dtype for dtype, name in _TORCH.items()}
+
+
+def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
+    """Named torch tensors (any device) or numpy arrays as bytes. Shares memory with contiguous CPU tensors, copies others.
+
+    What is (dtype, shape, bytes) already is passed on. Raises BadInput for anything else, and for dtypes that safetensors does not know.
+    """
+    raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
+    for name, (dtype, _shape, buffer) in raw.items():
+        if not are_bools(dtype, buffer):
+            message = f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored"
+            raise BadInput(message)
+    return raw
+
+
+def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
+    """Whether bytes of BOOL are 0 or 1: what a library does with others is undefined. True for every other dtype."""
+    return dtype != "BOOL" or not bytes(buffer).strip(b"\0\1")
+
+
+def _check_bools(raw: Mapping[str, RawTensor]) -> None:
+    for name, (dtype, _shape, buffer) in raw.items():
+        if not are_bools(dtype, buffer):
+            message = f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
+            raise FormatError(message)
+
+
+def _raw(name: str, value: Any) -> RawTensor:
+    if isinstance(value, tuple):
+        return cast("RawTensor", value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _raw_from_torch(name, value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _raw_from_numpy(name, value)
+    message = f"tensor {name!r} is a {type(value).__name__}; a torch tensor or a numpy array is needed"
+    raise BadInput(message)
+
+
+def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
+    import torch
+
+    dtype = _TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None or value.layout is not torch.strided:
+        message = f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored"
+        raise BadInput(message)
+    flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
+    buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return dtype, tuple(value.shape), buffer
+
+
+def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
+    import numpy as np
+
+    dtype = _NUMPY_NAMES.get(value.dtype.name)
+    if dtype is None:
+        message = f"array {name!r} is {value.dtype}; it cannot be stored"
+        raise BadInput(message)
+    little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+    buffer = little.reshape(-1).view(np.uint8).data if little.size else memoryview(b"")
+    return dtype, tuple(value.shape), buffer
+
+
+def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
+    """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied.
+
+    Raises FormatError for a BOOL whose bytes are not all 0 or 1, MissingExtra without torch.
+    """
+    with naming_extras():
+        import torch
+
+    _check_bools(raw)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (dtype, shape, buffer) in raw.items():
+        if len(buffer) == 0:
+            tensors[name] = torch.empty(shape, dtype=torch_dtype(dtype))
+        else:
+            own = bytearray(buffer) if memoryview(buffer).readonly else buffer
+            tensors[name] = torch.frombuffer(own, dtype=torch_dtype(dtype)).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
+    return tensors
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """The torch dtype of a safetensors dtype's name."""
+    import torch
+
+    return getattr(torch, _TORCH[name])
+
+
+def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
+    """Bytes as numpy arrays. Shares memory with the buffers. bfloat16 comes as uint16, float8 as uint8. Raises as `to_torch`."""
+    import numpy as np
+
+    _check_bools(raw)
+    return {
+        name: np.frombuffer(buffer, dtype=np.dtype(_NUMPY.get(dtype) or _WITHOUT_NUMPY_DTYPE[dtype]).newbyteorder("<")).reshape(shape)
+        for name, (dtype, shape, buffer) in raw.items()
+    }

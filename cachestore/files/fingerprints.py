@@ -1,0 +1,93 @@
+"""Fingerprints of model files: SHA-256 of their bytes under names that do not depend on where they lie.
+
+Knows how to avoid reading a file twice, not where that memory is kept: the cache is a mapping that the caller passes in, and may
+live in a store. No torch, no model.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+
+from cachestore.core.arguments import as_many, as_path
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import Json, canonical, digest_parts
+
+BLOCK_BYTES = 1 << 20
+SETTLED_NS = 2_000_000_000
+"""A file modified more recently than this may change again within the same time stamp, so its digest is not remembered."""
+
+_remembered: dict[str, str] = {}
+
+
+def identity(path: Path, status: os.stat_result) -> str:
+    """The name under which a file's digest is remembered: where it lies, its size, its time of modification and its inode."""
+    return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+
+
+def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
+    """SHA-256 (64 hex digits) of a file's bytes, taken from the cache where the file did not change since.
+
+    A file that changes while it is read, or changed within the last two seconds, is digested but not remembered.
+    Raises BadInput for a path that is missing or no file.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            name = identity(path, before)
+            known = cache.get(name)
+            if known is not None:
+                return known
+            state = hashlib.sha256()
+            while block := file.read(BLOCK_BYTES):
+                state.update(block)
+            unchanged = identity(path, os.fstat(file.fileno())) == name
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        message = f"cannot digest {path}: {error.strerror}"
+        raise BadInput(message) from error
+    digest = state.hexdigest()
+    if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
+        cache[name] = digest
+    return digest
+
+
+def fingerprint(files: "Sequence[str | os.PathLike[str]]" = (), **settings: Json) -> str:
+    """Digest model files and settings into 64 hex digits, to build keys with: `cs.key(fingerprint, ...)`.
+
+    A file counts by its base name and contents. A folder counts by all files below it, with their paths relative to it; names that
+    begin with a dot are passed over, as download tools keep their notes there. So a model may be moved and keeps its fingerprint.
+    The order of `files` counts. Digests are remembered for the life of the process. No files and no settings give a fixed value.
+    Raises BadInput for a missing file, a folder without files or one that cannot be listed, and for settings that are not JSON.
+    """
+    paths = [as_path("a file", item) for item in as_many("files", files, "a list of paths")]
+    contents = [[[name, digest_file(path, _remembered)] for name, path in _below(path)] for path in paths]
+    return digest_parts("cachestore-fingerprint", canonical(contents), canonical(dict(settings))).hex()
+
+
+def _below(root: Path) -> Iterator[tuple[str, Path]]:
+    """The files that count for a path, under the names they count by, sorted by name."""
+    try:
+        is_folder = stat.S_ISDIR(root.stat().st_mode)
+    except OSError as error:
+        message = f"cannot fingerprint {root}: {error.strerror}"
+        raise BadInput(message) from error
+    if not is_folder:
+        yield root.name, root
+        return
+    found: dict[str, Path] = {}
+    for folder, folders, names in os.walk(root, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(folder) / name for name in names if not name.startswith(".")):
+            found[path.relative_to(root).as_posix()] = path
+    if not found:
+        message = f"cannot fingerprint {root}: the folder holds no file, and every such folder would have one fingerprint"
+        raise BadInput(message)
+    yield from sorted(found.items())
+
+
+def _refuse(error: OSError) -> None:
+    """Raise BadInput for a folder that cannot be listed: without its files another model would have the same fingerprint."""
+    message = f"cannot fingerprint {error.filename}: {error.strerror}"
+    raise BadInput(message) from error

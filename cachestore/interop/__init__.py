@@ -1,0 +1,1 @@
+"""Caches of other trainers, in and out."""

@@ -1,0 +1,98 @@
+"""What a trainer makes of the caption files beside pictures.
+
+A data set's captions have no white space around them. The file names of a trainer hold digests of the captions as the trainer reads them.
+It may also encode other words than the caption file holds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachestore.core.samples import IMAGE, Sample
+from cachestore.interop.formats.families import SD_SCRIPTS
+from cachestore.interop.formats.matching import Added, same_words
+from cachestore.interop.formats.table import Format
+from cachestore.source.folders import CaptionLines, Files, Remarks, captions_in
+
+SUFFIXES: Final = (".txt", ".caption")
+_MARK: Final = "\ufeff"
+"""What may stand in front of UTF-8. Trainers keep it."""
+_NAMED: Final = 3
+
+
+def text_beside(files: Files, reference: str) -> str | None:
+    """What stands in the caption file beside a picture, as it is; None where there is none that can be read."""
+    for suffix in SUFFIXES:
+        try:
+            return files.read(str(PurePosixPath(reference).with_suffix(suffix)))[0].decode("utf-8")
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def captions_of(wanted: Format, text: str, added: Added) -> Sequence[str]:
+    """The captions that a trainer makes of a caption file's text."""
+    return [text.strip()] if wanted.captions_of is None else wanted.captions_of(text, added)
+
+
+@dataclass
+class EncodedCaptions:
+    """The captions of a source as a trainer encoded them, and as it read them."""
+
+    wanted: Format
+    files: Files | None
+    """The source's files, if its captions lie in files of their own; else None."""
+    caption_lines: CaptionLines
+    added: Added
+    read_as: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By caption, how the trainer reads it."""
+    cut: list[str] = field(default_factory=list[str])
+    """Samples with several lines, of which the trainer took one."""
+    other: list[str] = field(default_factory=list[str])
+    """Samples for which the trainer encoded other words than the source has."""
+
+    def take(self, sample: Sample) -> tuple[str, ...]:
+        """The captions of a sample in the data set: the source's own, if the trainer has the same words."""
+        text = self._text_of(sample)
+        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
+            return sample.captions  # sd-scripts takes the first line of files alone
+        read = captions_of(self.wanted, sample.captions[0] if text is None else text, self.added)
+        kept = self._kept(sample, read[0]) if self.wanted.is_one_caption else sample.captions
+        for caption in kept:
+            self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))
+        return kept
+
+    def _kept(self, sample: Sample, read: str) -> tuple[str, ...]:
+        """The one caption that the trainer encoded, written as in the source if the words are the same."""
+        whole = sample.captions[0]
+        own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)
+        if own is None:
+            self.other.append(sample.id)
+        elif own != whole:
+            self.cut.append(sample.id)
+        return (" ".join(read.split()) if own is None else own,)
+
+    def _text_of(self, sample: Sample) -> str | None:
+        """What stands in the file that a sample's captions were read from; None where they come from elsewhere."""
+        reference = next(iter(sample.images.get(IMAGE, ())), None)
+        text = None if reference is None or self.files is None else text_beside(self.files, reference)
+        own = None if text is None else captions_in(text.removeprefix(_MARK), self.caption_lines, sample.id, Remarks())
+        return text if own == sample.captions else None
+
+    def remarks(self) -> Iterator[str]:
+        """What differs from the source's own captions."""
+        if self.cut:
+            yield (
+                f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first, so that is their caption here"
+                f" ({_some(self.cut)}): pass --caption-lines first if you run precompute under this name"
+            )
+        if self.other:
+            yield (
+                f"{len(self.other)} captions have other words in their files than {self.wanted.name} encoded; their caption here is what it"
+                f" encoded ({_some(self.other)})"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -1,0 +1,335 @@
+"""Encoders that read what another trainer has cached in place of calling a model. Whose file is whose was found out before (`formats`)."""
+
+import hashlib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import WITHIN, caption_key
+from cachestore.core.keys import Json, Key, Recipe, canonical, digest_bytes, digest_text, input_key
+from cachestore.core.raw_tensors import Array, Latents, Misplaced, Raw, Text, numbers
+from cachestore.core.samples import CAPTION, IMAGE
+from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.interop.formats.families import Family
+from cachestore.interop.formats.matching import Place, Told
+from cachestore.interop.sandbox import CacheFiles
+from cachestore.jobs.declared_model import IMPORTED
+
+_OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
+"""What stands behind the name of a tensor for one size and dtype."""
+_TOGETHER: Final = 64
+_LOOKED_AT: Final = 3
+"""So many of the files of one caption are compared at most."""
+_ROUNDING: Final = 0.1
+"""Text of one caption from another batch is nearer, relative to its length: bfloat16 leaves some percent. Text of others is not."""
+
+
+@dataclass(slots=True)
+class FileEncoder:
+    """Implements `unit.Encoder` for imported values: their files are read in place of a model's being called."""
+
+    recipe: Recipe
+    values: "Captions | Pictures"
+    cache: CacheFiles
+    window: int = _TOGETHER
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key of a caption or picture. Raises EncodeFailed where the cache has none of it, OSError."""
+        return self.values.resolve(request, read)
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """The tensors of its file. Raises EncodeFailed, OSError."""
+        return Prepared(self.values.tensors_of(resolved), IMPORTED)
+
+    def batch_limit(self, group: Hashable) -> int:
+        """Files are read one by one; so many are handed on together."""
+        del group
+        return _TOGETHER
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """What was read."""
+        return lambda: dict(batch)
+
+    def close(self) -> None:
+        """End the process that reads files with pickles."""
+        self.cache.torch.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """Imported text. Its key follows from the caption; of several files of one caption up to three are opened, to see that two agree."""
+
+    recipe: Recipe
+    cache: CacheFiles
+    places: Mapping[str, Sequence[Place]]
+    doubtful: Mapping[str, str]
+    """By caption, why a file that may be of it is not taken."""
+    family: Family
+    role: str = CAPTION
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The key of a caption. Raises EncodeFailed where the cache has none of it, or several that differ; then OSError too."""
+        del read
+        caption = str(request["caption"])
+        places = self.places.get(caption, ())
+        if not places:
+            message = self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}")
+            raise EncodeFailed(message)
+        place, text = (places[0], None) if len(places) == 1 else self._agreed(places)
+        digest = digest_text(caption)
+        key = caption_key(self.recipe.fingerprint, caption)
+        return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+
+    def _agreed(self, places: Sequence[Place]) -> tuple[Place, Text]:
+        """The first of several files of one caption that says the same as another. Raises EncodeFailed where those that can be read differ.
+
+        One may be of what its picture's caption was before, and nothing in it says so. Three are looked at, that one alone spoils nothing.
+        """
+        read: list[tuple[Place, Text]] = []
+        refused: EncodeFailed | None = None
+        for place in places:
+            try:
+                text = self._read(place)
+            except EncodeFailed as error:
+                refused = refused or error
+                continue
+            if (same := next((one for one in read if _are_alike(one[1], text)), None)) is not None:
+                return same
+            read.append((place, text))
+            if len(read) == _LOOKED_AT:
+                break
+        if len(read) == 1:
+            return read[0]
+        if not read:
+            assert refused is not None
+            raise refused
+        names = " and ".join(place.path for place, _text in read)
+        message = f"{names} are all of its caption and hold different values: leave the right one in the folder"
+        raise EncodeFailed(message)
+
+    def _read(self, place: Place) -> Text:
+        return self.cache.text(place, self.cache.bytes_at(place), self.family)
+
+    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
+        """Read the file, where that was not done. Raises EncodeFailed, OSError."""
+        place, text = resolved.item
+        text = self._read(place) if text is None else text
+        return {**text.tensors, **text.others}
+
+
+def _are_alike(one: Text, other: Text) -> bool:
+    """Whether two texts are of one caption, as far as batches of another size round otherwise."""
+    pairs = [(one.tensors[name], other.tensors.get(name)) for name in one.tensors]
+    return all(raw is not None and raw[1] == own[1] and _distance(numbers(own), numbers(raw)) <= _ROUNDING for own, raw in pairs)
+
+
+def _distance(one: Array, other: Array) -> float:
+    """Relative."""
+    length = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
+    return float(np.linalg.norm(one - other)) / length if length else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
+
+    recipe: Recipe
+    cache: CacheFiles
+    places: Mapping[str, Place]
+    doubtful: Mapping[str, str]
+    """By reference, why latents that may be of it are not taken."""
+    told: Mapping[str, Sequence[Told]]
+    """What further files say of each picture."""
+    family: Family
+    role: str = IMAGE
+    beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
+    several: set[str] = field(default_factory=set[str])
+    """Pictures that had latents of other resolutions too: those that were read here."""
+    turned: set[str] = field(default_factory=set[str])
+    """Pictures that their EXIF data turn by a quarter: those that were read here."""
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
+        reference = str(request["image"])
+        place = self.places.get(reference)
+        if place is None:
+            message = self.doubtful.get(reference, f"no file of {self.cache.root} is of the picture {reference!r}")
+            raise EncodeFailed(message)
+        picture = read(reference)
+        digest = digest_bytes(picture)
+        place, data, latents = self._largest(reference, place)
+        factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
+        told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
+        if measured is not None and measured.upright != measured.stored:
+            self.turned.add(reference)
+        _check_size(f"{told.path} says that the picture has", told.facts, measured)
+        _check_size(f"{place.path} is of a picture of", latents.facts, measured)
+        _check_crop(request, {"bucket": [width * factor, height * factor], **told.facts, **latents.facts}, measured, place)
+        facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
+        for name in latents.others:
+            self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
+        cached = hashlib.sha256(data).hexdigest()
+        key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
+        provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})
+        about = {"input_digest": digest, "bucket": facts["bucket"], **provenance}
+        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, about, facts)
+
+    def _largest(self, reference: str, first: Place) -> tuple[Place, bytes, Latents]:
+        """The latents of a picture and their file, of several resolutions the largest; others' are passed over.
+
+        Raises EncodeFailed, also where two are as large: they were cut otherwise, and nothing says which count. OSError.
+        """
+        found: list[tuple[Place, bytes, Latents]] = []
+        misplaced: Misplaced | None = None
+        for place in (first, *first.rivals):
+            data = self.cache.bytes_at(place)
+            try:
+                latents = self.cache.latents(place, data, self.family)
+            except Misplaced as error:
+                misplaced = misplaced or error
+                continue
+            self._check_channels(place, latents)
+            found.append((place, data, latents))
+        if not found:
+            assert misplaced is not None
+            raise misplaced
+        areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _place, _data, latents in found]
+        largest = [one for one, area in zip(found, areas, strict=True) if area == max(areas)]
+        if len({data for _place, data, _latents in largest}) > 1:
+            names = " and ".join(
+                f"{place.path} (byte {place.start})" if place.size else place.path for place, _data, _latents in largest[:3]
+            )
+            message = f"{names} are all of {reference!r}, and as large: leave the one that counts in the folder"
+            raise EncodeFailed(message)
+        if len(set(areas)) > 1:
+            self.several.add(reference)
+        return largest[0]
+
+    def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
+        """What further files say of a picture that was cut to this bucket; nothing where none does. Raises EncodeFailed.
+
+        A file of another resolution says nothing of these latents; where none is of theirs, or what may be is doubtful, nobody knows how
+        they were cut.
+        """
+        those = self.told.get(reference, ())
+        if not those and reference in self.doubtful:
+            raise EncodeFailed(self.doubtful[reference])
+        fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
+        if those and not fitting:
+            sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])
+            message = (
+                f"{those[0].path} says that it was cut to {sizes}, and its latents are of {bucket[0]}x{bucket[1]}: it is of another run"
+            )
+            raise EncodeFailed(message)
+        if len({canonical(dict(one.facts)) for one in fitting}) > 1:
+            names = " and ".join(one.path for one in fitting[:3])
+            message = f"{names} say different things of it: leave the one that counts there"
+            raise EncodeFailed(message)
+        return fitting[0] if fitting else Told("", {})
+
+    def _check_channels(self, place: Place, latents: Latents) -> None:
+        channels = int(self.recipe.read["channels"])
+        if latents.tensor[1][0] != channels:
+            message = f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}"
+            raise EncodeFailed(message)
+
+    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
+        """What was read already."""
+        return resolved.item
+
+
+def _provenance(recipe: Recipe, place: Place, cached: str | None = None, info: Mapping[str, Json] | None = None) -> dict[str, Json]:
+    """What an entry's JSON value says of where it came from."""
+    about: dict[str, Json] = {"format": recipe.make["format"], "file": place.path}
+    about |= {"file_digest": cached} if cached is not None else {}
+    about |= {"info": dict(info)} if info else {}
+    return {"encoder": recipe.encoder, "provenance": IMPORTED, IMPORTED: about}
+
+
+def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
+    """Facts for the catalog: what the file tells, else what follows for a picture that covers its bucket and is cut at the centre."""
+    facts = dict(told)
+    if "size" not in facts and measured is not None:
+        facts["size"] = list(measured.upright)
+    if "size" in facts and not {"resized", "crop"} <= facts.keys():
+        from cachestore.encode.buckets import Size, placement
+
+        place = placement(Size(*facts["size"]), Size(*facts["bucket"]))
+        facts |= {"resized": list(place.resized), "crop": list(place.crop)}
+    return facts
+
+
+def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
+    """Refuse what is said to be of a picture of another size: it is of an earlier one under this name. Raises EncodeFailed.
+
+    `said` begins the sentence, up to the size. Trainers take the size before or after they turn a picture upright.
+    """
+    if "size" not in told or measured is None or tuple(told["size"]) in measured:
+        return
+    (width, height), own = told["size"], measured.upright
+    message = (
+        f"{said} {width} x {height} pixels, and it has {own[0]} x {own[1]}: it may be of an earlier picture of this name;"
+        " `cachestore precompute` encodes it"
+    )
+    raise EncodeFailed(message)
+
+
+def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured: "_Measured | None", place: Place) -> None:
+    """Refuse latents of a whole picture for a sample with its own crop, unless something tells that they are of that part.
+
+    Raises EncodeFailed.
+    """
+    if WITHIN not in request:
+        return
+    if measured is not None:
+        from cachestore.encode.buckets import Size
+        from cachestore.encode.views import within_of
+
+        within = within_of(request, Size(*measured.upright))
+        if within is None or ({"resized", "crop"} <= told.keys() and _is_within(told, within, Size(*measured.upright))):
+            return
+    message = (
+        f"it has its own crop {list(request[WITHIN])}: latents in {place.path} are of the whole picture, as nothing tells that they are of"
+        " this part; `cachestore precompute` encodes it"
+    )
+    raise EncodeFailed(message)
+
+
+def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
+    """Whether what is told is a view of this part of a picture: scaled so that the part covers the bucket, and cut out of the part."""
+    from cachestore.encode.buckets import Placement, Size, placement
+    from cachestore.encode.views import View
+
+    part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*told["bucket"])
+    scaled = placement(part, bucket).resized
+    all_of_it = View(
+        Size(*size), bucket, Placement(scaled, (0, 0, scaled.width, scaled.height)), is_flipped=False, variant=None, within=within
+    ).facts()
+    (left, top, right, bottom), (least, first, most, last) = told["crop"], all_of_it["crop"]
+    is_inside = least <= left and first <= top and right <= most and bottom <= last
+    return is_inside and list(told["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)
+
+
+class _Measured(NamedTuple):
+    """(width, height) of a picture in pixels."""
+
+    upright: tuple[int, int]
+    stored: tuple[int, int]
+    """Before it is turned as its EXIF data say."""
+
+
+def _measured(picture: bytes) -> _Measured | None:
+    """The size of a picture by its header; None without Pillow, or for what is no picture."""
+    try:
+        from cachestore.encode import images
+    except ImportError:
+        return None
+    try:
+        return _Measured(images.measure(picture), images.measure_stored(picture))
+    except EncodeFailed:
+        return None

@@ -1,0 +1,233 @@
+"""ai-toolkit: safetensors files in a folder beside the pictures, by a digest of how they were made. Knows names, keys and shapes.
+
+DIR/_latent_cache/STEM_HASH.safetensors   `latent` `[C, h, w]`, scaled; what was digested stands in the metadata
+DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis; no metadata, so that the
+                                          hash alone tells whether it is of the caption
+"""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachestore.core.keys import Json
+from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
+from cachestore.core.samples import Sample
+from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, first_caption, pictures_of
+from cachestore.interop.formats.text import POOLED, PROMPT, apart, batched, together
+
+_LATENTS: Final = "_latent_cache"
+_TEXT: Final = "_t_e_cache"
+_NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensors")
+_SPACE: Final = "latent_space_version"
+_PREFIX: Final = f"{AI_TOOLKIT}."
+_INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
+_FLIP: Final = "flip_x"
+"""Stands in what is digested of a mirrored picture alone."""
+_FLIP_Y: Final = "flip_y"
+"""Likewise, of one upside down."""
+_VERSION: Final = 1
+_STAND_INS: Final = ("[name]", "[trigger]")
+_STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
+"""Of what the sides of its buckets are multiples, by family."""
+_TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".safetensors") and PurePosixPath(path).parent.name in {_LATENTS, _TEXT}
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds: its folder tells. No name tells a family."""
+    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents") if is_ours(path) else None
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The caption that ai-toolkit makes of a caption file's text, as it digests it.
+
+    One more space comes behind each comma, and the end of the last line stays. `[trigger]` and `[name]` stand for the trigger word, which
+    is put in front where the caption lacks it.
+    """
+    trigger = added.trigger or ""
+    text = added.default if added.default is not None and not text.strip() else text
+    made = ", ".join(text.replace("\r\n", "\n").replace("\r", "\n").split(","))
+    for stand_in in _STAND_INS:
+        made = made.replace(stand_in, trigger)
+    return [f"{trigger} {made}" if trigger.strip() and trigger not in made else made]
+
+
+def hash_of(info: Mapping[str, Json]) -> str:
+    """The part of a name that follows from how a file was made."""
+    digest = hashlib.md5(json.dumps(dict(info), sort_keys=True).encode(), usedforsecurity=False).digest()
+    return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
+
+
+def text_info(caption: str, space: str) -> dict[str, Json]:
+    """What is digested of a caption."""
+    return {"caption": caption, "text_embedding_space_version": space, "text_embedding_version": _VERSION}
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
+    pictures: dict[tuple[str, str], list[tuple[str, list[Sample]]]] = {}
+    for reference, sharing in pictures_of(samples).items():
+        path = PurePosixPath(reference)
+        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sharing))
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
+        those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
+        if found is not None and those and folder.name == _TEXT:
+            _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
+        elif len(those) == 1:
+            reference = those[0][0]
+            latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
+        elif those:
+            references = [reference for reference, _sharing in those]
+            matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is nobody's")
+    for reference, (first, *rest) in latents.items():
+        matches.take_latents(reference, replace(first, rivals=tuple(rest)))
+
+
+def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
+    own = (caption for sample in samples for caption in (*sample.captions, first_caption(sample)))
+    for caption in dict.fromkeys((*own, "")):  # the empty one lies beside each picture where captions are dropped
+        forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
+        for name, spaces in _TEXT_SPACES.items():
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(_family(name)):
+                matches.take_text(caption, Place(path))
+                return
+
+
+def _family(name: str) -> Family | None:
+    return next((family for space in _TEXT_SPACES[name] if (family := family_of(AI_TOOLKIT, space)) is not None), None)
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for another picture's or model's latents."""
+    raw = contents.tensors.get("latent")
+    if raw is None or raw[0] == "U8":
+        what = (
+            f"it has no latent, but {', '.join(sorted(contents.tensors)) or 'nothing'}" if raw is None else "it holds pixels, not latents"
+        )
+        raise refuse(what)
+    info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
+    space = info.get(_SPACE)
+    if space is not None and space not in family.names[AI_TOOLKIT]:
+        what = f"it says its latents are of {space!r}, not of {family.name}"
+        raise Misplaced(what)
+    _check_own(info, place)
+    tensor = without_batch("latent", raw, 3)
+    facts: dict[str, Json] = {**place.facts, **_facts(info)}
+    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != "latent"}
+    state = family.states[AI_TOOLKIT]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts, info=info)
+
+
+def _check_own(info: Mapping[str, Json], place: Place) -> None:
+    """Refuse latents that say they are of another picture, or of this one mirrored. Raises Misplaced."""
+    said = info.get(_INFO[0])
+    if (
+        isinstance(said, str)
+        and place.expected is not None
+        and len({unicodedata.normalize("NFC", name) for name in (said, place.expected)}) > 1
+    ):
+        what = f"it says it is of {said!r}, and its name makes it one of {place.expected!r}"
+        raise Misplaced(what)
+    if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
+        what = f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
+        raise Misplaced(what)
+
+
+def _parsed(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
+    """Where the picture was scaled to and cut, where the file says so in whole numbers."""
+    if not all(isinstance(info.get(name), int) for name in _INFO[1:7]):
+        return {}
+    width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
+    return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed."""
+    del place
+    tensors = dict(contents.tensors)
+    if "text_embed" not in tensors or "pooled_embed" not in tensors:
+        what = f"it has no text_embed with pooled_embed, but {', '.join(sorted(tensors)) or 'nothing'}"
+        raise refuse(what)
+    prompt, pooled = without_batch(PROMPT, tensors.pop("text_embed"), 2), without_batch(POOLED, tensors.pop("pooled_embed"), 1)
+    return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
+
+
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents. Raises EncodeFailed where it is not known how the picture was cut: the name tells it."""
+    named, latents = views[0].named, views[0].latents
+    path = PurePosixPath(named.reference)
+    info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
+    info |= {_FLIP: True} if views[0].is_flipped else {}
+    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
+    name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
+    return name, Contents({"latent": latents.tensor, **own}, metadata)
+
+
+def _info(family: Family, named: Named) -> dict[str, Json]:
+    if named.resized is None or named.crop is None:
+        what = "it is not known how the picture was scaled and cut, and the name depends on it"
+        raise refuse(what)
+    left, top, right, bottom = named.crop
+    values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
+    return dict(zip(_INFO, (*values, family.written_as(AI_TOOLKIT), _VERSION), strict=True))
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text."""
+    path = PurePosixPath(named.reference)
+    prompt, pooled = together(family, text.tensors)
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
+    digest = hash_of(text_info(caption, _TEXT_SPACES[family.name][0]))
+    name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
+    return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own})
+
+
+def finds(family: Family, named: Named, rule: Rule) -> bool:
+    """Whether ai-toolkit looks for latents by the name that they are exported under: it would scale and cut the picture so itself.
+
+    Its own step counts, whatever the data set's is.
+    """
+    return named.size is not None and (named.resized, named.crop) == placed(named.size, rule.resolution, _STEPS[family.name])
+
+
+def placed(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """What ai-toolkit scales a picture of this size to, and the crop in that.
+
+    Of the four buckets around the picture's own shape, at no more than its own area, it takes the one whose area is nearest.
+    """
+    width, height = size
+    most = resolution * resolution
+    wanted = min(width * height, most)
+    scale = (wanted / (width * height)) ** 0.5
+    across, down = width * scale / step, height * scale / step
+    around = [(one(across) * step, other(down) * step) for one in (math.floor, math.ceil) for other in (math.floor, math.ceil)]
+    fitting = [bucket for bucket in around if 0 < bucket[0] * bucket[1] <= most]
+    least = (max(step, math.floor(across) * step), max(step, math.floor(down) * step))
+    bucket = min(fitting or [least], key=lambda bucket: abs(bucket[0] * bucket[1] - wanted))
+    covering = max(bucket[0] / width, bucket[1] / height)
+    resized = (math.ceil(width * covering), math.ceil(height * covering))
+    left, top = ((one - other) // 2 for one, other in zip(resized, bucket, strict=True))
+    return resized, (left, top, left + bucket[0], top + bucket[1])

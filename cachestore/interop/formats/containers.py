@@ -1,0 +1,121 @@
+"""The containers that caches lie in: npz and safetensors, read from bytes and made to bytes. Files with pickles are in `torch_files`.
+
+Nothing in them is executed: npz is read without pickles, and what a header claims is held against the file's size first.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import safetensors
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.raw_tensors import Contents, Raw, from_array
+from cachestore.files.container import DTYPE_BYTES, TensorPlace, build_header
+
+if TYPE_CHECKING:
+    from cachestore.core.keys import Json
+
+LARGEST_BYTES: Final = 1 << 30
+"""What a file of a cache may hold, unpacked: far above an embedding or a video's latents."""
+_MEMBERS: Final = 256
+_HEADER_BYTES: Final = 1 << 20
+_LENGTH_BYTES: Final = 8
+
+_DTYPES: Final[Mapping[str, str]] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+"""Dtypes as trainers name them, by safetensors name."""
+
+
+def dtype_name(dtype: str) -> str:
+    """How torch, and trainers with it, call a dtype. Raises EncodeFailed for one they have no name for."""
+    if dtype not in _DTYPES:
+        message = f"trainers have no name for the dtype {dtype}"
+        raise EncodeFailed(message)
+    return _DTYPES[dtype]
+
+
+def dtype_names() -> list[str]:
+    """Every such name."""
+    return list(_DTYPES.values())
+
+
+def read_npz(data: bytes) -> Contents:
+    """The arrays of an npz file. Raises EncodeFailed for what is none, is damaged, too large, or holds objects."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            _check_size(members)
+            return Contents({member.filename.removesuffix(".npy"): _read_npy(archive.read(member)) for member in members})
+    except EncodeFailed:
+        raise
+    except Exception as error:  # The boundary to zipfile and numpy, which on hostile bytes raise a dozen kinds.
+        message = f"it is no readable npz file ({type(error).__name__}: {error})"
+        raise EncodeFailed(message) from error
+
+
+def _check_size(members: Sequence[zipfile.ZipInfo]) -> None:
+    size = sum(member.file_size for member in members)
+    if len(members) > _MEMBERS or size > LARGEST_BYTES:
+        message = f"it unpacks to {len(members)} arrays of {size >> 20} MiB, of at most {_MEMBERS} of {LARGEST_BYTES >> 20} MiB"
+        raise EncodeFailed(message)
+
+
+def _read_npy(data: bytes) -> Raw:
+    return from_array(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_HEADER_BYTES))
+
+
+def write_npz(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> bytes:
+    """An npz file as `numpy.savez` makes it; equal arrays make equal bytes."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **dict(arrays))
+    return buffer.getvalue()
+
+
+def read_safetensors(data: bytes) -> Contents:
+    """The tensors of a safetensors file, and its metadata as values. Raises EncodeFailed."""
+    try:
+        tensors = {name: _read_tensor(spec) for name, spec in _deserialized(data)}
+        length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        header: Mapping[str, Json] = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    except Exception as error:  # The boundary to the library, whose own error is no ValueError.
+        message = f"it is no readable safetensors file ({type(error).__name__}: {error})"
+        raise EncodeFailed(message) from error
+    return Contents(tensors, dict(header.get("__metadata__") or {}))
+
+
+def _deserialized(data: bytes) -> list[tuple[str, Mapping[str, Any]]]:
+    library: Any = safetensors  # it is untyped
+    return library.deserialize(data)
+
+
+def _read_tensor(spec: Mapping[str, Any]) -> Raw:
+    return str(spec["dtype"]), tuple(map(int, spec["shape"])), bytes(spec["data"])
+
+
+def write_safetensors(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file, as every reader of the format takes it; equal tensors and metadata make equal bytes."""
+    places: dict[str, TensorPlace] = {}
+    chunks: list[bytes] = []
+    position = 0
+    # Widest first, so that each starts at a multiple of its element's size.
+    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES[item[1][0]], item[0])):
+        chunks.append(bytes(buffer))
+        places[name] = TensorPlace(dtype, tuple(shape), position, position + len(chunks[-1]))
+        position += len(chunks[-1])
+    return build_header(places, dict(sorted(metadata.items()))) + b"".join(chunks)

@@ -1,0 +1,174 @@
+"""What trainers call the families of models, and what their caches leave unsaid: constants of the VAE, and in which state latents lie.
+
+Names of families are those of `encode/families`. Values alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from cachestore.core.errors import BadInput
+from cachestore.core.raw_tensors import Scale
+
+SD_SCRIPTS: Final = "sd-scripts"
+SIMPLETUNER: Final = "simpletuner"
+MUSUBI: Final = "musubi"
+AI_TOOLKIT: Final = "ai-toolkit"
+DIFFUSION_PIPE: Final = "diffusion-pipe"
+
+Kind = Literal["sample", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a trainer keeps a family's latents."""
+
+    is_scaled: bool
+    kind: Kind = "sample"
+
+
+class Width(NamedTuple):
+    """How wide one text encoder's output is."""
+
+    rows: int
+    pooled: int = 0
+
+
+_CLIP_L, _BIG_G, _T5 = Width(768, 768), Width(1280, 1280), Width(4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family as other trainers cache it."""
+
+    name: str
+    pipeline: str
+    """The diffusers pipeline whose text it is, by which `encode/families` is asked how to read it."""
+    vae_class: str
+    channels: int
+    scale: Scale
+    """Empty where the constants stand in the model's own configuration alone."""
+    names: Mapping[str, tuple[str, ...]]
+    """By trainer; the first is what is written, each is read."""
+    states: Mapping[str, State]
+    has_frames: bool = False
+    text: frozenset[str] = field(default_factory=frozenset[str])
+    """The trainers whose text of it is understood."""
+    widths: Mapping[str, Width] = field(default_factory=dict[str, Width])
+    """By text encoder, as released: a model of other widths has caches of its own widths."""
+
+    def written_as(self, trainer: str) -> str:
+        """The family's name in files of a trainer. Raises BadInput where it has none."""
+        if trainer not in self.names:
+            known = ", ".join(family.name for family in FAMILIES if trainer in family.names)
+            message = f"caches of {self.name} are not known of {trainer}; known are {known}"
+            raise BadInput(message)
+        return self.names[trainer][0]
+
+
+_SCALED, _RAW = State(is_scaled=True), State(is_scaled=False)
+_ALL: Final = frozenset({SD_SCRIPTS, SIMPLETUNER, AI_TOOLKIT})
+
+FAMILIES: Final = (
+    Family(
+        name="sd15",
+        pipeline="StableDiffusionPipeline",
+        vae_class="AutoencoderKL",
+        channels=4,
+        scale=Scale(0.18215),
+        names={SD_SCRIPTS: ("sd",), SIMPLETUNER: ("sd1x",), AI_TOOLKIT: ("sd1",)},
+        states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED},
+    ),
+    Family(
+        name="sdxl",
+        pipeline="StableDiffusionXLPipeline",
+        vae_class="AutoencoderKL",
+        channels=4,
+        scale=Scale(0.13025),
+        names={SD_SCRIPTS: ("sdxl",), SIMPLETUNER: ("sdxl",), AI_TOOLKIT: ("sdxl",), DIFFUSION_PIPE: ("sdxl",)},
+        states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED, DIFFUSION_PIPE: _SCALED},
+        text=_ALL,
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _BIG_G},
+    ),
+    Family(
+        name="sd3",
+        pipeline="StableDiffusion3Pipeline",
+        vae_class="AutoencoderKL",
+        channels=16,
+        scale=Scale(1.5305, 0.0609),
+        names={SD_SCRIPTS: ("sd3",), SIMPLETUNER: ("sd3",), AI_TOOLKIT: ("sd3",)},
+        states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED},
+        text=_ALL,
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _BIG_G, "text_encoder_3": _T5},
+    ),
+    Family(
+        name="flux",
+        pipeline="FluxPipeline",
+        vae_class="AutoencoderKL",
+        channels=16,
+        scale=Scale(0.3611, 0.1159),
+        names={
+            SD_SCRIPTS: ("flux",),
+            SIMPLETUNER: ("flux",),
+            MUSUBI: ("fk", "flux_kontext"),
+            AI_TOOLKIT: ("flux1", "flux"),
+            DIFFUSION_PIPE: ("flux",),
+        },
+        states=dict.fromkeys((SD_SCRIPTS, SIMPLETUNER, MUSUBI, AI_TOOLKIT, DIFFUSION_PIPE), _SCALED),
+        text=_ALL | {MUSUBI, DIFFUSION_PIPE},
+        widths={"text_encoder": _CLIP_L, "text_encoder_2": _T5},
+    ),
+    Family(
+        name="wan",
+        pipeline="WanPipeline",
+        vae_class="AutoencoderKLWan",
+        channels=16,
+        scale=Scale(),
+        names={MUSUBI: ("wan", "wan"), SIMPLETUNER: ("wan",)},
+        states={MUSUBI: State(is_scaled=True, kind="mean"), SIMPLETUNER: State(is_scaled=True, kind="mean")},
+        has_frames=True,
+        text=frozenset({MUSUBI}),
+    ),
+    Family(
+        name="qwen-image",
+        pipeline="QwenImagePipeline",
+        vae_class="AutoencoderKLQwenImage",
+        channels=16,
+        scale=Scale(),
+        names={MUSUBI: ("qi", "qwen_image"), SIMPLETUNER: ("qwen_image",)},
+        states={MUSUBI: _SCALED, SIMPLETUNER: _SCALED},
+        has_frames=True,
+        text=frozenset({MUSUBI}),
+    ),
+    Family(
+        name="z-image",
+        pipeline="ZImagePipeline",
+        vae_class="AutoencoderKL",
+        channels=16,
+        scale=Scale(0.3611, 0.1159),
+        names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",)},
+        states={MUSUBI: State(is_scaled=False, kind="mean"), SIMPLETUNER: _SCALED},
+        text=frozenset({MUSUBI}),
+    ),
+)
+
+_BY_NAME: Final = {family.name: family for family in FAMILIES}
+
+
+def family_named(name: str) -> Family:
+    """The row of a family. Raises BadInput that lists the known ones."""
+    if name not in _BY_NAME:
+        message = f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}"
+        raise BadInput(message)
+    return _BY_NAME[name]
+
+
+def family_of(trainer: str, name: str) -> Family | None:
+    """The family that a trainer writes under this name; None for an unknown one."""
+    return next((family for family in FAMILIES if name in family.names.get(trainer, ())), None)
+
+
+def family_of_pipeline(pipeline: str) -> Family | None:
+    """The family of a diffusers pipeline; FLUX.1 Kontext is cached as FLUX.1 is."""
+    wanted = "FluxPipeline" if pipeline == "FluxKontextPipeline" else pipeline
+    return next((family for family in FAMILIES if family.pipeline == wanted), None)

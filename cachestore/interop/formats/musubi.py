@@ -1,0 +1,192 @@
+"""musubi-tuner: one safetensors file for a picture's latents, one for its text, in one flat folder. Knows names, keys and shapes.
+
+NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
+NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtype}` where lengths differ
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, reshaped, without_batch
+from cachestore.core.samples import Sample
+from cachestore.interop.formats.containers import dtype_name, dtype_names
+from cachestore.interop.formats.families import MUSUBI, Family, family_of
+from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption, only, stem_of
+from cachestore.interop.formats.text import POOLED, PROMPT
+
+_DTYPES: Final = "|".join(sorted(dtype_names(), key=len, reverse=True))
+_LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
+_KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
+_LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")
+_TEXT: Final = re.compile(r"(?P<stem>.+)_(?P<arch>[a-z0-9]+)_te\.safetensors")
+_TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "flux": {"t5_vec": PROMPT, "clip_l_pooler": POOLED},
+    "wan": {"varlen_t5": PROMPT},
+    "qwen-image": {"varlen_vl_embed": PROMPT},
+    "z-image": {"varlen_llm_embed": PROMPT},
+}
+"""By family: its tensors by their names in files."""
+_PREFIX: Final = f"{MUSUBI}."
+_VERSION: Final = "1.0.1"
+_SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
+"""Families whose control images are numbered."""
+_NEEDS_CONTROL: Final = frozenset({"flux"})
+_STEP: Final = 16
+"""Of what the sides of its buckets are multiples."""
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".safetensors")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds, by the end of its name."""
+    name = PurePosixPath(path).name
+    found = _TEXT.fullmatch(name) or _LATENTS.fullmatch(name)
+    if found is None:
+        return None
+    return Looks("text" if found.re is _TEXT else "latents", found["arch"], family_of(MUSUBI, found["arch"]))
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: by the picture's name without folder and extension."""
+    pictures = by_name(samples, matches, is_flat=True)
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        name = PurePosixPath(path).name
+        text, found = _TEXT.fullmatch(name), _LATENTS.fullmatch(name)
+        named = text or found
+        family = None if named is None else family_of(MUSUBI, named["arch"])
+        if named is None or family is None or named["stem"] not in pictures or not matches.counts(family):
+            continue
+        reference, sharing = pictures[named["stem"]]
+        if text is not None:
+            matches.take_text_of(sharing, Place(path, expected=first_caption(sharing[0])))
+        else:
+            facts = {"size": [int(named["width"]), int(named["height"])]}
+            latents.setdefault(reference, []).append(Place(path, facts=facts))
+    for reference, places in latents.items():
+        if (place := only(places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture. Raises EncodeFailed."""
+    keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
+    if len(keys) != 1:
+        what = f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    raw = contents.tensors[keys[0]]
+    tensor = _framed(raw) if family.has_frames else _unframed(raw)
+    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != keys[0]}
+    state = family.states[MUSUBI]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=place.facts, info=contents.values)
+
+
+def _framed(raw: Raw) -> Raw:
+    return without_batch("latents", raw, 4)
+
+
+def _unframed(raw: Raw) -> Raw:
+    """`[C, h, w]`; an axis of one frame is left out."""
+    return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
+    said = contents.values.get("caption1")
+    if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
+        what = f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now"
+        raise refuse(what)
+    names = _TEXTS[family.name]
+    made: dict[str, Raw] = {}
+    others: dict[str, Raw] = {}
+    for key, raw in contents.tensors.items():
+        found = _KEY.fullmatch(key)
+        name = names.get(found["name"]) if found is not None else None
+        if name is None:
+            others[_PREFIX + key] = raw
+        else:
+            made[name] = without_batch(key, raw, 1 if name == POOLED else 2)
+    if lacking := sorted(set(names.values()) - set(made)):
+        what = f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    return Text(made, others, contents.values)
+
+
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+    named, latents = views[0].named, views[0].latents
+    if named.size is None:
+        what = "the picture's own size is not known, and it is part of the name"
+        raise refuse(what)
+    shape = latents.tensor[1]
+    frames = shape[1] if len(shape) == 4 else 1
+    key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
+    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
+    own |= _controls(family, views[0].controls)
+    if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in own):
+        what = (
+            f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which it trains on latents of control images too,"
+            " and it has none: precompute the source with a column `control`"
+        )
+        raise refuse(what)
+    width, height = named.size
+    metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
+    stem = PurePosixPath(stem_of(named.reference)).name
+    path = f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors"
+    return path, Contents({key: latents.tensor, **own}, metadata)
+
+
+def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
+    """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
+    if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
+        what = f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}"
+        raise refuse(what)
+    made: dict[str, Raw] = {}
+    for number, raw in enumerate(controls):
+        shape = raw[1]
+        prefix = f"latents_control_{number}_" if family.name in _SEVERAL_CONTROLS else "latents_control_"
+        made[f"{prefix}{shape[1] if len(shape) == 4 else 1}x{shape[-2]}x{shape[-1]}_{dtype_name(raw[0])}"] = raw
+    return made
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text."""
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
+    metadata = {"architecture": _architecture(family), "caption1": named.caption, "format_version": _VERSION}
+    stem = PurePosixPath(stem_of(named.reference)).name
+    return f"{stem}_{family.written_as(MUSUBI)}_te.safetensors", Contents({**made, **own}, metadata)
+
+
+def _architecture(family: Family) -> str:
+    return family.names[MUSUBI][1]
+
+
+def stacks(named: Named, resolution: int) -> tuple[int, int] | None:
+    """What musubi-tuner puts into one batch: pictures of one of its own buckets. None where the picture's own size is not known."""
+    return None if named.size is None else bucket_of(named.size, resolution)
+
+
+def bucket_of(size: tuple[int, int], resolution: int) -> tuple[int, int]:
+    """The bucket of musubi-tuner for a picture of this size: the one of the nearest aspect ratio, of equally near ones the first."""
+    wanted = size[0] / size[1]
+    return min(_buckets(resolution), key=lambda bucket: abs(bucket[0] / bucket[1] - wanted))
+
+
+@lru_cache(maxsize=64)
+def _buckets(resolution: int) -> tuple[tuple[int, int], ...]:
+    """Its buckets of a resolution, sorted."""
+    area = resolution * resolution
+    side = math.isqrt(area)
+    found: set[tuple[int, int]] = set()
+    for width in range(max(_STEP, side // 2 // _STEP * _STEP), side + _STEP, _STEP):
+        height = area // width // _STEP * _STEP
+        found |= {(width, height), (height, width)}
+    return tuple(sorted(found))

@@ -1,0 +1,307 @@
+"""kohya's sd-scripts: one npz beside each picture for its latents, one for its text. Knows names, keys and shapes; opens nothing.
+
+    STEM_WWWWxHHHH_{sd,sdxl,sd3,flux}.npz    latents; W x H is the picture's own size
+    STEM.npz                                  the older name of SD's and SDXL's, which tells no family
+    STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
+
+Latents of another part than the middle of the whole picture, which sd-scripts itself never makes, have `cachestore_view` beside them: so an
+import knows which part. sd-scripts passes over keys that it does not know.
+
+Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_hxw` (in latent pixels); SD's and SDXL's may not.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+
+from cachestore.core.keys import Json
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
+from cachestore.core.samples import Sample
+from cachestore.encode.buckets import Size, bucket_list, placement
+from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, only, pictures_of, stem_of
+from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
+
+_LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
+_TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
+_OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")
+_KEY: Final = re.compile(r"latents(_\d+x\d+)?")
+_WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
+_SIZED: Final = re.compile(r"_\d+x\d+$")
+_PREFIX: Final = f"{SD_SCRIPTS}."
+_VIEW: Final = "cachestore_view"
+"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents."""
+BARE: Final = frozenset({"sd15", "sdxl"})
+"""Whose keys bear no size."""
+CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
+"""numpy knows no bfloat16; float32 holds each of its numbers."""
+LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".npz")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds, by the end of its name; None of an older name, `STEM.npz`, which anything may have."""
+    for name, suffix in _TEXT.items():
+        if path.endswith(suffix):
+            return Looks("text", name, family_of(SD_SCRIPTS, name))
+    found = _LATENTS.fullmatch(path) or _OTHER_TEXT.fullmatch(path)
+    if found is None:
+        return None
+    return Looks("text" if found.re is _OTHER_TEXT else "latents", found["family"], family_of(SD_SCRIPTS, found["family"]))
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The caption that sd-scripts takes of a caption file's text: its first line."""
+    del added
+    return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are: by the picture's path without its extension."""
+    pictures = by_name(samples, matches, is_flat=False)
+    stems = {stem_of(reference): reference for reference in pictures_of(samples)}
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        stem, family, facts = _parse_text(path) or _parse_latents(path)
+        older = path.removesuffix(".npz")
+        if stem not in pictures or not matches.counts(family):
+            continue
+        if older != stem and older in stems:
+            those = (pictures[stem][0], stems[older])
+            matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is nobody's")
+        elif facts is None:
+            matches.take_text_of(pictures[stem][1], Place(path))
+        else:
+            latents.setdefault(stem, []).append(Place(path, facts=facts))
+    for stem, places in latents.items():
+        reference = pictures[stem][0]
+        older = [place for place in places if not place.facts]  # which sd-scripts itself prefers
+        if (place := only(older or places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def _parse_text(path: str) -> tuple[str, Family | None, None] | None:
+    for name, suffix in _TEXT.items():
+        if path.endswith(suffix):
+            return path.removesuffix(suffix), family_of(SD_SCRIPTS, name), None
+    return None
+
+
+def _parse_latents(path: str) -> tuple[str, Family | None, dict[str, list[int]]]:
+    found = _LATENTS.fullmatch(path)
+    family = None if found is None else family_of(SD_SCRIPTS, found["family"])
+    if found is None or family is None:
+        return path.removesuffix(".npz"), None, {}
+    return found["stem"], family, {"size": [int(found["width"]), int(found["height"])]}
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture; of a file of several sizes the largest. Raises EncodeFailed."""
+    keys = [key for key in contents.tensors if _KEY.fullmatch(key)]
+    if not keys:
+        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    key = max(keys, key=lambda key: (int(np.prod(contents.tensors[key][1])), key))
+    suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
+    others = {
+        _PREFIX + (name.removesuffix(suffix) if suffix else name): raw
+        for name, raw in contents.tensors.items()
+        if name != key and not (_KEY.fullmatch(name))
+    }
+    others |= {_PREFIX + name: contents.tensors[name] for name in keys if name != key}
+    facts = {**place.facts, **_viewed(others.pop(_PREFIX + _VIEW, None), tensor)}
+    size = _size_of(others.get(_PREFIX + "original_size"))
+    if size is not None and "size" not in facts:
+        facts["size"] = size
+    state = family.states[SD_SCRIPTS]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts)
+
+
+def _size_of(raw: Raw | None) -> list[int] | None:
+    """(width, height) of the picture as an older file says; None where that is no pair of whole numbers of pixels."""
+    if raw is None or raw[1] != (2,) or raw[0] not in _WHOLE_NUMBERS:
+        return None
+    size: list[int] = as_array(raw).tolist()
+    return size if all(1 <= side < 1 << 31 for side in size) else None
+
+
+def _view_of(named: Named, latents: Raw) -> dict[str, Raw]:
+    """What says which part of the picture latents are of: nothing where it is the middle of all of it, or where that is not known."""
+    if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
+        return {}
+    middle = placement(Size(*named.size), Size(*named.bucket))
+    if (named.resized, named.crop) == (tuple(middle.resized), middle.crop):
+        return {}
+    return {_VIEW: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
+
+
+def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
+    """`resized` and `crop` as an export of ours noted them; nothing where sd-scripts has put other latents beside the note since."""
+    if raw is None or raw[:2] != ("I64", (7,)):
+        return {}
+    *places, check = as_array(raw).tolist()
+    return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed."""
+    del place
+    tensors = dict(contents.tensors)
+    match family.name:
+        case "sdxl":
+            first, second, pooled = _taken(tensors, "hidden_state1", "hidden_state2", "pool2")
+            made = {f"{PROMPT}.text_encoder": _rows(first), f"{PROMPT}.{SECOND}": _rows(second), POOLED: without_batch("pool2", pooled, 1)}
+        case "sd3":
+            both, pooled, third = _taken(tensors, "lg_out", "lg_pooled", "t5_out")
+            made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both), family)}
+            made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1), family)
+        case _:
+            pooled, rows = _taken(tensors, "l_pooled", "t5_out")
+            ids = tensors.pop("txt_ids", None)
+            if ids is not None and not is_zero(ids):
+                what = "its txt_ids are not zeros"
+                raise refuse(what)
+            made = {PROMPT: _rows(rows), POOLED: without_batch("l_pooled", pooled, 1)}
+    return Text(made, {_PREFIX + name: raw for name, raw in tensors.items()})
+
+
+def _rows(raw: Raw) -> Raw:
+    return without_batch("its embedding", raw, 2)
+
+
+def _taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
+    """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
+    if lacking := [name for name in names if name not in tensors]:
+        what = f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}"
+        raise refuse(what)
+    return [tensors.pop(name) for name in names]
+
+
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents at all resolutions.
+
+    Raises EncodeFailed where the picture's own size is not known, as it stands in the name, and where two views are of one bucket, and
+    are not the same.
+    """
+    named = views[0].named
+    if named.size is None:
+        what = "the picture's own size is not known, and it is part of the name"
+        raise refuse(what)
+    made: dict[str, Raw] = {}
+    for view in views:
+        for name, raw in _arrays_of(family, view, named.size).items():
+            if made.setdefault(name, raw) != raw:
+                what = f"two resolutions share the bucket of {name}, and its values differ"
+                raise refuse(what)
+    path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
+    return path, Contents(made)
+
+
+def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, Raw]:
+    """What a file holds of one view. Names of other resolutions, which an imported file had, stay as they are."""
+    height, width = view.latents.tensor[1][-2:]
+    suffix = "" if family.name in BARE else f"_{height}x{width}"
+    if view.is_flipped:
+        return {f"latents_flipped{suffix}": view.latents.tensor}
+    own = {name.removeprefix(_PREFIX): raw for name, raw in view.latents.others.items() if name.startswith(_PREFIX)}
+    made = {
+        "latents": view.latents.tensor,
+        "original_size": from_array(np.array(size, np.int64)),
+        "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
+        **_view_of(view.named, view.latents.tensor),
+        **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
+        **own,
+    }
+    return {(name if _SIZED.search(name) else name + suffix): raw for name, raw in made.items()}
+
+
+def _alpha(mask: Raw, named: Named) -> Raw:
+    """A mask as sd-scripts keeps it: float32 `[H, W]` of the bucket, from 0 to 1. Its mean over a latent's pixels is what was stored."""
+    array = as_array(mask)[0].astype(np.float32) / np.float32(255)
+    factor = 8 if named.bucket is None else named.bucket[0] // array.shape[1]
+    return from_array(array.repeat(factor, 0).repeat(factor, 1))
+
+
+def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, float]:
+    """`crop_ltrb` as sd-scripts itself notes it, in pixels of the bucket: where the whole picture lies when it is put inside of that.
+
+    It notes the same for a crop that it drew. The left of the mirrored picture is what the bucket has to the right of it.
+    Of a part of the picture, which sd-scripts never cuts out, it is where the part lies in all of it.
+    """
+    assert named.size is not None
+    width, height = bucket
+    if named.is_part and named.crop is not None and named.resized is not None:
+        left, top, right, bottom = named.crop
+        return left, top, right - (named.resized[0] - width), bottom - (named.resized[1] - height)
+    own = named.size[0] / named.size[1]
+    across, down = (height * own, height) if width / height > own else (width, width / own)
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def finds(family: Family, named: Named, rule: Rule) -> bool:
+    """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
+
+    Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
+    """
+    del family
+    if named.size is None or named.bucket is None:
+        return True  # what is not known is no reason
+    return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
+
+
+def bucket_of(size: Size, rule: Rule) -> tuple[int, int]:
+    """The bucket of sd-scripts for a picture of this size: its own size, else the nearest aspect ratio, of equally near ones the first."""
+    buckets, own = bucket_list(rule.resolution, rule.step), size.width / size.height
+    return size if size in buckets else min(buckets, key=lambda bucket: abs(bucket.width / bucket.height - own))
+
+
+def bucket_without_upscaling(size: Size, rule: Rule) -> tuple[int, int]:
+    """The same with `bucket_no_upscale`: a large picture is shrunk to the area, by the side that keeps its shape better; then cut to steps.
+
+    (0, 0) for a picture that is too long for any.
+    """
+    own, area, resized = size.width / size.height, rule.resolution**2, tuple(size)
+    if size.width * size.height > area:
+        wide = sqrt(area * own)
+        across, down = _stepped(wide, rule.step), _stepped(area / wide, rule.step)
+        its_down, its_across = _stepped(across / own, rule.step), _stepped(down * own, rule.step)
+        if not its_down or not down:
+            return 0, 0
+        is_by_width = abs(across / its_down - own) < abs(its_across / down - own)
+        resized = (across, int(across / own + 0.5)) if is_by_width else (int(down * own + 0.5), down)
+    return resized[0] // rule.step * rule.step, resized[1] // rule.step * rule.step
+
+
+def _stepped(side: float, step: int) -> int:
+    return int(side + 0.5) // step * step
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a picture's text. Masks and flags are those of the imported file, else as an encoder without masks has them."""
+    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
+    no = from_array(np.array(False))  # noqa: FBT003 - a value, not a flag
+    match family.name:
+        case "sdxl":
+            names = {"hidden_state1": f"{PROMPT}.text_encoder", "hidden_state2": f"{PROMPT}.{SECOND}", "pool2": POOLED}
+            made = {key: text.tensors[name] for key, name in names.items()}
+        case "sd3":
+            both, third = clip_together(PROMPT, text.tensors), text.tensors[f"{PROMPT}.{THIRD}"]
+            ones = from_array(np.ones(both[1][0], np.int64))
+            made = {"lg_out": both, "lg_pooled": clip_together(POOLED, text.tensors), "t5_out": third}
+            made |= {"clip_l_attn_mask": ones, "clip_g_attn_mask": ones, "t5_attn_mask": mask_of(text, third[1][0], named.tokens)}
+            made |= {"apply_lg_attn_mask": no, "apply_t5_attn_mask": no}
+        case _:
+            rows = text.tensors[PROMPT]
+            ids = from_array(np.zeros((rows[1][0], 3), np.float32))
+            made = {"l_pooled": text.tensors[POOLED], "t5_out": rows, "txt_ids": ids}
+            made |= {"t5_attn_mask": mask_of(text, rows[1][0], named.tokens), "apply_t5_attn_mask": no}
+    return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **own})

@@ -1,0 +1,274 @@
+"""SimpleTuner: files of `torch.save`, text in one folder by the caption's digest, latents in another by the picture's. Opens nothing.
+
+md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; older files a tuple
+SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second was written before names were digests
+
+Beside the pictures lie two files of JSON for each data set. What they say of sizes and crops is nowhere else.
+
+aspect_ratio_bucket_metadata_ID.json      by the picture's absolute path: sizes (width, height), and the crop's (top, left)
+aspect_ratio_bucket_indices_ID.json       by aspect ratio: the paths of the pictures that are trained on
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, cast
+
+import numpy as np
+
+from cachestore.core.errors import BadInput
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
+from cachestore.core.samples import Sample
+from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
+from cachestore.interop.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
+
+_TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
+_LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
+_PREFIX: Final = f"{SIMPLETUNER}."
+_WHOLE: Final = "value"
+_BOTH: Final = "vae/"
+"""Where latents lie in a folder that holds text too, as an export does."""
+_TIME_IDS: Final = "time_ids"
+_MASKS: Final = "attention_masks"
+_TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+_SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
+_UNFRAMED: Final = frozenset({"qwen-image"})
+"""Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
+_TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
+"""What older files hold, by position."""
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file may be of such a cache."""
+    return path.endswith(".pt")
+
+
+def looks(path: str) -> Looks | None:
+    """What a file holds; None of an older name, `STEM.pt`, which anything may have."""
+    name = PurePosixPath(path).name
+    if (found := _TEXT.fullmatch(name)) is not None:
+        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]))
+    return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
+
+
+def captions_of(text: str, added: Added) -> list[str]:
+    """The captions that SimpleTuner takes of a caption file's text: its lines, with the white space around them but for the new line."""
+    del added
+    return [line for line in text.split("\n") if line] if "\n" in text else [text]
+
+
+def text_name(caption: str, family: Family) -> str:
+    """The file of a caption."""
+    return f"{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt"
+
+
+def _md5(caption: str) -> str:
+    return hashlib.md5(caption.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+
+
+def latents_name(reference: str) -> str:
+    """The file of a picture."""
+    path = PurePosixPath(reference)
+    return str(path.parent / f"{hashlib.sha256(path.stem.encode('utf-8', 'surrogatepass')).hexdigest()}.pt")
+
+
+def latents_path(reference: str) -> str:
+    """Where it lies in an exported folder."""
+    return f"{_BOTH}{latents_name(reference)}"
+
+
+def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Find whose files these are, by the digests of captions and of pictures' names."""
+    own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
+    captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
+    others: list[str] = []
+    for path in paths:
+        named = _TEXT.fullmatch(PurePosixPath(path).name)
+        if named is None:
+            others.append(path)
+            continue
+        caption, family = captions.get(named["digest"]), family_of(SIMPLETUNER, named["family"])
+        if caption is not None and family is not None and matches.counts(family):
+            matches.take_text(caption, Place(path))
+    _match_latents(others, samples, matches)
+
+
+def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    pictures: dict[str, set[str]] = {}
+    for reference in pictures_of(samples):
+        for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
+            pictures.setdefault(name, set()).add(reference)
+    latents: dict[str, list[Place]] = {}
+    for path in paths:
+        references = pictures.get(path, set()) | pictures.get(path.removeprefix(_BOTH), set())
+        if len(references) == 1:
+            latents.setdefault(next(iter(references)), []).append(Place(path))
+        elif references:
+            matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
+    for reference, places in latents.items():
+        digest = PurePosixPath(latents_name(reference)).name
+        newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now
+        if (place := only(newer or places, reference, matches)) is not None:
+            matches.take_latents(reference, place)
+
+
+def tells(name: str) -> bool:
+    """Whether a file of this name says how pictures were cut, or which are trained on."""
+    return _TELLS.fullmatch(name) is not None
+
+
+def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
+    """Take in what one of the two files says of these pictures, whose paths end with their references. Raises BadInput.
+
+    An entry that makes no sense is passed over, and so is one of another picture; the first kind is remarked, and so are
+    paths that may be of several, of which no crop is known then.
+    """
+    try:
+        body: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        message = f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre"
+        raise BadInput(message) from error
+    found = _TELLS.fullmatch(PurePosixPath(name).name)
+    if found is not None and found["kind"] == "indices":
+        _read_indices(name, body, references, matches)
+        return
+    senseless, entries = 0, _as_mapping(body)
+    known = references_of(entries, references)
+    for path, entry in entries.items():
+        reference = known.known.get(path)
+        facts = _facts_of(_as_mapping(entry)) if reference is not None else None
+        if reference is not None and facts is not None:
+            info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
+            matches.told.setdefault(reference, []).append(Told(name, facts, info))
+        senseless += reference is not None and facts is None
+    if known.doubtful:
+        what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
+        matches.remarks.append(what)
+        matches.doubt_latents((reference for reference in known.open_to() if reference in matches.latents), what)
+    if senseless:
+        matches.remarks.append(f"{senseless} entries of {name} have no sizes that make sense, and are passed over")
+
+
+def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
+    """Say which pictures the data set left out: they have no latents, and need none."""
+    buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
+    paths = [str(path) for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
+    ends = references_of(paths, references)
+    listed = {*ends.known.values(), *ends.open_to()}
+    lacking = sorted(set(references) - listed)
+    if lacking and len(lacking) < len(references):
+        named = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        matches.remarks.append(f"{len(lacking)} pictures are in no bucket of {name}, so SimpleTuner left them out: {named}")
+
+
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Sizes and crop as the catalog keeps them; None where they are not all there, or cannot be."""
+    pairs = {name: _pair(entry.get(name), least=1) for name in _SIZES} | {"crop": _pair(entry.get("crop_coordinates"), least=0)}
+    if None in pairs.values():
+        return None
+    top, left = cast("tuple[int, int]", pairs.pop("crop"))
+    facts: dict[str, Any] = {_SIZES[name]: list(cast("tuple[int, int]", pair)) for name, pair in pairs.items()}
+    width, height = facts["bucket"]
+    return {**facts, "crop": [left, top, left + width, top + height]}
+
+
+def _pair(value: object, *, least: int) -> tuple[int, int] | None:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    if len(numbers) != 2 or not all(type(number) is int and least <= number < 1 << 31 for number in numbers):
+        return None
+    return cast("tuple[int, int]", tuple(numbers))
+
+
+def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+    """Latents of one picture. Raises EncodeFailed."""
+    name = "latents" if "latents" in contents.tensors else _WHOLE
+    if name not in contents.tensors:
+        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
+        raise refuse(what)
+    raw = contents.tensors[name]
+    tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
+    others = {_PREFIX + other: value for other, value in contents.tensors.items() if other != name}
+    state = family.states[SIMPLETUNER]
+    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=place.facts)
+
+
+def _with_frames(raw: Raw) -> Raw:
+    """`[C, F, h, w]`, of a single frame also `[C, h, w]`."""
+    return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
+
+
+def read_text(contents: Contents, family: Family, place: Place) -> Text:
+    """Text of one caption. Raises EncodeFailed."""
+    del place
+    tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
+    if PROMPT not in tensors or POOLED not in tensors:
+        what = f"it has no {PROMPT} with {POOLED}, but {', '.join(sorted(tensors)) or 'nothing'}"
+        raise refuse(what)
+    prompt = without_batch(PROMPT, tensors.pop(PROMPT), 2)
+    pooled = without_batch(POOLED, tensors.pop(POOLED), 1)
+    ids = tensors.pop(_TIME_IDS, None)
+    if ids is not None and not is_zero(ids):
+        what = f"its {_TIME_IDS} are not zeros"
+        raise refuse(what)
+    return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
+
+
+def _by_position(name: str) -> str:
+    return _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name
+
+
+def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+    """Name and contents of a picture's latents."""
+    raw = views[0].latents.tensor
+    if family.name in _UNFRAMED and len(raw[1]) == 4 and raw[1][1] == 1:
+        raw = reshaped(raw, (raw[1][0], *raw[1][2:]))
+    return latents_path(views[0].named.reference), Contents({_WHOLE: raw})
+
+
+def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Name and contents of a caption's text."""
+    prompt, pooled = together(family, text.tensors)
+    made = {PROMPT: batched(prompt), POOLED: pooled}
+    if family.name == "flux":
+        length = prompt[1][0]
+        made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
+        own = text.others.get(_PREFIX + _MASKS)
+        made[_MASKS] = own if own is not None else batched(mask_of(text, length, named.tokens))
+    return f"text/{text_name(named.caption if named.read_as is None else named.read_as, family)}", Contents(made)
+
+
+def stacks(named: Named, resolution: int) -> str | None:
+    """What SimpleTuner puts into one batch: pictures of one aspect ratio, as the exported note of sizes says it. None where none says."""
+    del resolution
+    return None if named.bucket is None else str(_ratio(named.bucket))
+
+
+def _ratio(bucket: tuple[int, int]) -> float:
+    return round(bucket[0] / bucket[1], 2)
+
+
+def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, object]:
+    """The two JSON files by which SimpleTuner knows sizes and crops, by their names. `rows` are (absolute path, picture)."""
+    known: dict[str, object] = {}
+    buckets: dict[str, list[str]] = {}
+    for path, named in rows:
+        if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
+            continue
+        ratio = _ratio(named.bucket)
+        known[path] = {
+            "original_size": list(named.size),
+            "intermediary_size": list(named.resized),
+            "target_size": list(named.bucket),
+            "crop_coordinates": [named.crop[1], named.crop[0]],
+            "aspect_ratio": ratio,
+        }
+        buckets.setdefault(str(ratio), []).append(path)
+    indices = {"config": {}, "aspect_ratio_bucket_indices": buckets}
+    return {f"aspect_ratio_bucket_metadata_{name}.json": known, f"aspect_ratio_bucket_indices_{name}.json": indices}

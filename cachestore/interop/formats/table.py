@@ -1,0 +1,187 @@
+"""The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cachestore.core.errors import BadInput
+from cachestore.core.raw_tensors import Contents, Latents, Text
+from cachestore.core.samples import Sample
+from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
+from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View
+
+Container = Literal["npz", "safetensors", "torch"]
+Resolutions = Literal["one file", "one folder", "a folder each"]
+Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a format's files are named and filled."""
+
+    latents: Callable[[Family, Sequence[View]], tuple[str, Contents]]
+    """(path relative to the folder, contents) of one file, by the views that lie in it. Raises EncodeFailed."""
+    text: Callable[[Family, Named, Text], tuple[str, Contents]]
+    resolutions: Resolutions
+    """Where a picture's latents at several resolutions lie."""
+    takes: frozenset[Extra] = frozenset()
+    """What the trainer caches beside latents of whole pictures."""
+    latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Dtypes that are not kept, and what they become."""
+    text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_text_shared: bool = False
+    """Whether text is named by its caption, so that all sources and resolutions share one folder of it."""
+    one_resolution: frozenset[str] = frozenset()
+    """Families whose files hold one resolution, where others' hold several."""
+    is_text_digested: bool = False
+    """Whether the name of text is a digest of the caption as the trainer reads it."""
+    finds: Callable[[Family, Named, Rule], bool] | None = None
+    """Whether the trainer looks for latents like these; None where it takes all of that name."""
+    stacks: Callable[[Named, int], Hashable] | None = None
+    """What the trainer puts into one batch at this resolution, so that all of it must be of one shape; None where shapes decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One trainer's cache."""
+
+    name: str
+    container: Container
+    is_ours: Callable[[str], bool]
+    looks: Callable[[str], Looks | None]
+    """What a file holds by its name alone; None where that tells nothing."""
+    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
+    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
+    read_latents: Callable[[Contents, Family, Place], Latents]
+    read_text: Callable[[Contents, Family, Place], Text]
+    writing: Writing | None
+    is_beside: bool = False
+    """Whether its files lie beside the pictures, so that their paths are those of the source."""
+    tells: Callable[[str], bool] = lambda _name: False
+    """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
+    read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
+    """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
+    captions_of: Callable[[str, Added], list[str]] | None = None
+    """The captions that the trainer makes of a caption file's text; None where that is the text without the white space around it."""
+    is_one_caption: bool = True
+    """Whether it takes one caption of each picture."""
+    text_may_be: str = ""
+    """What else its text may belong to than to captions of the source, in words."""
+
+
+FORMATS: Final = {
+    one.name: one
+    for one in (
+        Format(
+            SD_SCRIPTS,
+            "npz",
+            sd_scripts.is_ours,
+            sd_scripts.looks,
+            sd_scripts.match,
+            sd_scripts.read_latents,
+            sd_scripts.read_text,
+            Writing(
+                sd_scripts.latents_file,
+                sd_scripts.text_file,
+                "one file",
+                frozenset({"flips", "masks", "drawn crops", "own crops"}),
+                sd_scripts.LATENTS_CASTS,
+                sd_scripts.CASTS,
+                one_resolution=sd_scripts.BARE,
+                finds=sd_scripts.finds,
+            ),
+            is_beside=True,
+            captions_of=sd_scripts.captions_of,
+        ),
+        Format(
+            SIMPLETUNER,
+            "torch",
+            simpletuner.is_ours,
+            simpletuner.looks,
+            simpletuner.match,
+            simpletuner.read_latents,
+            simpletuner.read_text,
+            Writing(
+                simpletuner.latents_file,
+                simpletuner.text_file,
+                "a folder each",
+                frozenset({"drawn crops", "own crops"}),
+                is_text_shared=True,
+                is_text_digested=True,
+                stacks=simpletuner.stacks,
+            ),
+            tells=simpletuner.tells,
+            read_told=simpletuner.read_told,
+            captions_of=simpletuner.captions_of,
+            is_one_caption=False,
+            text_may_be=(
+                "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
+                " or to pictures: for models that edit pictures, text is named by the picture"
+            ),
+        ),
+        Format(
+            MUSUBI,
+            "safetensors",
+            musubi.is_ours,
+            musubi.looks,
+            musubi.match,
+            musubi.read_latents,
+            musubi.read_text,
+            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
+        ),
+        Format(
+            AI_TOOLKIT,
+            "safetensors",
+            ai_toolkit.is_ours,
+            ai_toolkit.looks,
+            ai_toolkit.match,
+            ai_toolkit.read_latents,
+            ai_toolkit.read_text,
+            Writing(
+                ai_toolkit.latents_file,
+                ai_toolkit.text_file,
+                "one folder",
+                frozenset({"flips"}),
+                is_text_digested=True,
+                finds=ai_toolkit.finds,
+            ),
+            is_beside=True,
+            captions_of=ai_toolkit.captions_of,
+            text_may_be=(
+                "captions with a trigger word (--trigger-word), to a default caption (--caption TEXT), to shuffled or random words, or to"
+                " captions with a control image: each of these changes the digest in the name"
+            ),
+        ),
+        Format(
+            DIFFUSION_PIPE,
+            "torch",
+            diffusion_pipe.is_ours,
+            diffusion_pipe.looks,
+            None,
+            diffusion_pipe.read_latents,
+            diffusion_pipe.read_text,
+            None,
+        ),
+    )
+}
+
+
+def format_named(name: str) -> Format:
+    """A format by its name. Raises BadInput that lists the known ones."""
+    if name not in FORMATS:
+        message = f"the format {name!r} is not known; known are {', '.join(FORMATS)}"
+        raise BadInput(message)
+    return FORMATS[name]
+
+
+def written_format(name: str) -> tuple[Format, Writing]:
+    """A format that can be exported, by its name. Raises BadInput that lists those that can."""
+    able = {one.name: one.writing for one in FORMATS.values() if one.writing is not None}
+    if name in FORMATS and name not in able:
+        message = f"{name} can be imported, not exported: it throws away a cache that its own code did not make"
+        raise BadInput(message)
+    if name not in able:
+        message = f"the format {name!r} is not known; what can be exported is {', '.join(able)}"
+        raise BadInput(message)
+    return FORMATS[name], able[name]

@@ -1,0 +1,104 @@
+"""Text embeddings between the form that pipelines take and the one in which each text encoder's are kept apart. Pure functions.
+
+SDXL keeps CLIP-L and bigG, SD3 also T5; joined they are `prompt_embeds`. The widths are those that the family says.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cachestore.core.raw_tensors import Raw, Text, as_array, columns, from_array, is_zero, joined, refuse, reshaped, rows, widened
+from cachestore.interop.formats.families import Family
+
+CLIP_ROWS: Final = 77
+
+PROMPT: Final = "prompt_embeds"
+POOLED: Final = "pooled_prompt_embeds"
+FIRST: Final = "text_encoder"
+SECOND: Final = "text_encoder_2"
+THIRD: Final = "text_encoder_3"
+
+_MASKS: Final = ("sd-scripts.t5_attn_mask", "simpletuner.attention_masks", "ai-toolkit.attention_mask")
+"""Under which names the mask of T5's rows may stand beside an imported text, `[L]` or `[1, L]`."""
+
+
+def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
+    """`prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` as each encoder's own. Raises EncodeFailed for other widths."""
+    widths = family.widths
+    match family.name:
+        case "sdxl":
+            _check(POOLED, pooled, widths[SECOND].pooled)
+            return {**clip_apart(PROMPT, prompt, family), POOLED: pooled}
+        case "sd3":
+            both = widths[FIRST].rows + widths[SECOND].rows
+            _check(PROMPT, prompt, widths[THIRD].rows)
+            clip = rows(prompt, 0, CLIP_ROWS)
+            if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
+                what = f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros"
+                raise refuse(what)
+            third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
+            return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
+        case _:
+            _check(PROMPT, prompt, widths[SECOND].rows)
+            _check(POOLED, pooled, widths[FIRST].pooled)
+            return {PROMPT: prompt, POOLED: pooled}
+
+
+def clip_apart(name: str, both: Raw, family: Family) -> dict[str, Raw]:
+    """What CLIP-L and bigG made, one beside the other, as each one's own. Raises EncodeFailed for another width."""
+    first, second = ((width.pooled if name == POOLED else width.rows) for width in (family.widths[FIRST], family.widths[SECOND]))
+    _check(name, both, first + second)
+    return {f"{name}.{FIRST}": columns(both, 0, first), f"{name}.{SECOND}": columns(both, first, first + second)}
+
+
+def clip_together(name: str, tensors: Mapping[str, Raw]) -> Raw:
+    """The inverse."""
+    return joined([tensors[f"{name}.{FIRST}"], tensors[f"{name}.{SECOND}"]], -1)
+
+
+def together(family: Family, tensors: Mapping[str, Raw]) -> tuple[Raw, Raw]:
+    """(`prompt_embeds` `[rows, width]`, `pooled_prompt_embeds` `[width]`): the inverse of `apart`, bit for bit where all have one dtype."""
+    match family.name:
+        case "sdxl":
+            return clip_together(PROMPT, tensors), tensors[POOLED]
+        case "sd3":
+            third = tensors[f"{PROMPT}.{THIRD}"]
+            clip = widened(clip_together(PROMPT, tensors), third[1][-1])
+            return joined([clip, third], -2), clip_together(POOLED, tensors)
+        case _:
+            return tensors[PROMPT], tensors[POOLED]
+
+
+def check_widths(family: Family, tensors: Mapping[str, Raw]) -> None:
+    """Refuse text that is not as wide as the family's encoders make it; of a family without widths nothing is. Raises EncodeFailed."""
+    widths = family.widths
+    if not widths:
+        return
+    for name, raw in tensors.items():
+        kind, _, encoder = name.partition(".")
+        if kind == POOLED:
+            _check(name, raw, widths[encoder or (SECOND if family.name == "sdxl" else FIRST)].pooled)
+        else:
+            _check(name, raw, widths[encoder or SECOND].rows)
+
+
+def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
+    """int64 `[length]`, 1 where T5 read a token: as the imported file has it, else by the number of tokens; all 1 where nobody knows."""
+    for name in _MASKS:
+        raw = text.others.get(name)
+        if raw is not None and raw[1][-1:] == (length,) and len(as_array(raw).reshape(-1)) == length:
+            return from_array(as_array(raw).reshape(-1).astype(np.int64))
+    real = length if tokens is None else min(tokens, length)
+    return from_array((np.arange(length) < real).astype(np.int64))
+
+
+def batched(raw: Raw) -> Raw:
+    """With a batch axis of 1 in front."""
+    return reshaped(raw, (1, *raw[1]))
+
+
+def _check(name: str, raw: Raw, width: int) -> None:
+    if raw[1][-1:] != (width,):
+        what = f"{name} is {list(raw[1])}, where its last axis should be {width}"
+        raise refuse(what)

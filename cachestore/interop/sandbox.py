@@ -1,0 +1,287 @@
+"""Files of strangers: opened one at a time, and where they hold pickles read in a process that may do nothing else.
+
+That process is `python -m cachestore read-torch-files`. Even with `weights_only=True` a hostile file can make torch allocate without end,
+crash or hang. So the bytes go to a child through its stdin, and tensors come back through its stdout; it gets no path, may create no file,
+has a limit on memory, and a deadline for each file. What it dies of is an error of that file alone: the next one gets a new child.
+"""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import canonical
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
+from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
+from cachestore.interop.formats.families import Family
+from cachestore.interop.formats.matching import Place
+from cachestore.interop.formats.table import Format
+from cachestore.interop.formats.text import check_widths
+
+COMMAND: Final = "read-torch-files"
+SECONDS: Final = 120.0
+"""For a file, and for the child to begin: importing torch from a slow disk takes most of it."""
+_LENGTH_BYTES: Final = 8
+_HEADER_BYTES: Final = 1 << 24
+_ROOM_BYTES: Final = 2 * LARGEST_BYTES
+"""Beside what Python and torch take: the file, and what it unpacks to."""
+_CPU_SECONDS: Final = 100
+_OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class TorchFiles:
+    """Reads files of `torch.save` one after the other. The child is started with the first one. Belongs to one thread."""
+
+    def __init__(self, *, seconds: float = SECONDS) -> None:
+        """Starts nothing."""
+        self._seconds = seconds
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the child."""
+        self.close()
+
+    def read(self, data: bytes) -> Contents:
+        """The tensors and plain values of one file. Raises EncodeFailed: refused, too large, or the child died of it or took too long."""
+        if len(data) > LARGEST_BYTES:
+            message = f"it has more than {LARGEST_BYTES >> 20} MiB"
+            raise EncodeFailed(message)
+        child = self._started()
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        watch = threading.Timer(self._seconds, stop)
+        watch.start()
+        try:
+            answer = _exchange(child, data)
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"made the process that read it end ({_how(child)})"
+            message = f"it {how}; it is passed over"
+            raise EncodeFailed(message) from error
+        finally:
+            watch.cancel()
+            watch.join()
+        if isinstance(answer, str):
+            raise EncodeFailed(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the child; nothing where there is none."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # what was still to be written goes nowhere
+                    continue
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._child is None:
+            one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            environment = {**os.environ, **one, "CUDA_VISIBLE_DEVICES": ""}
+            command = [sys.executable, "-m", "cachestore", COMMAND]
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            )
+        return self._child
+
+
+def _how(child: "subprocess.Popen[bytes]") -> str:
+    code = child.returncode
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _exchange(child: "subprocess.Popen[bytes]", data: bytes) -> Contents | str:
+    """What the child makes of a file, or why nothing. Raises OSError, EOFError or ValueError where it is gone or talks nonsense."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    child.stdin.flush()
+    length = int.from_bytes(_read(child.stdout, _LENGTH_BYTES), "little")
+    if length > _HEADER_BYTES:
+        message = "an answer of impossible length"
+        raise ValueError(message)
+    head: Mapping[str, Any] = json.loads(_read(child.stdout, length))
+    if "error" in head:
+        return str(head["error"])
+    if sum(int(size) for _name, _dtype, _shape, size in head["tensors"]) > 2 * LARGEST_BYTES:
+        message = "an answer of impossible size"
+        raise ValueError(message)
+    tensors: dict[str, Raw] = {
+        str(name): (str(dtype), tuple(map(int, shape)), _read(child.stdout, int(size))) for name, dtype, shape, size in head["tensors"]
+    }
+    return Contents(tensors, dict(head["values"]))
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    data = pipe.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """What the child does: answer one file after the other until there is none. Limits itself first."""
+    import torch
+
+    from cachestore.interop.formats.torch_files import read_torch
+
+    torch.set_num_threads(1)
+    _limit()
+    while head := requests.read(_LENGTH_BYTES):
+        data = _read(requests, int.from_bytes(head, "little"))
+        _allow_seconds()
+        try:
+            contents = read_torch(data)
+            body: dict[str, Any] = {
+                "tensors": [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()],
+                "values": dict(contents.values),
+            }
+            buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
+            text = canonical(body)
+        except (EncodeFailed, MemoryError, ValueError) as error:
+            text, buffers = canonical({"error": str(error) or "it does not fit into the memory that a file may take"}), []
+        answers.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for buffer in buffers:
+            answers.write(buffer)
+        answers.flush()
+
+
+def _limit() -> None:
+    """No new files, no core, and so much memory; where the system knows such limits."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    taken = _address_space()
+    if taken is not None:
+        most = taken + _ROOM_BYTES + LARGEST_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _allow_seconds() -> None:
+    """So much of a processor for the next file."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _CPU_SECONDS, hard))
+
+
+def _address_space() -> int | None:
+    """Bytes of address space in use; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def size_and_time(path: Path) -> tuple[int, int]:
+    """(size, mtime_ns) of a file; -1 where it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFiles:
+    """The files of a cache, opened one at a time."""
+
+    root: Path
+    format: Format
+    torch: TorchFiles
+
+    def latents(self, place: Place, data: bytes, family: Family) -> Latents:
+        """Latents of a picture. Raises EncodeFailed that names the file, OSError."""
+        found: Latents = self._named(place, lambda: self.format.read_latents(self.contents(place, data), family, place))
+        self._check_finite(place, {"latents": found.tensor})
+        return found
+
+    def text(self, place: Place, data: bytes, family: Family) -> Text:
+        """Text of a caption. Raises as `latents`."""
+
+        def read() -> Text:
+            text = self.format.read_text(self.contents(place, data), family, place)
+            check_widths(family, text.tensors)
+            return text
+
+        found: Text = self._named(place, read)
+        self._check_finite(place, found.tensors)
+        return found
+
+    def contents(self, place: Place, data: bytes) -> Contents:
+        """What is at a place, and at those that hold the rest, by the trainer's own names. Raises EncodeFailed, OSError."""
+        parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in place.more)]
+        tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
+        return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})
+
+    def _decoded(self, data: bytes) -> Contents:
+        match self.format.container:
+            case "npz":
+                return read_npz(data)
+            case "safetensors":
+                return read_safetensors(data)
+            case "torch":
+                return self.torch.read(data)
+
+    def bytes_at(self, place: Place) -> bytes:
+        """The bytes at a place. Raises OSError, also for what is no regular file; EncodeFailed for what is too large or cut short."""
+        path = self.root / place.path
+        descriptor = os.open(path, _OPEN_FLAGS)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file but a fifo, a device or a folder", str(path))
+            size = status.st_size if place.size is None else place.size
+            if size > LARGEST_BYTES or place.start + size > status.st_size:
+                message = f"{place.path}: {size} bytes from {place.start} on are more than the file, or than a value may have"
+                raise EncodeFailed(message)
+            file.seek(place.start)
+            data = bytearray()
+            while len(data) < size and (block := file.read(size - len(data))):
+                data += block
+        return bytes(data)
+
+    def _named(self, place: Place, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except EncodeFailed as error:
+            message = f"{place.path}: {error}"
+            raise type(error)(message) from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
+            message = f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})"
+            raise EncodeFailed(message) from error
+
+    @staticmethod
+    def _check_finite(place: Place, tensors: Mapping[str, Any]) -> None:
+        if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
+            message = f"{place.path}: {bad[0]} holds NaN or infinite numbers"
+            raise EncodeFailed(message)

@@ -1,0 +1,1 @@
+"""One run of a pass: from options to a report."""

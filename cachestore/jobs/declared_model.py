@@ -1,0 +1,196 @@
+"""What imported values are claimed to be: the recipe of the model that a user names, and holding values against it.
+
+Another trainer resizes pictures with other code and draws its own sample, so latents are compared loosely: the picture of another sample is
+told from the right one, a good resizer from a bad one is not. Text has no such excuse.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes
+from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_state
+from cachestore.core.samples import IMAGE
+from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
+from cachestore.jobs.planning import PrecomputeRequest, encoders_of
+
+if TYPE_CHECKING:
+    from cachestore.encode.views import View
+
+IMPORTED: Final = "imported"
+"""The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
+
+Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
+"""Says in words how one entry differs from another; None where it does not."""
+
+FAR: Final = 0.5
+"""Latents that are farther from what the claimed VAE makes are another picture's: relative, beyond what its variance explains."""
+_SPREAD: Final = 1.5
+"""How many times its expected square the noise of a sample may have: for thousands of numbers it is within a few percent of it."""
+_LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
+
+
+def is_imported(recipe: Recipe) -> bool:
+    """Whether a recipe's values came from another trainer's cache."""
+    return recipe.make.get("kind") == IMPORTED
+
+
+def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> PrecomputeRequest:
+    """The request that would make what an import is claimed to hold of one encoder. Raises BadInput without a model."""
+    model = hints.get("model")
+    if model is None:
+        message = f"it was imported on the user's word ({dict(hints.get('claims', {}))}), without a model: --model says which one made it"
+        raise BadInput(message)
+    arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
+    return PrecomputeRequest(
+        data=str(hints["data"]),
+        model=str(model),
+        store=store,
+        encode=(encoder,),
+        vae=hints.get("vae"),
+        text_encoder=hints.get("text_encoder"),
+        encode_arg=arguments,
+    )
+
+
+def claimed_encoder(
+    recipe: Recipe, hints: Mapping[str, Json], known: MutableMapping[str, str], *, store: str
+) -> tuple["Claimed", Mapping[str, Json] | None]:
+    """Who is claimed to have made the values of an imported recipe, and the `make` block that was claimed, None where none was.
+
+    Loads no weights. Raises BadInput where no model is named, or it cannot be used.
+    """
+    made = encoders_of(as_made(hints, recipe.encoder, store=store), known)
+    claims: Mapping[str, Json] = recipe.make.get("claimed", {})
+    return Claimed(made[0], recipe), claims.get("recipe")
+
+
+def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
+    """How a picture was cut, as far as the catalog says; at the centre where it does not, or says what cannot be."""
+    from cachestore.encode.views import View
+
+    resized: Sequence[int] = request.get("resized", ())
+    crop: Sequence[int] = request.get("crop", ())
+    if len(resized) != 2 or len(crop) != 4:
+        return View.centred(size, bucket)
+    left, top, right, bottom = crop
+    if (right - left, bottom - top) != tuple(bucket) or right > resized[0] or bottom > resized[1]:
+        return View.centred(size, bucket)
+    return View(size, bucket, Placement(Size(*resized), (left, top, right, bottom)), is_flipped=False, variant=None)
+
+
+@dataclass(slots=True)
+class Claimed:
+    """Implements `unit.Encoder` for making imported values again: requests name the entry's `key`.
+
+    Of pictures also the `bucket`, and where it is known to which size they were `resized`, and the `crop` of that.
+    """
+
+    encoder: Encoder
+    recipe: Recipe
+    """The imported one."""
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """The input of an entry, whose key is not this encoder's. Raises EncodeFailed, OSError."""
+        key = Key.parse(request["key"])
+        if "image" not in request:
+            return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
+        if len(request.get("bucket", ())) < 2:
+            message = "the catalog does not say at which size it was encoded"
+            raise EncodeFailed(message)
+        from cachestore.encode import images
+
+        data = read(str(request["image"]))
+        digest = digest_bytes(data)
+        bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
+        view = _view(images.measure(data), bucket, request)
+        return Resolved(key, (data, view), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """As the encoder does."""
+        return self.encoder.prepare(resolved)
+
+    @property
+    def window(self) -> int:
+        """The encoder's."""
+        return self.encoder.window
+
+    def batch_limit(self, group: Hashable) -> int:
+        """The encoder's."""
+        return self.encoder.batch_limit(group)
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """As the encoder does."""
+        return self.encoder.submit(batch)
+
+    def close(self) -> None:
+        """Give back the encoder's memory."""
+        self.encoder.close()
+
+
+def find_claimed_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
+    """How an imported entry differs from what the claimed model makes, in words; None where it is that.
+
+    Text is handed to `compare` in one dtype, that of fewer bits; what else the trainer's file held is not looked at. Latents are compared
+    as the module says.
+    """
+    if recipe.encoder != "text":
+        return _latents_difference(recipe, stored, made)
+    own = {name: stored[name] for name in recipe.make["outputs"] if name in stored}
+    pairs = {name: _alike(own[name], made[name]) for name in own.keys() & made.keys()}
+    return compare(
+        {name: pairs[name][0] if name in pairs else raw for name, raw in own.items()},
+        {name: pairs[name][1] if name in pairs else raw for name, raw in made.items()},
+    )
+
+
+def _alike(one: Raw, other: Raw) -> tuple[Raw, Raw]:
+    """Two tensors in the coarser of their floating-point dtypes."""
+    order = ("BF16", "F16", "F32", "F64")
+    if one[0] not in FLOATS or other[0] not in FLOATS:
+        return one, other
+    dtype = min(one[0], other[0], key=order.index)
+    return cast(one, dtype), cast(other, dtype)
+
+
+def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw]) -> str | None:
+    kind = str(recipe.read["stored"])
+    if kind not in stored:
+        return f"{kind} is not stored"
+    was_scaled = bool(recipe.read.get("scaled", False))
+    latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
+    mean, deviation = _mean_and_deviation(made)
+    if latents.shape != mean.shape:
+        return f"{kind} is {list(latents.shape)}, and the claimed VAE makes {list(mean.shape)}"
+    noise = _SPREAD * float(np.square(deviation).sum()) if kind == "sample" else 0.0
+    length = max(float(np.linalg.norm(mean)), float(np.linalg.norm(latents)))
+    distance = sqrt(max(0.0, float(np.square(latents - mean).sum()) - noise))
+    if distance > FAR * length:
+        far = f"{distance / length:.2g} of its length from what the claimed VAE makes"
+        return f"{kind} is {far} (another trainer's resizing stays below {FAR})"
+    return None
+
+
+def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
+    """float64 arrays of what a VAE makes: of moments both, of a mean no deviation."""
+    if "moments" not in made:
+        mean = numbers(next(iter(made.values()))).astype(np.float64)
+        return mean, np.zeros_like(mean)
+    mean, logvar = np.split(numbers(made["moments"]).astype(np.float64), 2)
+    return mean, np.exp(0.5 * np.clip(logvar, _LOGVAR_LEAST, _LOGVAR_MOST))
+
+
+def scale_of(read: Mapping[str, Json]) -> Scale:
+    """The constants in a `read` block of latents."""
+    mean, std = read.get("latents_mean"), read.get("latents_std")
+    return Scale(
+        read.get("scaling_factor"),
+        read.get("shift_factor"),
+        None if mean is None else tuple(map(float, mean)),
+        None if std is None else tuple(map(float, std)),
+    )

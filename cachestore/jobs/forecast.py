@@ -1,0 +1,313 @@
+"""What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.core.errors import EncodeFailed, FormatError
+from cachestore.core.inputs import LIKE, references_of
+from cachestore.core.keys import Json
+from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO
+from cachestore.encode.needs import in_words as not_made
+from cachestore.encode.unit import Encoder
+from cachestore.files.opening import free_bytes
+from cachestore.files.paths import Layout
+from cachestore.jobs.planning import Wanted
+from cachestore.jobs.reconcile import Reconciler
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.work.outcomes import FAILED
+from cachestore.work.passes import PassRef, list_rounds
+from cachestore.work.plan import Plan
+from cachestore.work.progress import pass_status
+from cachestore.work.workers import lived, read_beats
+
+if TYPE_CHECKING:
+    from cachestore.encode.buckets import Size
+    from cachestore.encode.videos import Video
+
+HEADER_BYTES: Final = 256 * 1024
+TRAINING_BATCH: Final = 8
+"""The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
+
+LOOKED_AT: Final = 2000
+"""Captions and picture headers that are looked at beforehand, at most; the rest is said as an estimate."""
+LOOKED_UP: Final = 100_000
+"""Captions that are looked up by their keys, at most: a second's work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What `cachestore precompute --plan-only` prints."""
+
+    samples: int
+    wanted: int
+    present: int
+    """Units that catalog and ledgers show to be there, without reading their bytes."""
+    to_encode: int
+    """The rest: an upper bound, as some may turn out to be present."""
+    estimated_bytes: int
+    estimated_seconds: float | None
+    """From the rate of earlier workers in this store; None where there were none."""
+    free_bytes: int
+    buckets: Mapping[str, int]
+    """Samples by bucket, `<width>x<height>`, of videos `<width>x<height>x<frames>`; of several resolutions each sample is in a bucket of
+    each."""
+    truncated_captions: int
+    distinct_captions: int
+    is_estimate: bool
+    """Whether only a part was looked at."""
+    remarks: tuple[str, ...] = ()
+    """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
+    is_guess: bool = False
+    """Whether the bytes are a guess: the text of a pipeline without a row may take much more, which only loading it shows."""
+    not_made_here: tuple[str, ...] = ()
+    """What the model is trained with beside what is made of it: conditions, audio and more, in words."""
+    published: int = 0
+    """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without one. More than `present` where
+    partitions are not finished: what is published of those counts in `to_encode`, and is found when the pass goes on."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The object as JSON."""
+        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
+
+
+def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
+    """Look ahead. `missing` names the units not known to be there, by their place in the plan.
+
+    A file that cannot be looked at is left to the pass itself, which says why.
+    """
+    plan = wanted.plan
+    by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
+    limit = len(missing) if look_at_all else LOOKED_AT
+    captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
+    missing, captions = _without_held(layout, reconciler, missing, captions)
+    images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
+    masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
+    sizes: dict[str, Size | Video] = {}
+    facts = _facts_of(wanted, images, limit, sizes)
+    is_trained_on = _first_units_of(plan, IMAGE) | _first_units_of(plan, VIDEO)
+    buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
+    buckets.update(_known_buckets(reconciler, missing, is_trained_on))
+    tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
+    size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, sizes).values()), len(masks))
+    limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
+    return Forecast(
+        samples=len(plan.ids),
+        wanted=plan.unit_count,
+        present=plan.unit_count - len(missing),
+        to_encode=len(missing),
+        estimated_bytes=size,
+        estimated_seconds=_seconds(layout, len(missing)),
+        free_bytes=free_bytes(layout.root),
+        buckets={"x".join(map(str, bucket)): count for bucket, count in sorted(buckets.items())},
+        truncated_captions=sum(1 for count in tokens if count > limit_tokens),
+        distinct_captions=_distinct_captions(plan),
+        is_estimate=len(missing) > limit,
+        remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
+        is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
+        not_made_here=wanted.not_made_here,
+        published=_published(layout, reconciler.ref),
+    )
+
+
+def _published(layout: Layout, ref: PassRef) -> int:
+    """What `status` counts of a pass as there; 0 where it was not begun, or where it cannot be looked at."""
+    if not list_rounds(ref.folder(layout)):
+        return 0
+    try:
+        status = pass_status(layout, ref)
+    except (FormatError, OSError):
+        return 0
+    return status.reused + status.encoded
+
+
+def _without_held(
+    layout: Layout, reconciler: Reconciler, missing: Sequence[int], captions: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """All missing units, and the captions among them, without those captions that another data set of the store has already.
+
+    At most LOOKED_UP captions are looked up; pictures have no key before they are read.
+    """
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+        held = set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set[int]()
+    if not held:
+        return missing, captions
+    return [place for place in missing if place not in held], [place for place in captions if place not in held]
+
+
+def _distinct_captions(plan: Plan) -> int:
+    """How many different captions the samples have: the units of a column of captions, where there is one."""
+    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
+        if column.role == CAPTION:
+            return int(_marked(plan, units).sum())
+    return len(set(plan.captions))
+
+
+def _first_units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
+    """Which units samples refer to first in columns of this role: views share a bucket. A picture in two roles is two units."""
+    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
+    return _marked(plan, *cells)
+
+
+def _first_cells(at: Sequence[int], units: Sequence[int]) -> NDArray[np.int64]:
+    starts = np.asarray(at, np.int64)
+    return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
+
+
+def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[np.bool_]:
+    is_used = np.zeros(plan.unit_count, np.bool_)
+    for units in cells:
+        is_used[np.asarray(units, np.int64)] = True
+    return is_used
+
+
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[str, Size | Video]") -> dict[int, tuple[int, ...]]:
+    """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
+
+    `sizes` remembers what was measured, as one file may be many units.
+    """
+    from cachestore.encode.views import bucket_of
+
+    found: dict[int, tuple[int, ...]] = {}
+    for place in images:
+        request = wanted.plan.unit(place).request
+        if len(found) >= limit:
+            break
+        try:
+            if VIDEO in request:
+                found[place] = _shape_of(wanted, request, sizes)
+            else:
+                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), sizes))
+        except (EncodeFailed, OSError):
+            continue
+    return found
+
+
+def _placed_by(request: Mapping[str, Json]) -> str:
+    """Whose size decides the bucket: a mask is cut as its picture is, every other image as it is itself."""
+    return str(request[LIKE] if request.get("role") == MASK else request["image"])
+
+
+def _shape_of(wanted: Wanted, request: Mapping[str, Json], sizes: "dict[str, Size | Video]") -> tuple[int, ...]:
+    """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
+    from cachestore.encode import videos
+    from cachestore.encode.clips import clip_of
+    from cachestore.encode.views import bucket_of
+
+    reference = str(request[VIDEO])
+    if reference not in sizes:
+        with wanted.listing.open(reference) as (file, _stat):
+            sizes[reference] = videos.glance(file)
+    video = sizes[reference]
+    assert isinstance(video, videos.Video)
+    frames, _start, _rate = clip_of(request, video.timeline)
+    return (*bucket_of(request, video.size), frames)
+
+
+def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size | Video]") -> "Size":
+    """A picture's size from the start of its file; from all of it where the header is long."""
+    from cachestore.encode.buckets import Size
+    from cachestore.encode.images import measure
+
+    if reference not in sizes:
+        try:
+            sizes[reference] = measure(wanted.listing.head(reference, HEADER_BYTES))
+        except EncodeFailed:
+            sizes[reference] = measure(wanted.listing.read(reference)[0])
+    size = sizes[reference]
+    assert isinstance(size, Size)
+    return size
+
+
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
+    known = reconciler.outcomes()
+    if "bucket" not in known.facts:
+        return Counter()
+    counted = (known.states != FAILED) & is_trained_on
+    counted[missing] = False
+    buckets, counts = np.unique(known.facts["bucket"][counted], axis=0, return_counts=True)
+    found = zip(buckets.tolist(), counts.tolist(), strict=True)
+    return Counter({tuple(side for side in bucket if side > 0): count for bucket, count in found if bucket[0] > 0})
+
+
+def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> list[int]:
+    """The tokens of each caption, and about those of the images that are shown beside it."""
+    count = getattr(encoder, "count_tokens", None)
+    if count is None or not requests:
+        return []
+    image_tokens: int = getattr(encoder, "image_tokens", 0)
+    counted: list[int] = count([str(request["caption"]) for request in requests])
+    return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
+
+
+def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, ...]], images: int, tokens: Sequence[int], captions: int) -> int:
+    """Bytes of the entries to be made: those looked at, scaled up to all."""
+    total = _bytes_of_pictures(encoders.get("latents"), buckets, images)
+    if tokens:
+        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * captions // len(tokens)
+    return total
+
+
+def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images: int) -> int:
+    from cachestore.encode.buckets import Size
+
+    return sum(encoder.entry_bytes(Size(*bucket[:2]), *bucket[2:]) for bucket in buckets) * images // len(buckets) if buckets else 0
+
+
+def _seconds(layout: Layout, units: int) -> float | None:
+    """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
+    if units == 0:
+        return 0.0
+    rates = [beat["encoded"] / lived(beat) for beat in read_beats(layout) if lived(beat) and beat["encoded"]]
+    return round(units / (sum(rates) / len(rates)), 1) if rates else None
+
+
+def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -> list[str]:
+    """The forecast as lines for a person."""
+    about = "about " if forecast.is_estimate else ""
+    units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
+    lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
+    lines += [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
+    if forecast.published > forecast.present:
+        lines.append(
+            f"a pass over these is unfinished: {forecast.published} units are published or found (`cachestore status`); those of partitions"
+            " that are not finished count as to encode here, and are found when it goes on"
+        )
+    if forecast.buckets:
+        small = [name for name, count in forecast.buckets.items() if count < batch_size]
+        lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
+        if small:
+            lines.append(f"too small for a batch of {batch_size}: {', '.join(small)}")
+    if forecast.truncated_captions:
+        lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, and are truncated")
+    if forecast.to_encode:
+        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate seen before"
+        lines.append(f"{room_in_words(forecast, root)}{seconds}")
+    return lines
+
+
+def room_in_words(forecast: Forecast, root: Path) -> str:
+    """How many bytes are needed, and how many are free."""
+    about = "about " if forecast.is_estimate else ""
+    guess = (
+        " (a guess: this pipeline has no row in docs/families.md, and its text may take many times more; loading it tells)"
+        if forecast.is_guess
+        else ""
+    )
+    return f"{about}{_human(forecast.estimated_bytes)} needed{guess}, {_human(forecast.free_bytes)} free at {root}"
+
+
+def _human(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,264 @@
+"""One loop for every job: join a pass, work on its rounds until it has ended, return its report. `run` holds its callers.
+
+It runs without torch when an encoder is passed in. Rank and world size order the work; every process that runs it on the same store and
+plan shares the work with all others, whoever started them and whenever.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.core.keys import Json, Key
+from cachestore.core.ranks import Placement
+from cachestore.encode.unit import Encoder
+from cachestore.files.marker import check_for_reading, noticing_its_end
+from cachestore.files.paths import Layout
+from cachestore.jobs.reconcile import Reconciler, Source
+from cachestore.jobs.worker import Cancel, Task, Worker
+from cachestore.storage.catalog import Catalog
+from cachestore.storage.commit import publish_recipe
+from cachestore.storage.snapshot import load_snapshot
+from cachestore.work.agreement import wait_for_rank_0
+from cachestore.work.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
+from cachestore.work.plan import Plan, Unit
+from cachestore.work.workers import Beat, Life
+
+OnProgress = Callable[[Mapping[str, Json]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a pass ended, the same for every rank: what `cachestore precompute --json` prints."""
+
+    complete: bool
+    samples: int
+    wanted: int
+    """Units: distinct captions and images, for each recipe."""
+    reused: int
+    encoded: int
+    failed: int
+    missing: int
+    encoded_here: int
+    """Entries that this run published."""
+    seconds: float
+    bytes: int
+    """Of the entries that the pass made."""
+    store: str
+    name: str
+    plan: str
+    generation: int
+    """Of the catalog; of the index for `fill`."""
+    failures: tuple[Mapping[str, Json], ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files that were replaced, touched or removed while the pass went on, up to 100: the next call looks at them again."""
+    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    catalog_digest: str = ""
+    usable: int | None = None
+    """Samples of the data set for which every encoder succeeded, those of earlier passes too: `len` of a CachedDataset. None for `fill`."""
+    not_made_here: tuple[str, ...] = ()
+    """What the model is trained with beside what is made of it, in words."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The report as one JSON object."""
+        several = {name: list(getattr(self, name)) for name in ("changed", "not_made_here")}
+        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], **several}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
+        """The inverse of `as_json`; fields of a newer version are passed over."""
+        known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
+        known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
+        known.setdefault("encoded_here", 0)
+        return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the loop needs: a plan, who encodes, where inputs come from, and who this process is."""
+
+    layout: Layout
+    plan: Plan
+    encoders: Sequence[Encoder]
+    source: Source
+    placement: Placement
+    launch: str
+    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    threads: int = 0
+    cancel: Cancel | None = None
+    on_progress: OnProgress | None = None
+    on_open: Callable[[Reconciler, PassRef], None] | None = None
+    """Called once the pass is open, before this worker begins."""
+    on_loaded: Callable[[Reconciler, Encoder], None] | None = None
+    """Called once an encoder has its model in memory. What it raises ends this worker."""
+    beat: Beat | None = None
+    """This worker's, where it has begun already; else one is made."""
+    listing: int = 0
+    """The number of this worker's listing of the source (`storage/listing_numbers`); 0 where there is no source."""
+    compare: Callable[[Catalog], object] = lambda _previous: None
+    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
+
+
+def run_pass(job: Job) -> Report:
+    """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
+
+    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
+    published since; what is published stays, and a later call goes on.
+    """
+    beating = (
+        Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else nullcontext(job.beat)
+    )
+    with noticing_its_end(job.layout), beating as beat:
+        for recipe in job.plan.recipes:
+            publish_recipe(job.layout, recipe)
+        report = _take_part(job, beat)
+    check_for_reading(job.layout)  # another store may hold a pass over the same plan, and the end of that
+    return report
+
+
+Start = tuple[Path, str, int | None]
+"""A store, a plan, and as which rank."""
+
+_starts: dict[Start, int] = {}
+"""How often this process took part in a pass over a plan: a second call in one launch is another start, and gets no old report."""
+
+
+def start_of(layout: Layout, plan: Plan, placement: Placement) -> Start:
+    """What a start is counted by."""
+    return layout.root, plan.name, placement.rank
+
+
+def numbered(launch: str, start: Start) -> str:
+    """The launch's name for this start."""
+    return f"{launch}#{_starts[start]}" if _starts.get(start) else launch
+
+
+def count_start(start: Start) -> None:
+    """Remember that a start has ended."""
+    _starts[start] = _starts.get(start, 0) + 1
+
+
+def _take_part(job: Job, beat: Beat) -> Report:
+    start = start_of(job.layout, job.plan, job.placement)
+    launch = numbered(job.launch, start)
+    ref = join_pass(job.layout, job.plan.name, launch)
+    if (done := read_done(job.layout, ref)) is not None:
+        count_start(start)
+        return Report.from_json(done.report, encoded_here=0)
+    beat.join(ref.plan, ref.number, launch)
+    key_of = key_without_reading(job.encoders)
+    reconciler = Reconciler(
+        job.layout,
+        job.plan,
+        ref,
+        job.source,
+        launch,
+        key_of,
+        job.request,
+        beat.rise,
+        seconds=beat.pass_seconds,
+        listing=job.listing,
+        compare=job.compare,
+    )
+    task = Task(
+        job.layout,
+        job.plan,
+        ref,
+        job.encoders,
+        job.source,
+        job.placement.rank,
+        job.placement.world_size,
+        launch,
+        threads=job.threads,
+        cancel=job.cancel,
+        on_progress=job.on_progress,
+        on_loaded=None if job.on_loaded is None else partial(job.on_loaded, reconciler),
+    )
+    with closing(Worker(task, beat)) as worker:
+        if beat.rank not in {0, None}:
+            wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
+        reconciler.open_pass(worker.snapshot)
+        if job.on_open:
+            job.on_open(reconciler, ref)
+        beat.rise(phase="working")
+        done = _work(job, ref, reconciler, worker)
+    count_start(start)
+    return Report.from_json(done.report, encoded_here=beat.encoded)
+
+
+def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
+    """How to know a unit's key without its bytes: resolve it, and give up where it wants to read."""
+
+    def key_of(unit: Unit) -> Key | None:
+        try:
+            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
+        except (OSError, EncodeFailed, BadInput):
+            return None
+
+    return key_of
+
+
+class _Unread:
+    """Reads nothing. Implements `unit.Read`."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        raise OSError(reference)
+
+    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
+        raise OSError(reference)
+
+
+def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
+    while True:
+        done = read_done(job.layout, ref)
+        if done is not None:
+            return done
+        opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
+        worker.do_round(opened)
+        done = _close(job, ref, reconciler, worker, opened.number)
+        if done is not None:
+            return done
+
+
+def _newest_round(job: Job, ref: PassRef) -> int:
+    """The last round that was opened. Raises ReadFailed where the store is gone, Incomplete where the pass alone is."""
+    rounds = list_rounds(ref.folder(job.layout))
+    if not rounds:
+        check_for_reading(job.layout)
+        message = f"pass {ref.number} over the plan {ref.plan[:8]} was removed meanwhile; run the same command again"
+        raise Incomplete(message)
+    return rounds[-1]
+
+
+def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
+    """Reconcile a round, or wait for who does: rank 0 at once, anybody else a moment later or when the other has died.
+
+    None when another round was opened. Raises Incomplete when cancelled or when nothing moves any more.
+    """
+    slot = (len(job.plan.recipes), 0)
+    is_first = job.placement.rank in (0, None)
+    waits = worker.patience()
+    while True:
+        if (done := read_done(job.layout, ref)) is not None:
+            return done
+        if _newest_round(job, ref) > number:
+            return None
+        claim = worker.claims.newest(number).get(slot)
+        is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
+        if is_free and worker.claims.take(number, slot, after=claim):
+            worker.beat.rise(phase="reconciling")
+            with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
+                return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
+        if not is_first:  # rank 0 may still be telling what will be done, and has in memory what reconciling needs
+            is_first = True
+            wait_for_rank_0(job.layout, worker.beat, lambda: _is_closed(job, ref, worker, number))
+        worker.wait(waits, None, {slot: claim} if claim else {})
+
+
+def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
+    """Whether somebody reconciles a round, or has."""
+    is_over = read_done(job.layout, ref) is not None or _newest_round(job, ref) > number
+    return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)

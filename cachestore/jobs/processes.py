@@ -1,0 +1,510 @@
+"""Workers as processes of their own: `python -m cachestore …`, never `multiprocessing`.
+
+No `__main__` guard is needed and notebooks work; the caller's process starts no tokenizer, OpenMP or CUDA threads of ours, gets its
+memory back, and may fork afterwards. Everything a caller does meanwhile it does in its own thread, inside the call; afterwards no
+process, thread or descriptor of ours is left. Knows how workers show themselves, but no plan and no store.
+"""
+
+import codecs
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Literal, Protocol, cast
+
+from cachestore.core import errors
+from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
+from cachestore.core.keys import Json
+from cachestore.files.opening import read_at
+from cachestore.source.pipe import ASK, Answers, Pictures
+from cachestore.work.progress import WAITING, PassStatus, RankStatus
+
+PARENT: Final = "CACHESTORE_PARENT"
+"""Tells a worker the process that started it; the other end of its stdin is that process's alone."""
+
+LISTING: Final = "CACHESTORE_LISTING"
+"""Tells a worker the number under which its parent lists the source (`storage/listing_numbers`)."""
+
+STOP_SECONDS: Final = 30.0
+STOP_BATCHES: Final = 3.0
+"""A worker that is asked to stop is killed after 30 s, or three times its slowest batch."""
+LEAVE_SECONDS: Final = 60.0
+"""A worker whose parent is gone leaves after so long, published or not."""
+STILL_SECONDS: Final = 1800.0
+STILL_BATCHES: Final = 3.0
+"""A worker whose count has not risen for 30 minutes, or three times its slowest batch, hangs."""
+UNSEEN_SECONDS: Final = 4 * 3600.0
+"""So long a worker may list its source and digest its model before it shows a first count."""
+POLL_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 1.0
+WATCH_SECONDS: Final = 10.0
+"""How often the counts are looked at where somebody wants to know them, and where it is only to see whether a worker hangs."""
+PARENT_SECONDS: Final = 0.5
+
+_USAGE: Final = 2
+_FAILED: Final = 3
+_ENDED_WELL: Final = frozenset({0, _FAILED})
+_LAST_WORDS: Final = 2000
+_COPY_BYTES: Final = 1 << 16
+_MEMORY_WORDS: Final = (
+    "out of memory",
+    "MemoryError",
+    "bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "not enough memory",
+    "Cannot allocate memory",
+)
+_LESS_MEMORY: Final = "pass fewer --procs or a smaller --batch-size"
+_VMSTAT: Final = Path("/proc/vmstat")
+
+_log = logging.getLogger("cachestore")
+
+
+class Cancel(Protocol):
+    """Anything like a `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        ...
+
+
+def _sees_nobody(_pids: Collection[int]) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What is seen to while workers run; all of it in the calling thread, between two looks at the processes."""
+
+    look: Callable[[Collection[int]], PassStatus | None] = _sees_nobody
+    """How far the pass is on which processes work. One that is never seen is given more time than one whose count stands still."""
+    on_progress: Callable[[Mapping[str, Json]], None] | None = None
+    cancel: Cancel | None = None
+    """Set, it stops the workers; each publishes what it has encoded."""
+    warn: Callable[[str], None] = _log.warning
+    """Told when a worker ended badly while others go on."""
+    pictures: Pictures | None = None
+    """What stands in this process's memory and workers ask for; None where nothing does."""
+    words: Literal["copied", "inherited"] = "copied"
+    """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One ended worker process."""
+
+    pid: int
+    returncode: int
+    report: Mapping[str, Any] | None
+    """The object it printed; None where it ended without one."""
+    last_words: str
+    """The end of what it wrote to stderr; empty where that went straight to ours."""
+    rank: int = 0
+    how: str = ""
+    """How it ended, in words; empty where it ended well."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it reached the end of the pass."""
+        return self.returncode in _ENDED_WELL and self.report is not None and "error" not in self.report
+
+
+@dataclass(slots=True)
+class _Running:
+    """A worker process as its parent sees it."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    out: IO[bytes]
+    err: IO[bytes] | None
+    started: float
+    sign: RankStatus | None = None
+    """What it showed last."""
+    reason: str = ""
+    """Why it was asked to stop."""
+    asked_at: float | None = None
+    child: Child | None = None
+    _copied: int = 0
+    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Let it publish what it has encoded, and end. Asked once."""
+        if self.asked_at is None:
+            self.asked_at, self.reason = time.monotonic(), reason
+            self.process.terminate()
+
+    @property
+    def patience(self) -> float:
+        """How long it may take to stop."""
+        return max(STOP_SECONDS, STOP_BATCHES * (self.sign.slowest_batch if self.sign else 0.0))
+
+    def copy_words(self) -> None:
+        """Hand on what it has written to stderr since the last time."""
+        while self.err is not None and (new := read_at(self.err.fileno(), _COPY_BYTES, self._copied)):
+            self._copied += len(new)
+            _say(self._decoder.decode(bytes(new)))
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        if self.err is None:
+            return ""
+        size = os.fstat(self.err.fileno()).st_size
+        start = max(0, size - _LAST_WORDS)
+        return read_at(self.err.fileno(), size - start, start).decode("utf-8", "replace").strip()
+
+
+def run_children(
+    arguments: Sequence[str], count: int, care: Care | None = None, environment: Mapping[str, str] | None = None
+) -> list[Child]:
+    """Run `count` workers with the same arguments as one launch, each with its own rank, and wait for all of them.
+
+    `environment` goes to all of them, over what they inherit. Returns as they ended, in the order of ranks. Whatever ends the call stops
+    them all: each publishes what it has encoded. Raises Incomplete where `care.cancel` did and none reached the end.
+    """
+    launch = f"procs:{secrets.token_hex(8)}"
+    return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
+
+
+def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:
+    """As `run_children`, for one worker of a launch that others started; `environment` says which, over what it inherits."""
+    return _run(arguments, [environment], care or Care())
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that a process started here may use, without loading torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
+    """One worker for each environment; the first one's words are shown."""
+    if care.cancel is not None and care.cancel.is_set():
+        raise Incomplete(_CANCELLED)
+    if not sys.executable:
+        message = "this Python does not know its own executable, so that no worker can be started: pass inline=True"
+        raise BadInput(message)
+    oom_kills = _oom_kills()
+    with ExitStack() as stack:
+        running: list[_Running] = []
+        answers = Answers(care.pictures) if care.pictures is not None else None
+        if answers is not None:
+            stack.callback(answers.close)
+        try:
+            _start(arguments, environments, care, stack, running, answers=answers)
+            _attend(running, care, oom_kills, answers)
+        except BaseException:  # whatever interrupts the wait must leave no worker behind
+            if answers is not None:
+                answers.close()  # nobody waits for an answer any more
+            _stop(running)
+            raise
+        children = [one.child for one in running if one.child is not None]
+    if any(one.reason == _CANCELLED for one in running) and not any(child.is_well for child in children):
+        raise Incomplete(_CANCELLED)
+    return children
+
+
+_CANCELLED: Final = "stopped on request; what is encoded is published, and the same call goes on from there"
+
+
+def _start(
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    care: Care,
+    stack: ExitStack,
+    running: list[_Running],
+    *,
+    answers: Answers | None,
+) -> None:
+    """Start the workers. Their stdin ends when this process does: nobody ever writes to it."""
+    if answers is not None and os.name != "posix":
+        message = "samples in memory are handed to workers over pipes that this system does not have: pass inline=True, or paths"
+        raise BadInput(message)
+    theirs, ours = os.pipe()
+    stack.callback(os.close, ours)
+    try:
+        for rank, own in enumerate(environments):
+            is_inherited = rank == 0 and care.words == "inherited"
+            out, err = _temporary(stack), None if is_inherited else _temporary(stack)
+            quiet = [] if own.get("CACHESTORE_RANK", "0") == "0" else ["--quiet"]
+            line = answers.new_line() if answers is not None else ()
+            asks = {ASK: ",".join(map(str, line))} if line else {}
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
+                    stdin=theirs,
+                    stdout=out,
+                    stderr=err,
+                    # The stack of a worker that crashes in a library is among its last words.
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
+                    pass_fds=line,
+                )
+            finally:
+                for descriptor in line:
+                    os.close(descriptor)
+            running.append(_Running(rank, process, out, err, time.monotonic()))
+    finally:
+        os.close(theirs)
+
+
+def _temporary(stack: ExitStack) -> IO[bytes]:
+    """A file without a name, until the call returns."""
+    return stack.enter_context(tempfile.TemporaryFile())
+
+
+def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
+    """Wait until all workers have ended, and see to what `care` says meanwhile."""
+    pass_time = time.sleep if answers is None else answers.serve
+    looked_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
+    while True:
+        left = _still_running(running, care, oom_kills)
+        for first in running[:1]:
+            first.copy_words()
+        if not left:
+            return
+        if care.cancel is not None and care.cancel.is_set():
+            for one in left:
+                one.ask_to_stop(_CANCELLED)
+        if time.monotonic() - looked_at >= pause:
+            looked_at = time.monotonic()
+            _look(left, care)
+        for one in left:
+            _judge(one, time.monotonic())
+        pass_time(POLL_SECONDS)
+
+
+def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | None) -> list[_Running]:
+    """The workers that have not ended; of those that have, how they did is noted."""
+    for one in running:
+        if one.child is None and one.process.poll() is not None:
+            one.child = _ended(one, _risen(oom_kills))
+            _tell_of(one.child, running, care)
+    return [one for one in running if one.child is None]
+
+
+def _look(running: Sequence[_Running], care: Care) -> None:
+    """See how far the workers are."""
+    status = care.look([one.process.pid for one in running])
+    if status is None:
+        return
+    shown = {rank.pid: rank for rank in status.ranks}
+    for one in running:
+        one.sign = shown.get(one.process.pid, one.sign)
+    if care.on_progress is not None:
+        care.on_progress(status.counts())
+
+
+def _judge(one: _Running, now: float) -> None:
+    """Stop a worker that hangs, and kill one that does not stop."""
+    if one.asked_at is not None:
+        if now - one.asked_at > one.patience:
+            one.process.kill()
+        return
+    if hanging := hangs(one.sign, now - one.started):
+        one.ask_to_stop(hanging)
+
+
+def hangs(sign: RankStatus | None, age_seconds: float) -> str:
+    """Why a worker is taken to hang, in words; empty where it is not. `age_seconds` is how long ago it was started.
+
+    One that waits for others is not judged: its own patience is bounded.
+    """
+    if sign is None:
+        return f"hung: it showed no count within {age_seconds:.0f} s" if age_seconds > UNSEEN_SECONDS else ""
+    limit = max(STILL_SECONDS, STILL_BATCHES * sign.slowest_batch)
+    if sign.phase == WAITING or sign.still_seconds <= limit:
+        return ""
+    return f"hung: in phase {sign.phase!r} its count stood still for {sign.still_seconds:.0f} s"
+
+
+def _as_rank(rank: int, count: int, launch: str) -> dict[str, str]:
+    own = {"CACHESTORE_LAUNCH": launch, "CACHESTORE_RANK": str(rank), "CACHESTORE_WORLD_SIZE": str(count)}
+    own |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Otherwise each rank starts as many threads as there are processors, and they push each other aside: 3 times slower on 2 cores.
+        own["OMP_NUM_THREADS"] = str(max(1, processors() // count))
+    return own
+
+
+def processors() -> int:
+    """How many processors this process may use: of a container or a batch job, not of the whole machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """Ask the workers to publish and end; kill those that do not in time, or at once when this is interrupted as well."""
+    left = [one for one in running if one.process.poll() is None]
+    for one in left:
+        one.ask_to_stop("stopped with its parent")
+    try:
+        for one in left:
+            asked_at = one.asked_at if one.asked_at is not None else time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.0, asked_at + one.patience - time.monotonic()))
+    finally:
+        for one in left:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+        for first in running[:1]:
+            first.copy_words()
+
+
+def _say(text: str) -> None:
+    """To whatever `sys.stderr` is just now: nothing, a file, a notebook's cell. One that is closed is no reason to stop."""
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - None in a program without a console
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def _ended(one: _Running, oom_kills: int) -> Child:
+    report = _printed(one.out)
+    code, words = one.process.returncode, one.last_words()
+    how = one.reason if one.reason != _CANCELLED else ""
+    if report is None or "error" in report or code not in _ENDED_WELL:
+        ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
+        how = f"{how}; asked to stop, it {ending}" if how else ending
+        how += f": {report['error']}" if report and "error" in report else ""
+    return Child(one.process.pid, code, report, words, one.rank, how)
+
+
+def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
+    """The object that a worker printed; None where there is none."""
+    out.seek(0)
+    try:
+        found: Any = json.loads(out.read())
+    except ValueError:
+        return None
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else None
+
+
+def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -> str:
+    """How a process ended, in words. `oom_kills` says how many processes the system killed for memory meanwhile."""
+    if returncode == -getattr(signal, "SIGKILL", 9) and oom_kills:
+        return f"was killed by SIGKILL as the system ran out of memory ({oom_kills} processes were killed for it): {_LESS_MEMORY}"
+    if returncode < 0:
+        how = f"was killed by {_signal_name(-returncode)}"
+    elif returncode > 128:
+        how = f"was stopped by {_signal_name(returncode - 128)}"
+    else:
+        how = f"ended with exit code {returncode}"
+    if any(word in last_words for word in _MEMORY_WORDS):
+        how += f", out of memory by its last words: {_LESS_MEMORY}"
+    return how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _oom_kills() -> int | None:
+    """How many processes this machine has killed for memory since it started; None where it does not say."""
+    try:
+        found = [line.split()[1] for line in _VMSTAT.read_text().splitlines() if line.startswith("oom_kill ")]
+        return int(found[0])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _risen(before: int | None) -> int:
+    now = _oom_kills()
+    return max(0, now - before) if now is not None and before is not None else 0
+
+
+def _tell_of(child: Child, running: Sequence[_Running], care: Care) -> None:
+    """Say at once that one of several workers died. What it says itself in its report is said by who joins the reports."""
+    is_expected = child.is_well or child.report is not None or child.returncode == _USAGE
+    was_cancelled = any(one.reason == _CANCELLED for one in running)
+    if len(running) > 1 and not is_expected and not was_cancelled:
+        care.warn(f"{_named(child)}; the others do its work.{_quoted(child)}")
+
+
+def _named(child: Child) -> str:
+    return f"worker {child.rank} (pid {child.pid}) {child.how or 'ended'}"
+
+
+def _quoted(child: Child) -> str:
+    return f" Its last words:\n{child.last_words}" if child.last_words else ""
+
+
+def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:
+    """The report that the surviving workers agree on, with what all of them published in `encoded_here`.
+
+    Raises the error that a worker ended with, as its own class, or Incomplete where none of them reached the end; `warn` is told of
+    workers that ended with an error while others reached the end.
+    """
+    ended = [child for child in children if child.is_well]
+    if ended:
+        for child in children:
+            if not child.is_well and child.report is not None:
+                warn(f"{_named(child)}; the others did its work")
+        report = dict(ended[0].report or {})
+        report["encoded_here"] = sum(int((child.report or {}).get("encoded_here", 0)) for child in ended)
+        return report
+    for child in children:
+        if child.report and "error" in child.report:
+            raise _class_of(str(child.report.get("kind")))(str(child.report["error"]))
+    if any(child.returncode == _USAGE for child in children):
+        message = next((child.last_words for child in children if child.returncode == _USAGE and child.last_words), "")
+        raise BadInput(message or "the arguments were refused")
+    said = "; ".join(_named(child) for child in children[:4])
+    last = next((_quoted(child) for child in children if child.last_words), "")
+    message = f"no worker reached the end: {said}. Run the same command again: it goes on where it stopped.{last}"
+    raise Incomplete(message)
+
+
+def _class_of(kind: str) -> type[CacheStoreError]:
+    """The class of an error by the name that a worker printed."""
+    found = getattr(errors, kind, None)
+    return found if isinstance(found, type) and issubclass(found, CacheStoreError) else CacheStoreError
+
+
+# In the worker
+
+
+def watch_parent(environment: MutableMapping[str, str]) -> bool:
+    """In a process that another one of ours started: stop as on SIGTERM when that one is gone, and leave for good 60 s later.
+
+    Returns whether there is such a parent; without one, nothing is watched. The two threads that watch are this process's own and end
+    with it. Stdin ends with the parent, unless a process that the parent forked holds the other end too: so the parent's number, which
+    changes when it dies, is watched as well.
+    """
+    named = environment.pop(PARENT, "")
+    if not named.isdecimal():
+        return False
+    gone = threading.Event()
+    threading.Thread(target=_read_to_the_end, args=(gone,), name="cachestore-stdin", daemon=True).start()
+    threading.Thread(target=_leave_with, args=(gone, os.getppid(), int(named)), name="cachestore-parent", daemon=True).start()
+    return True
+
+
+def _read_to_the_end(gone: threading.Event) -> None:
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    gone.set()
+
+
+def _leave_with(gone: threading.Event, parent: int, named: int) -> None:
+    was_gone_before = parent == 1 != named  # it died before this process could ask: init is the parent now
+    while not was_gone_before and os.getppid() == parent and not gone.wait(PARENT_SECONDS):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LEAVE_SECONDS)
+    os._exit(128 + signal.SIGTERM)

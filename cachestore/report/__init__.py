@@ -1,0 +1,1 @@
+"""What is in a store, as a page."""

@@ -1,0 +1,105 @@
+"""Numbers as inline SVG. Colours come from the page's classes, so that one drawing serves light, dark and paper."""
+
+from collections.abc import Sequence
+from itertools import count as count_from_0
+from typing import Final
+
+from cachestore.report.html import Html, attribute, count, join
+from cachestore.report.numbers import Bin, Segment, State
+
+_ACROSS: Final = 60
+_SIDE: Final = 12
+"""Of a square of the map, with the gap to the next one, in pixels."""
+MOST_SQUARES: Final = 960
+_WORST: Final[Sequence[State]] = ("sound", "gone", "unreadable", "damaged")
+_HEIGHT: Final = 150
+_BASE: Final = 122
+"""Where the bars of a histogram stand."""
+_TICKS: Final = 6
+
+
+def bar(*parts: tuple[float, str]) -> Html:
+    """A bar of parts, each (share of the full width, class). It repeats numbers that stand beside it, so no reader speaks it."""
+    start, drawn = 0.0, list[Html]()
+    for width, css in parts:
+        if width > 0:
+            drawn.append(Html(f'<rect x="{_percent(start)}" width="{_percent(width)}" height="100%" class="{css}"/>'))
+        start += width
+    return Html(f'<svg class="bar" aria-hidden="true">{join(drawn)}</svg>')
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.2f}%"
+
+
+def neighbours(segments: int) -> int:
+    """How many segments share a square of the map."""
+    return -(-segments // MOST_SQUARES) or 1
+
+
+def segment_map(segments: Sequence[Segment]) -> Html:
+    """A square for each segment in the order of names; where there are very many, for several neighbours, by the worst of them."""
+    each = neighbours(len(segments))
+    groups = [segments[at : at + each] for at in range(0, len(segments), each)]
+    across = min(_ACROSS, max(1, len(groups)))
+    down = -(-len(groups) // across) or 1
+    squares = join(_square(group, number % across, number // across) for number, group in enumerate(groups))
+    damaged = sum(1 for segment in segments if segment.state != "sound")
+    title = f"Map of {len(segments):,} segments, {damaged:,} of them not sound"
+    box = f'viewBox="0 0 {across * _SIDE} {down * _SIDE}" style="max-width:{across * _SIDE}px"'
+    return Html(f'<svg class="map" role="img" aria-label="{title}" {box}>{squares}</svg>')
+
+
+def _square(group: Sequence[Segment], x: int, y: int) -> Html:
+    worst = max(group, key=lambda segment: _WORST.index(segment.state))
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    entries = count(sum(segment.entries for segment in group))
+    title = f"<title>{attribute(worst.digest[:12])}…{more}: {worst.state}, {entries} entries</title>"
+    left, top, side = x * _SIDE, y * _SIDE, _SIDE - 2
+    square = f'<rect x="{left}" y="{top}" width="{side}" height="{side}" rx="1.5" class="{worst.state}"/>'
+    # A sign besides the colour, for paper and for eyes that see no difference between the two.
+    sign = "" if worst.state == "sound" else f'<path d="M{left + 3} {top + 3}l4 4m0-4l-4 4" class="sign"/>'
+    return Html(f"<g>{title}{square}{sign}</g>")
+
+
+def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
+    """Bars over lengths, with a line where the encoder stops reading; the bars behind it in another colour. At least one bin."""
+    first, last = bins[0].low, bins[-1].high + 1
+    most = max(one.captions for one in bins) or 1
+    drawn = [_column(one, first, last - first, most, is_cut=limit is not None and one.low > limit) for one in bins]
+    ticks = [_tick(place, first, last - first) for place in _round_places(first, last)]
+    line: list[Html] = []
+    if limit is not None and first < limit + 1 < last:
+        x = _percent((limit + 1 - first) / (last - first))
+        anchor = "end" if limit > (first + last) / 2 else "start"
+        offset = "-6" if anchor == "end" else "6"
+        line = [
+            Html(f'<line x1="{x}" x2="{x}" y1="2" y2="{_BASE}" class="limit"/>'),
+            Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">{limit:,} are read</text>'),
+        ]
+    axis = Html(f'<line x1="0" x2="100%" y1="{_BASE}" y2="{_BASE}" class="axis"/>')
+    label = f"Lengths of captions in {unit}, from {first:,} to {last - 1:,}"
+    return Html(f'<svg class="histogram" role="img" aria-label="{label}" height="{_HEIGHT}">{join([*drawn, axis, *ticks, *line])}</svg>')
+
+
+def _column(one: Bin, first: int, span: int, most: int, *, is_cut: bool) -> Html:
+    height = round((_BASE - 22) * one.captions / most, 1)
+    height = max(height, 1.0) if one.captions else 0.0
+    x, width = _percent((one.low - first) / span), _percent(0.86 * (one.high + 1 - one.low) / span)
+    where = f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}"
+    title = f"<title>{where}: {one.captions:,}</title>"
+    css = "lost" if is_cut else "fill"
+    return Html(f'<rect x="{x}" width="{width}" y="{_BASE - height}" height="{height}" class="{css}">{title}</rect>')
+
+
+def _tick(place: int, first: int, span: int) -> Html:
+    part = (place - first) / span
+    anchor = "start" if part < 0.04 else "end" if part > 0.96 else "middle"
+    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{place:,}</text>')
+
+
+def _round_places(first: int, last: int) -> list[int]:
+    """Up to six round numbers within [first, last)."""
+    steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
+    step = next(step for step in steps if (last - first) / step <= _TICKS)
+    return list(range(-(-first // step) * step, last, step))

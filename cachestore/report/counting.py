@@ -1,0 +1,181 @@
+"""Counts of a data set: its buckets, captions and entries. Functions of a catalog and of the sizes of a store's entries."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, cast
+
+from cachestore.core.keys import Json, Key, Recipe
+from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
+from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
+from cachestore.storage.entry import size_of
+from cachestore.storage.snapshot import Snapshot
+
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_AT_ONCE: Final = 4096
+_MOST_BINS: Final = 40
+_REPEATS: Final = 3
+_LONGEST: Final = 5
+
+
+def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
+    """Bytes of each entry's tensors, of the copy that is read."""
+    sizes: dict[Key, int] = {}
+    every = snapshot.keys()
+    while keys := list(islice(every, _AT_ONCE)):
+        located = snapshot.locate(keys)
+        if located is not None:  # as it always is: these are the snapshot's own keys
+            sizes.update(zip(keys, map(size_of, located.specs), strict=True))
+    return sizes
+
+
+def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
+    """Buckets of the samples in these rows, by the first view of what is trained on, for each resolution; none where there are none."""
+    columns = [column for column in catalog.columns if "bucket" in column.facts]
+    trained = [column for column in columns if column.role in (IMAGE, VIDEO)] or [one for one in columns if one.role == columns[0].role]
+    resolutions = list(dict.fromkeys(column.options.get("resolution") for column in trained))
+    together = [[column for column in trained if column.options.get("resolution") == resolution] for resolution in resolutions]
+    return tuple(_count(some, rows, batch_size) for some in together)
+
+
+def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -> Buckets:
+    """Of columns of one resolution, each row of which has its cells in one of them."""
+    counted = Counter(_bucket_of(column, row) for column in columns for row in rows if column.count(row))
+    fullest = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    resolution, losses = columns[0].options.get("resolution"), [_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})]
+    return Buckets(
+        resolution=resolution if isinstance(resolution, int) else None,
+        samples=counted.total(),
+        left_over=_lose(counted, batch_size).left_over,
+        buckets=tuple(Bucket(name, samples, samples // batch_size, samples % batch_size) for name, samples in fullest),
+        losses=tuple(losses),
+    )
+
+
+def _bucket_of(column: KeyColumn, row: int) -> str:
+    return "x".join(map(str, column.cell(column.at[row]).facts.get("bucket", ())))
+
+
+def _lose(counted: Mapping[str, int], batch_size: int) -> Loss:
+    """What full batches of this size, each of one bucket, leave out."""
+    return Loss(batch_size, sum(count // batch_size for count in counted.values()), sum(count % batch_size for count in counted.values()))
+
+
+def measure_captions(catalog: Catalog) -> Captions:
+    """Lengths of the different captions: tokens where a column of text knows them, else characters."""
+    different = Counter(catalog.captions)
+    column = next((one for one in catalog.columns if one.role == CAPTION and "tokens" in one.facts), None)
+    tokens = _tokens_of(catalog, column) if column is not None else {}
+    lengths = tokens or {caption: len(caption) for caption in different}
+    limit = _limit_of(catalog.recipes.get(column.fingerprint)) if column is not None and tokens else None
+    ordered = sorted(lengths.values())
+    cut = [caption for caption, length in lengths.items() if limit is not None and length > limit]
+    return Captions(
+        samples=sum(1 for row in range(len(catalog)) if catalog.captions_at[row + 1] > catalog.captions_at[row]),
+        captions=len(catalog.captions),
+        distinct=len(different),
+        empty=different[""],
+        unit="tokens" if tokens else "characters",
+        limit=limit,
+        truncated=len(cut),
+        median=ordered[len(ordered) // 2] if ordered else 0,
+        most=ordered[-1] if ordered else 0,
+        bins=_bins_of(ordered, limit),
+        longest=_longest_of(catalog, {caption: lengths[caption] for caption in cut}),
+    )
+
+
+def _limit_of(recipe: Recipe | None) -> int | None:
+    """How many tokens of a caption an encoder reads, where its recipe says it."""
+    limit: Json = recipe.make.get("max_tokens") if recipe is not None else None
+    return limit if type(limit) is int and limit >= 0 else None
+
+
+def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
+    """Tokens of each different caption that was encoded, by its text."""
+    known, found = column.facts["tokens"], dict[str, int]()
+    for row in range(len(catalog)):
+        captions = range(catalog.captions_at[row], catalog.captions_at[row + 1])
+        for caption, cell in zip(captions, range(column.at[row], column.at[row + 1]), strict=False):
+            if known[cell] >= 0:
+                found[catalog.captions[caption]] = known[cell]
+    return found
+
+
+def _bins_of(ordered: Sequence[int], limit: int | None) -> tuple[Bin, ...]:
+    """Up to 41 bins of one width over sorted lengths, one of which ends at the limit."""
+    if not ordered:
+        return ()
+    least, most = ordered[0], ordered[-1]
+    width = -(-(most - least + 1) // _MOST_BINS)
+    start = least - (least - (limit + 1 if limit is not None else least)) % width
+    counted = Counter((length - start) // width for length in ordered)
+    lows = range(start, most + 1, width)
+    return tuple(Bin(max(0, low), low + width - 1, counted[number]) for number, low in enumerate(lows))
+
+
+def _longest_of(catalog: Catalog, cut: Mapping[str, int]) -> tuple[Long, ...]:
+    longest = sorted(cut.items(), key=lambda item: (-item[1], item[0]))[:_LONGEST]
+    samples = _samples_of_captions(catalog, {caption for caption, _length in longest})
+    return tuple(Long(samples[caption], length, caption) for caption, length in longest)
+
+
+def _samples_of_captions(catalog: Catalog, wanted: set[str]) -> dict[str, str]:
+    """The first sample of each of these captions."""
+    found: dict[str, str] = {}
+    for row in range(len(catalog)) if wanted else ():
+        for caption in wanted.intersection(catalog.row_captions(row)):
+            found.setdefault(caption, catalog.ids[row])
+    return found
+
+
+def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Kind:
+    """What a column's cells hold; `sizes` has the bytes of every entry that is there."""
+    cells = Counter(bytes(raw) for raw in column.keys)
+    missing = cells.pop(NO_KEY, 0)
+    present = {raw: times for raw, times in cells.items() if Key(raw) in sizes}
+    return Kind(
+        encoder=column.encoder,
+        role=column.role,
+        about=_describe(catalog.recipes.get(column.fingerprint), column),
+        fingerprint=column.fingerprint,
+        cells=len(column.keys),
+        missing=missing,
+        entries=len(cells),
+        bytes=sum(sizes[Key(raw)] for raw in present),
+        saved_bytes=sum(sizes[Key(raw)] * (times - 1) for raw, times in present.items()),
+        repeats=_repeats_of(catalog, column, cells),
+    )
+
+
+def _describe(recipe: Recipe | None, column: KeyColumn) -> str:
+    """What a recipe says of itself, in a few words; nothing where the catalog lacks it."""
+    if recipe is None:
+        return ""
+    make, resolution = recipe.make, column.options.get("resolution")
+    components: Any = make.get("components")
+    module = cast("dict[str, Any]", components).get("vae") if isinstance(components, dict) else None
+    what = recipe.read.get("family") or str(module or make.get("kind")).rpartition(".")[2]
+    told = [what, make.get("dtype"), recipe.read.get("stored"), f"resolution {resolution}" if resolution is not None else None]
+    return ", ".join(one for one in told if isinstance(one, str))
+
+
+def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> tuple[Repeat, ...]:
+    most = [(raw, times) for raw, times in cells.most_common(_REPEATS) if times > 1]
+    samples: dict[bytes, list[int]] = {raw: [] for raw, _times in most}
+    for row in range(len(catalog)) if most else ():
+        for key in column.row_keys(row):
+            if key is not None and bytes(key) in samples:
+                samples[bytes(key)].append(row)
+    return tuple(Repeat(times, _what(catalog, column, Key(raw), samples[raw])) for raw, times in most)
+
+
+def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) -> str:
+    """What an entry was made of: its caption, or the samples that share the picture."""
+    captions = catalog.row_captions(rows[0])
+    place = column.row_keys(rows[0]).index(key)
+    if column.role == CAPTION and place < len(captions):
+        return captions[place] or "(the empty caption)"
+    named = list(dict.fromkeys(catalog.ids[row] for row in rows))
+    return ", ".join(named[:3]) + (", …" if len(named) > 3 else "")

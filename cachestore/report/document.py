@@ -1,0 +1,370 @@
+"""The page: one static file with its style inside, no script, and no address of anything else."""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachestore.report.charts import bar, histogram, neighbours, segment_map
+from cachestore.report.html import (
+    DASH,
+    LONGEST_TEXT,
+    NOTHING,
+    Html,
+    attribute,
+    count,
+    duration,
+    element,
+    join,
+    note,
+    plural,
+    share,
+    size,
+    table,
+    words,
+)
+from cachestore.report.numbers import Bucket, Buckets, Captions, Gallery, Kind, Numbers, Pass, Thumbnail
+from cachestore.report.style import STYLE
+
+MOST_ROWS: Final = 50
+"""Of findings, failures and buckets; what is left out is counted."""
+MOST_PASSES: Final = 10
+MOST_NAMES: Final = 10
+_SHORT: Final = 90
+_UNDER_A_PICTURE: Final = 120
+_LOSS: Final = (("Batches", "n"), ("Left out", "n"), ("Share", "n"))
+_COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
+"""Characters of text in a narrow cell."""
+
+
+def make_page(numbers: Numbers, gallery: Gallery) -> bytes:
+    """The whole report as UTF-8. A store without entries, and one without a data set, give a page that says so."""
+    parts: list[tuple[str, str, Callable[[], Html]]] = [
+        ("damage", "Damage map", lambda: _damage(numbers)),
+        ("buckets", "Buckets", lambda: _buckets(numbers)),
+        ("captions", "Captions", lambda: _captions(numbers.captions)),
+        ("sizes", "Size by kind", lambda: _sizes(numbers)),
+        ("shared", "Shared entries", lambda: _sharing(numbers.kinds)),
+        ("work", "Throughput", lambda: _work(numbers.passes)),
+        ("failures", "Not encoded", lambda: _failures(numbers)),
+        ("pictures", "Pictures from latents", lambda: _pictures(gallery)),
+    ]
+    links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _make in parts)
+    sections = join(Html(f'<section id="{anchor}"><h2>{title}</h2>{make()}</section>') for anchor, title, make in parts)
+    title = attribute(f"{numbers.name or 'no data set'} · cachestore report")
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="cachestore {attribute(numbers.version)}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+{_head(numbers)}
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+{sections}
+<footer>Made by cachestore {attribute(numbers.version)} from the store alone; this file needs no other one.</footer>
+</main>
+</body>
+</html>
+"""
+    return page.encode("utf-8")
+
+
+def _head(numbers: Numbers) -> Html:
+    name = words(numbers.name) if numbers.name else Html("No data set")
+    generation = f", generation {numbers.generation:,}" if numbers.name else ""
+    others = _named(numbers.other_names)
+    verdict = "no damage found" if numbers.damage.ok else plural(len(numbers.damage.findings), "finding")
+    level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers"
+    tiles = join(
+        [
+            _tile("Samples", count(numbers.samples), Html(f"{share(numbers.complete, numbers.samples)} complete")),
+            _tile("Entries", count(numbers.entries), _others_in_words(numbers.others)),
+            _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
+            _tile("Verify", Html(f'<span class="{"good" if numbers.damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide"),
+        ]
+    )
+    return Html(
+        f'<header><p class="kicker">cachestore report</p><h1>{name}</h1><p class="about">'
+        f'{words(numbers.store)}{generation} · {attribute(numbers.written)}{others}</p><dl class="tiles">{tiles}</dl></header>'
+    )
+
+
+def _named(others: Sequence[str]) -> Html:
+    """The store's other data sets, as far as there is room."""
+    if not others:
+        return NOTHING
+    more = len(others) - MOST_NAMES
+    named = join((words(name, _SHORT) for name in others[:MOST_NAMES]), ", ")
+    return Html(f"<br>Other data sets here: {named}" + (f" and {count(more)} more" if more > 0 else ""))
+
+
+def _others_in_words(others: int) -> Html:
+    return Html(f"{count(others)} not of this data set") if others else Html("all of this data set")
+
+
+def _tile(title: str, figure: Html, about: Html, css: str = "") -> Html:
+    return Html(f'<div class="{css}"><dt>{title}</dt><dd>{figure}</dd><dd class="small">{about}</dd></div>')
+
+
+def _damage(numbers: Numbers) -> Html:
+    damage = numbers.damage
+    if not damage.map and not damage.findings:
+        return note(Html("There are no segments yet."))
+    said = "every byte was read" if damage.level == "full" else "names, sizes and headers were looked at, and no bytes of entries (--full)"
+    total = f"{plural(len(damage.map), 'segment')}, {plural(damage.entries, 'entry', 'entries')}, {size(damage.bytes)}: {said}"
+    states = {segment.state for segment in damage.map}
+    legend = join(
+        Html(f'<li><span class="key {state}"></span>{state}</li>')
+        for state in ("sound", "damaged", "unreadable", "gone")
+        if state == "sound" or state in states
+    )
+    rows = [
+        [words(found.kind), words(found.message, 2 * LONGEST_TEXT), DASH if found.sample is None else words(found.sample, _SHORT)]
+        for found in damage.findings[:MOST_ROWS]
+    ]
+    findings = table("What verify found", [("Kind", "k"), ("What", "t"), ("Sample", "k")], rows)
+    drawn = segment_map(damage.map) if damage.map else NOTHING
+    return join(
+        [
+            note(Html(f"{total}. Each square is {_of_a_square(len(damage.map))}.")),
+            drawn,
+            Html(f'<ul class="legend">{legend}</ul>'),
+            findings,
+            _more(len(damage.findings), "`cachestore verify` lists all"),
+        ]
+    )
+
+
+def _of_a_square(segments: int) -> Html:
+    each = neighbours(segments)
+    return Html("a segment" if each == 1 else f"{each} segments, and shows the worst of them")
+
+
+def _more(found: int, where: str) -> Html:
+    """Says how many rows were left out."""
+    left = found - MOST_ROWS
+    return note(Html(f"and {count(left)} more; {where}.")) if left > 0 else NOTHING
+
+
+def _buckets(numbers: Numbers) -> Html:
+    found = [one for one in numbers.buckets if one.samples]
+    if not found:
+        return note(Html("No complete sample has a picture."))
+    return join(_buckets_at(one, numbers.batch_size, f" at {one.resolution}" if len(found) > 1 else "") for one in found)
+
+
+def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
+    """One resolution's buckets; `where` tells it from others."""
+    total = Html(f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}")
+    lost = Html(f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})")
+    said = (
+        f"{total}. In full batches of {count(batch)} from one bucket each, on one rank, an epoch leaves out {lost}: others in every epoch."
+    )
+    rows = [_bucket_row(bucket, batch, one.buckets[0].samples) for bucket in one.buckets[:MOST_ROWS]]
+    losses = [(loss, bar((loss.left_over / one.samples, "lost"))) for loss in one.losses]
+    sizes = [
+        [count(loss.batch_size), drawn, count(loss.batches), count(loss.left_over), share(loss.left_over, one.samples)]
+        for loss, drawn in losses
+    ]
+    title = f"Samples by bucket{where}, with what batches of {batch} leave out"
+    buckets = table(title, [("Bucket", "k"), ("", "bar"), ("Samples", "n"), *_LOSS], rows)
+    other = table(f"What other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
+    return join([note(Html(said)), buckets, _more(len(one.buckets), "smaller buckets are not shown"), other])
+
+
+def _bucket_row(one: Bucket, batch: int, most: int) -> list[Html]:
+    name = words(one.name) if one.name else Html("size unknown")
+    drawn = bar((one.batches * batch / most, "fill"), (one.left_over / most, "lost"))
+    return [name, drawn, count(one.samples), count(one.batches), count(one.left_over), share(one.left_over, one.samples)]
+
+
+def _captions(captions: Captions | None) -> Html:
+    if captions is None or not captions.captions:
+        return note(Html("No sample has a caption."))
+    limit = "" if captions.limit is None else f" The encoder reads {count(captions.limit)} {captions.unit}; "
+    cut = (
+        f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, and truncated."
+        if captions.limit is not None
+        else ""
+    )
+    said = (
+        f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them different,"
+        f" {count(captions.empty)} empty. Half of them are longer than {count(captions.median)} {captions.unit}, the longest has"
+        f" {count(captions.most)}.{limit}{cut}"
+    )
+    drawn = histogram(captions.bins, captions.unit, captions.limit) if captions.bins else NOTHING
+    filled = [one for one in captions.bins if one.captions]
+    rows = [[Html(f"{one.low:,}&ndash;{one.high:,}"), count(one.captions), share(one.captions, captions.distinct)] for one in filled]
+    lengths = table("Lengths of different captions", [(captions.unit.capitalize(), "k"), ("Captions", "n"), ("Share", "n")], rows)
+    longest = [[words(one.sample, _SHORT), count(one.length), words(one.caption)] for one in captions.longest]
+    cuts = table("The longest truncated captions", [("Sample", "k"), (captions.unit.capitalize(), "n"), ("Caption", "t")], longest)
+    folded = Html(f"<details><summary>The same as a table</summary>{lengths}</details>") if lengths else NOTHING
+    return join([note(Html(said)), drawn, folded, cuts])
+
+
+def _sizes(numbers: Numbers) -> Html:
+    if not numbers.kinds and not numbers.others:
+        return note(Html("There are no entries yet."))
+    most = max([one.bytes for one in numbers.kinds] + [numbers.others_bytes]) or 1
+    rows = [
+        [words(one.name), bar((one.bytes / most, "fill")), count(one.entries), size(one.bytes), _each(one.bytes, one.entries), _about(one)]
+        for one in numbers.kinds
+    ]
+    if numbers.others:
+        each = _each(numbers.others_bytes, numbers.others)
+        others = bar((numbers.others_bytes / most, "other"))
+        rows.append(
+            [
+                Html("not of this data set"),
+                others,
+                count(numbers.others),
+                size(numbers.others_bytes),
+                each,
+                Html("other data sets, older inputs, the empty caption, values put by hand"),
+            ]
+        )
+    columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
+    said = "Bytes of tensors; what segments take besides, for headers, alignment and second copies, is"
+    overhead = max(0, numbers.bytes - numbers.tensor_bytes)
+    return join([note(Html(f"{said} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
+
+
+def _each(total: int, entries: int) -> Html:
+    return size(total / entries) if entries else DASH
+
+
+def _about(kind: Kind) -> Html:
+    missing = f' <span class="bad">{plural(kind.missing, "cell")} not made</span>' if kind.missing else ""
+    return Html(f"{words(kind.about)} <code>{attribute(kind.fingerprint[:12])}</code>{missing}")
+
+
+def _sharing(kinds: Sequence[Kind]) -> Html:
+    if not kinds:
+        return note(Html("Nothing was encoded yet."))
+    rows = [
+        [
+            words(one.name),
+            bar((one.entries / one.cells if one.cells else 0.0, "fill"), (one.shared / one.cells if one.cells else 0.0, "other")),
+            count(one.cells),
+            count(one.entries),
+            count(one.shared),
+            size(one.saved_bytes),
+        ]
+        for one in kinds
+    ]
+    columns = [("Kind", "k"), ("", "bar"), ("Named", "n"), ("Entries", "n"), ("Shared", "n"), ("Saved", "n")]
+    repeats = [[words(one.name), count(repeat.cells), words(repeat.what)] for one in kinds for repeat in one.repeats]
+    said = "Equal captions, and files with equal bytes, are one entry each: they were encoded once, and take their room once."
+    shown = table("Entries that most samples share", [("Kind", "k"), ("Times", "n"), ("What", "t")], repeats)
+    return join([note(Html(said)), table("What samples name, and what is stored", columns, rows), shown])
+
+
+def _work(passes: Sequence[Pass]) -> Html:
+    if not passes:
+        return note(Html("No pass of this data set is on record."))
+    rows = [
+        [
+            Html(f"{words(one.plan[:8])} / {one.number}"),
+            Html("ended" if one.complete else "unfinished"),
+            count(one.encoded),
+            count(one.reused),
+            count(one.failed),
+            duration(one.seconds) if one.complete else DASH,
+            Html(f"{one.encoded / one.seconds:,.1f}") if one.complete and one.seconds and one.encoded else DASH,
+            Html(f"{size(one.bytes / one.seconds)}/s") if one.complete and one.seconds and one.bytes else DASH,
+        ]
+        for one in passes[:MOST_PASSES]
+    ]
+    columns = [
+        ("Plan / pass", "k"),
+        ("State", "k"),
+        *_COUNTS,
+        ("Time", "n"),
+        ("Units/s", "n"),
+        ("Bytes", "n"),
+    ]
+    busiest = next((one for one in passes if one.stages), None)
+    manned = next((one for one in passes if one.ranks and any(rank.encoded for rank in one.ranks)), None)
+    parts = [
+        table("Passes, newest first", columns, rows),
+        NOTHING if busiest is None else _stages(busiest),
+        NOTHING if manned is None else _ranks(manned),
+    ]
+    return join(parts)
+
+
+def _stages(one: Pass) -> Html:
+    rows = [
+        [
+            words(stage.name),
+            bar((stage.share, "lost" if stage.name == one.limiting else "fill")),
+            share(stage.share, 1),
+            duration(stage.busy_seconds),
+            duration(stage.wait_seconds),
+        ]
+        for stage in one.stages
+    ]
+    named = Html(f"{words(one.plan[:8])} / {one.number}")
+    said = Html(f"How much of their time the threads of each stage were busy in pass {named}; {words(one.limiting)} limits.")
+    columns = [("Stage", "k"), ("", "bar"), ("Busy", "n"), ("Working", "n"), ("Waiting", "n")]
+    return join([note(said), table("Stages of encoding, over all ranks", columns, rows)])
+
+
+def _ranks(one: Pass) -> Html:
+    most = max(rank.encoded for rank in one.ranks) or 1
+    rows = [
+        [
+            DASH if rank.rank is None else count(rank.rank),
+            bar((rank.encoded / most, "fill")),
+            count(rank.encoded),
+            count(rank.reused),
+            count(rank.failed),
+            Html(f"{rank.encoded / rank.seconds:,.1f}") if rank.seconds > 0 else DASH,
+            Html(f"{words(rank.host, _SHORT)}, pid {rank.pid}"),
+            words(rank.phase),
+        ]
+        for rank in one.ranks[:MOST_ROWS]
+    ]
+    columns = [
+        ("Rank", "k"),
+        ("", "bar"),
+        *_COUNTS,
+        ("Units/s", "n"),
+        ("Process", "t"),
+        ("State", "k"),
+    ]
+    return join([table(f"Ranks of pass {one.plan[:8]} / {one.number}", columns, rows), _more(len(one.ranks), "the first ones are shown")])
+
+
+def _failures(numbers: Numbers) -> Html:
+    if not numbers.failures:
+        return note(Html("Nothing failed in the newest pass that ended."))
+    rows = [[words(one.sample, _SHORT), words(one.encoder), words(one.reason)] for one in numbers.failures[:MOST_ROWS]]
+    shown = table("Samples that could not be encoded", [("Sample", "k"), ("Encoder", "k"), ("Reason", "t")], rows)
+    return join([shown, _more(len(numbers.failures), "the report of the pass lists all")])
+
+
+def _pictures(gallery: Gallery) -> Html:
+    if not gallery.thumbnails:
+        return note(Html("There are no latents of pictures to show."))
+    figures = join(map(_figure, gallery.thumbnails))
+    return join([note(Html(f"{words(gallery.chosen)} {words(gallery.colours, 1000)}")), Html(f'<div class="gallery">{figures}</div>')])
+
+
+def _figure(one: Thumbnail) -> Html:
+    image = base64.b64encode(one.png).decode("ascii")
+    about = attribute(f"{one.sample}, made from its latents: {one.caption or 'no caption'}")
+    source = words(one.source or one.sample, _SHORT)
+    caption = words(one.caption, _UNDER_A_PICTURE) if one.caption else element("i", Html("no caption"))
+    return Html(
+        f'<figure><img width="{one.width}" height="{one.height}" alt="{about}" src="data:image/png;base64,{image}">'
+        f'<figcaption><span class="source">{source}</span> <span class="small">{attribute(one.size)}</span>'
+        f'<span class="caption">{caption}</span></figcaption></figure>'
+    )

@@ -1,0 +1,335 @@
+"""Pictures made from stored latents, without their VAE: a linear map from latent channels to colours, fitted when it is asked for.
+
+The pictures that were encoded, where they are still there with the same digest, are scaled down to the size of their latents, and
+the map is what fits them best by least squares. Where there are none, the direction in which the channels differ most is shown in grey, and
+said to be that. Nothing is kept in the store: see `docs/design.md`.
+"""
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, FormatError
+from cachestore.core.keys import Json, Key, digest_bytes
+from cachestore.core.raw_tensors import numbers
+from cachestore.core.read_block import parse_latents
+from cachestore.core.samples import IMAGE, VIDEO, Source
+from cachestore.source.combined import Moved, at_new_places, files_of, files_of_sources
+from cachestore.source.folders import Files
+from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
+from cachestore.store.reader import Reader
+
+SHOWN: Final = 20
+"""Samples that a report shows, and that the map is fitted to."""
+LARGEST_SOURCE: Final = 256 * 1024 * 1024
+_PLACES_EACH: Final = 10
+"""A map is fitted where there are at least so many places of latents for each of its numbers."""
+_SIDES: Final = 2
+_OUTERMOST: Final = 2.0
+"""Per cent of the values at each end that grey leaves out."""
+
+Latents = NDArray[np.float32]
+"""[C, H, W]: the mean, as the VAE gave it; of a video its first frame."""
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sample's picture of one column, with its latents."""
+
+    sample: str
+    row: int
+    cell: Cell
+    key: Key
+    latents: Latents
+    rate: float | None = None
+    """Frames a second that were asked for, of a clip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """How latents of one recipe become colours."""
+
+    weights: NDArray[np.float64]
+    """[C + 1, 3] to RGB in 0..255, or [C + 1, 1] to grey; the last row is what is added."""
+    fitted_to: int
+    """Pictures; 0 where none was there."""
+    explained: float
+    """Of how the fitted pictures differ from their mean, the part that the map gives (R squared); 0 where nothing was fitted."""
+
+    def in_words(self) -> str:
+        """Where the colours come from, for a person."""
+        if self.fitted_to:
+            return (
+                f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the pictures that were"
+                f" encoded; it explains {100 * self.explained:.0f} % of their variance at this size."
+            )
+        return (
+            "Grey, and no colours: the pictures that were encoded are not at hand to fit a map to, so this is the direction in which the"
+            " latent channels differ most. It may look like a negative. --source says where the pictures are now."
+        )
+
+    def paint(self, latents: Latents) -> Pixels:
+        """Latents as RGB `[H, W, 3]` or grey `[H, W]`."""
+        _channels, height, width = latents.shape
+        flat = _with_one(latents) @ self.weights
+        painted = np.clip(np.rint(flat), 0, 255).astype(np.uint8)
+        return painted.reshape(height, width, 3) if painted.shape[1] == 3 else painted.reshape(height, width)
+
+
+def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | None:
+    """The first column of latents of pictures that are trained on, whose recipe is known here; None without one.
+
+    Where there are videos and no pictures, or where the `sample` is one, it is that of the videos, whose first frames are shown.
+    """
+    known = [column for column in catalog.columns if column.role in (IMAGE, VIDEO) and stored_name(catalog, column) is not None]
+    row = list(catalog.ids).index(sample) if sample is not None and sample in catalog.ids else None
+    is_empty = {id(column): not (len(column.keys) if row is None else column.count(row)) for column in known}
+    return min(known, key=lambda column: (is_empty[id(column)], column.role != IMAGE), default=None)
+
+
+def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
+    """The name of the tensor that holds a column's latents; None where it holds none, or in a way this version does not know."""
+    recipe = catalog.recipes.get(column.fingerprint)
+    try:
+        return None if recipe is None else parse_latents(recipe).stored
+    except FormatError:
+        return None
+
+
+def choose_rows(catalog: Catalog, column: KeyColumn, count: int = SHOWN) -> list[int]:
+    """Rows to show: of those that have latents, the ones whose ids have the smallest digests.
+
+    The choice depends on no order, says nothing about the pictures, and hardly changes when samples are added.
+    """
+    has_some = (row for row in range(len(catalog)) if any(column.row_keys(row)))
+    return sorted(has_some, key=lambda row: hashlib.sha256(catalog.ids[row].encode("utf-8", "surrogatepass")).digest())[:count]
+
+
+def read_shown(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[Shown]:
+    """The first latents of each row; rows whose entry is missing, damaged or no picture, or has other channels, are left out."""
+    name = stored_name(catalog, column)
+    found: list[Shown] = []
+    for row in rows:
+        cell = next((cell for cell in column.row_cells(row) if cell.key is not None), None)
+        latents = None if cell is None or cell.key is None else _read(reader, cell.key, name)
+        if cell is None or cell.key is None or latents is None:
+            continue
+        if not found or len(found[0].latents) == len(latents):
+            found.append(Shown(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
+    return found
+
+
+def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
+    try:
+        raw = reader.get_raw([key])[0].get(name or "")
+        values = None if raw is None else np.asarray(numbers(raw), np.float32)
+    except (CacheStoreError, OSError):
+        return None
+    if values is None or values.ndim not in {3, 4} or 0 in values.shape or not np.isfinite(values).all():
+        return None
+    if values.ndim == 4:  # channels, frames, height, width
+        values = values[:, 0]
+    return values[: len(values) // 2] if name == "moments" else values
+
+
+def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None = None) -> Colours:
+    """The map for latents of one column, of which there is at least one: fitted where sources are there, else grey.
+
+    `source` is where the data set's pictures are now, if they moved; of several sources by what each is called. Needs Pillow to fit, and
+    gives grey without it.
+    """
+    pairs = list(_pairs(catalog, column, shown, source))
+    places = sum(one.latents[0].size for one, _pixels in pairs)
+    if places < _PLACES_EACH * (len(shown[0].latents) + 1):
+        return _grey([one.latents for one in shown])
+    return fit([one.latents for one, _pixels in pairs], [pixels for _one, pixels in pairs])
+
+
+def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Colours:
+    """The map that gives the pixels `[H, W, 3]` best from the latents of the same size: least squares over at least one picture."""
+    channels = len(latents[0])
+    square, product = np.zeros((channels + 1, channels + 1)), np.zeros((channels + 1, 3))
+    total, total_square, places = np.zeros(3), 0.0, 0
+    for one, colours in zip(latents, pixels, strict=True):
+        values, flat = _with_one(one), colours.reshape(-1, 3)
+        square += values.T @ values
+        product += values.T @ flat
+        total += flat.sum(axis=0)
+        total_square += float((flat**2).sum())
+        places += len(flat)
+    weights = np.linalg.lstsq(square, product, rcond=None)[0].astype(np.float64)
+    # The sum of squared errors, and of squared distances from the mean, from the sums alone.
+    error = total_square - 2 * float((weights * product).sum()) + float((weights * (square @ weights)).sum())
+    spread = total_square - float((total**2).sum()) / places
+    return Colours(weights, len(latents), max(0.0, 1 - error / spread) if spread > 0 else 1.0)
+
+
+def _grey(latents: Sequence[Latents]) -> Colours:
+    """The first principal component of the channels, spread over black to white."""
+    values = np.concatenate([_with_one(one)[:, :-1] for one in latents])
+    centred = values - values.mean(axis=0)
+    direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    along = values @ direction
+    low, high = np.percentile(along, [_OUTERMOST, 100 - _OUTERMOST])
+    scale = 255 / (high - low) if high > low else 0.0
+    return Colours(np.append(direction * scale, -low * scale if scale else 127.0)[:, None], 0, 0.0)
+
+
+def _with_one(latents: Latents) -> NDArray[np.float64]:
+    """[H x W, C + 1], the last of them 1."""
+    flat = latents.reshape(len(latents), -1).T.astype(np.float64)
+    return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
+
+
+def _pairs(
+    catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None
+) -> Iterator[tuple[Shown, NDArray[np.float64]]]:
+    """Latents with the picture that they were made from, scaled down to their size."""
+    files = _files(catalog, column, source)
+    if files is None:
+        return
+    for one in shown:
+        data = _picture_of(files, catalog, column, one)
+        scaled_down = _first_frame if column.role == VIDEO else _scaled_down
+        pixels = None if data is None else scaled_down(data, one)
+        if pixels is not None:
+            yield one, pixels
+
+
+def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
+    """What the references of a data set lead to, whether it is there or not; None where the catalog does not say what it was made of.
+
+    Raises BadInput for one path in place of several sources.
+    """
+    found: Json = catalog.request.get(column.encoder)
+    hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
+    listed: Json = hints.get("sources")
+    given = cast("list[Json]", listed) if isinstance(listed, list) else []
+    try:
+        sources = [Source(**one) for one in given]
+    except (BadInput, TypeError):  # hints that are none
+        return None
+    if source is not None and sources:
+        sources = list(at_new_places(sources, source))
+    try:
+        if not given:
+            data = hints.get("data") if source is None or isinstance(source, Mapping) else source
+            return files_of(data) if data and isinstance(data, str | Path) else None
+        return files_of_sources(sources)
+    except (BadInput, OSError, TypeError, ValueError):  # sources that are gone, or hints that are none
+        return None
+
+
+def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
+    """The references of a row's pictures, as its source names them."""
+    if column.role not in catalog.images:
+        return []
+    at, references = catalog.images[column.role]
+    return [references[place] for place in range(at[row], at[row + 1])]
+
+
+def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -> bytes | None:
+    """The bytes that a cell was made from; None where no file of the row has their digest any more."""
+    for reference in references_of(catalog, column, one.row):
+        try:
+            stat = files.stat(reference)
+            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_SOURCE else None
+        except (OSError, ValueError):  # ValueError: a name that no file can have
+            continue
+        if data is not None and digest_bytes(data) == one.cell.input.hex():
+            return data
+    return None
+
+
+def _scaled_down(data: bytes, one: Shown) -> NDArray[np.float64] | None:
+    """The part of a picture that was encoded, each pixel the mean over one place of the latents; None where it cannot be decoded."""
+    try:
+        from PIL import Image
+
+        from cachestore.encode.images import decode
+    except ImportError:
+        return None
+    facts, (_channels, height, width) = one.cell.facts, one.latents.shape
+    resized, crop = facts.get("resized", (0, 0)), facts.get("crop", ())
+    if min(resized) < 1 or len(resized) != _SIDES or len(crop) != 2 * _SIDES:
+        return None
+    try:
+        picture = decode(data)
+        across, down = picture.width / resized[0], picture.height / resized[1]
+        left, top, right, bottom = crop
+        box = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
+        pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
+    except (EncodeFailed, ValueError):  # ValueError: a crop that is not within its picture
+        return None
+    return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
+
+
+def _first_frame(data: bytes, one: Shown) -> NDArray[np.float64] | None:
+    """As `_scaled_down`, of the first frame of the clip that was encoded."""
+    try:
+        from cachestore.encode import videos
+        from cachestore.encode.buckets import Placement, Size
+        from cachestore.encode.clips import as_rate
+    except ImportError:
+        return None
+    facts, (_channels, height, width) = one.cell.facts, one.latents.shape
+    resized, crop, start = (facts.get(name, ()) for name in ("resized", "crop", "start"))
+    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES or not start:
+        return None
+    try:
+        video = videos.look(BytesIO(data))
+        rate = None if one.rate is None else as_rate(one.rate)
+        first = video.timeline.take(rate, start[0], 1)
+        place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
+        pixels = videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
+    except (EncodeFailed, OSError, ValueError):  # ValueError: a crop that is not within its picture
+        return None
+    return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
+
+
+def reduce(pixels: Pixels, longest: int) -> Pixels:
+    """The same picture with sides of at most `longest`, each pixel the mean of a square of k x k; as it is where it fits already."""
+    step = -(-max(pixels.shape[:2]) // longest)
+    if step <= 1:
+        return pixels
+    height, width = (max(1, side // step) for side in pixels.shape[:2])
+    step_down, step_across = min(step, pixels.shape[0]), min(step, pixels.shape[1])
+    cut = pixels[: height * step_down, : width * step_across].reshape(height, step_down, width, step_across, -1)
+    return np.rint(cut.mean(axis=(1, 3))).astype(np.uint8).reshape(height, width, *pixels.shape[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """One sample's picture, made from its latents."""
+
+    name: str
+    """The data set."""
+    sample: str
+    pixels: Pixels
+    colours: Colours
+
+
+def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Moved | None = None) -> Preview:
+    """A picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput where none has."""
+    for name in names:
+        catalog = newest_catalog(reader.layout, name)
+        column = None if catalog is None else picture_column(catalog, sample)
+        if catalog is None or column is None or sample not in catalog.ids:
+            continue
+        shown = read_shown(reader, catalog, column, [list(catalog.ids).index(sample)])
+        if not shown:
+            continue
+        others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
+        colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
+        return Preview(name, sample, colours.paint(shown[0].latents), colours)
+    why = reader.layout.command(f"why {shlex.quote(sample)}")
+    message = f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of ({why} says what there is)"
+    raise BadInput(message)

@@ -1,0 +1,253 @@
+"""`report`: what is in a store and in one of its data sets, as one page. Gathers numbers and pictures; `page` turns them into HTML.
+
+Reads, and changes nothing in the store. Needs neither torch nor the models; Pillow only for the colours of thumbnails.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.inputs import WITHIN, framing_of
+from cachestore.core.keys import Json
+from cachestore.files.marker import check_for_reading
+from cachestore.files.paths import Layout
+from cachestore.files.publish import write_outside
+from cachestore.files.records import read_record
+from cachestore.jobs.forecast import TRAINING_BATCH
+from cachestore.maintain.collect import verify
+from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
+from cachestore.report.document import make_page
+from cachestore.report.numbers import (
+    Damage,
+    Failure,
+    Found,
+    Gallery,
+    Numbers,
+    Pass,
+    Rank,
+    Segment,
+    Stage,
+    State,
+    Thumbnail,
+)
+from cachestore.report.png import encode_png
+from cachestore.report.previews import Shown, choose_rows, find_colours, picture_column, read_shown, reduce, references_of
+from cachestore.source.combined import Moved
+from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.snapshot import Snapshot
+from cachestore.storage.verify import VerifyReport
+from cachestore.store.reader import Reader
+from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
+from cachestore.work.plan import read_outline
+from cachestore.work.retention import list_plans
+from cachestore.work.stages import STAGES, stage_shares, sum_stages
+from cachestore.work.workers import lived, read_beats
+
+DEFAULT_NAME: Final = "train"
+_COUNTS: Final = ("reused", "encoded", "failed")
+LONGEST_SIDE: Final = 128
+"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page, whatever they show."""
+
+
+def write_report(
+    path: str | Path,
+    output: str | Path,
+    name: str | None = None,
+    *,
+    level: Literal["full", "quick"] = "quick",
+    batch_size: int = TRAINING_BATCH,
+    source: Moved | None = None,
+) -> dict[str, Json]:
+    """Write a report of a store and one of its data sets to a file, over what stands there; returns what it says, as JSON.
+
+    Args:
+        path: the store.
+        output: the file, outside of the store or not; its folder is made.
+        name: the data set; without it `train`, else the first one there is. A store without one has a report too.
+        level: as for `verify`: "full" reads every byte.
+        batch_size: for what buckets leave out.
+        source: where the data set's pictures are now, if they moved, of several sources by name; thumbnails take their colours from them.
+
+    Raises:
+        StoreNotFound: there is no store there.
+        FormatError: the store was written by a newer version.
+        BadInput: there is no such data set, or the batch size is below 1.
+        WriteFailed: the file cannot be written.
+    """
+    if batch_size < 1:
+        message = f"a batch has at least one sample, not {batch_size}"
+        raise BadInput(message)
+    target = as_path("output", output).absolute()
+    with Reader(path) as reader:
+        names = sorted(list_names(reader.layout))
+        chosen = _choose_name(reader.layout, names, name)
+        found = verify(path, level)
+        catalog = newest_catalog(reader.layout, chosen) if chosen is not None else None
+        others = tuple(one for one in names if one != chosen)
+        numbers = _gather(reader, catalog, found, batch_size=batch_size, store=str(path), other_names=others)
+        gallery = _make_gallery(reader, catalog, source) if catalog is not None else Gallery()
+        check_for_reading(reader.layout)
+    page = make_page(numbers, gallery)
+    write_outside(target, page)
+    return asdict(numbers) | {"output": str(output), "page_bytes": len(page), "thumbnails": dict(gallery.about)}
+
+
+def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str | None:
+    if name is None:
+        return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
+    if name not in names:
+        there = ", ".join(map(repr, names[:3])) or "none"
+        message = f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)"
+        raise BadInput(message)
+    return name
+
+
+def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **told: Any) -> Numbers:
+    """What a report says; `told` are the fields that its caller knows."""
+    snapshot = reader.snapshot
+    sizes = sizes_of(snapshot)
+    rows = [row for row in range(len(catalog)) if catalog.is_complete(row)] if catalog is not None else []
+    kinds = tuple(kind_of(catalog, column, sizes) for column in catalog.columns) if catalog is not None else ()
+    named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
+    others = [size for key, size in sizes.items() if key not in named]
+    passes, failures = _passes_of(reader.layout, catalog.name) if catalog is not None else ((), ())
+    segments = snapshot.segments()
+    return Numbers(
+        written=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
+        version=version("cachestore"),
+        name=catalog.name if catalog is not None else "",
+        generation=catalog.generation if catalog is not None else 0,
+        samples=len(catalog) if catalog is not None else 0,
+        complete=len(rows),
+        entries=len(sizes),
+        segments=len(segments),
+        bytes=sum(ref.size_bytes for ref in segments),
+        tensor_bytes=sum(sizes.values()),
+        others=len(others),
+        others_bytes=sum(others),
+        batch_size=batch_size,
+        buckets=count_buckets(catalog, rows, batch_size) if catalog is not None else (),
+        captions=measure_captions(catalog) if catalog is not None else None,
+        kinds=kinds,
+        passes=passes,
+        failures=failures,
+        damage=_map_damage(snapshot, found),
+        **told,
+    )
+
+
+def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...]]:
+    """The passes of a data set, newest first, and what failed in the newest that ended. What cannot be read is left out."""
+    beats = read_beats(layout)
+    found: list[tuple[Pass, tuple[Failure, ...]]] = []
+    for plan in list_plans(layout):
+        with suppress(FormatError, OSError, KeyError, TypeError, ValueError):
+            if read_outline(layout, plan).catalog == name:
+                found += [_read_pass(layout, PassRef(plan, number), beats) for number in list_passes(layout, plan)]
+    found.sort(key=lambda item: (item[0].started, item[0].number), reverse=True)
+    failures = next((failures for one, failures in found if one.complete), ())
+    return tuple(one for one, _failures in found), failures
+
+
+def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -> tuple[Pass, tuple[Failure, ...]]:
+    done = read_done(layout, ref)
+    own = [beat for beat in beats if (beat["plan"], beat["pass"]) == (ref.plan, ref.number)]
+    report: Mapping[str, Any] = done.report if done is not None else {}
+    reused, encoded, failed = (int(report[name] if done else sum(beat[name] for beat in own)) for name in _COUNTS)
+    stages: Mapping[str, Any] = report.get("stages") or sum_stages(own)
+    shares = stage_shares(stages) if stages else {}
+    one = Pass(
+        started=_started(layout, ref, own),
+        plan=ref.plan,
+        number=ref.number,
+        complete=done is not None,
+        seconds=float(report.get("seconds", 0.0)),
+        wanted=int(report.get("wanted", 0)),
+        reused=reused,
+        encoded=encoded,
+        failed=failed,
+        bytes=int(report.get("bytes", 0)),
+        stages=tuple(_stage(name, stages[name], shares[name]) for name in STAGES if name in shares),
+        limiting=str(stages.get("limiting", "")),
+        ranks=tuple(_rank(beat) for beat in sorted(own, key=lambda beat: (beat["rank"] is None, beat["rank"], beat["started"]))),
+    )
+    failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
+    return one, tuple(failures)
+
+
+def _started(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -> float:
+    """When a pass began, by the clock of who began it."""
+    with suppress(FormatError, OSError, KeyError):
+        return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
+    return min((float(beat["started"]) for beat in beats), default=0.0)
+
+
+def _stage(name: str, told: Mapping[str, Any], share: float) -> Stage:
+    return Stage(name, float(told["busy_seconds"]), float(told["wait_seconds"]), share)
+
+
+def _rank(beat: Mapping[str, Any]) -> Rank:
+    return Rank(
+        rank=beat["rank"],
+        host=str(beat["host"]),
+        pid=int(beat["pid"]),
+        encoded=int(beat["encoded"]),
+        reused=int(beat["reused"]),
+        failed=int(beat["failed"]),
+        seconds=round(lived(beat), 3),
+        phase=str(beat["phase"]),
+    )
+
+
+def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
+    """Each segment that is there, or was when the index was made, with what verify found of it."""
+    states: dict[str, State] = {}
+    for finding in found.findings:
+        if finding.kind in {"corrupt-segment", "corrupt-entry"}:
+            states[Path(finding.path).stem] = "damaged"
+        elif finding.kind == "unreadable":
+            states.setdefault(Path(finding.path).stem, "unreadable")
+    known = {ref.digest: ref for ref in snapshot.segments()}
+    gone = {ref.digest: ref for ref in snapshot.index.segments.values()} if snapshot.index is not None and not found.ok else {}
+    listed = sorted({*snapshot.listed, *gone})
+    segments: list[Segment] = []
+    for digest in listed:
+        ref = known.get(digest) or gone.get(digest)
+        state = states.get(digest, "sound" if digest in snapshot.listed else "gone")
+        segments.append(Segment(digest, ref.size_bytes if ref else 0, ref.entries if ref else 0, state))
+    findings = tuple(Found(one.kind, one.path, one.message, one.sample) for one in found.findings)
+    return Damage(found.level, found.ok, found.seconds, found.entries, found.bytes, tuple(segments), findings)
+
+
+def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gallery:
+    column = picture_column(catalog)
+    shown = read_shown(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
+    if column is None or not shown:
+        return Gallery()
+    colours = find_colours(catalog, column, shown, source)
+    thumbnails = tuple(_thumbnails(catalog, column, shown, lambda one: encode_png(reduce(colours.paint(one.latents), LONGEST_SIDE))))
+    return Gallery(
+        chosen=f"{len(thumbnails)} of {len(catalog):,} samples: those whose ids have the smallest digests, whatever their order.",
+        colours=colours.in_words(),
+        thumbnails=thumbnails,
+        about={"shown": len(thumbnails), "fitted_to": colours.fitted_to, "explained": round(colours.explained, 4)},
+    )
+
+
+def _thumbnails(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], draw: Callable[[Shown], bytes]) -> Iterator[Thumbnail]:
+    for one in shown:
+        captions = catalog.row_captions(one.row)
+        references = references_of(catalog, column, one.row)
+        bucket: Sequence[int] = one.cell.facts.get("bucket", ())
+        _channels, height, width = one.latents.shape
+        size = "x".join(map(str, bucket)) or f"{width}x{height} latents"
+        within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
+        size += f" of {within}" if within else ""
+        yield Thumbnail(one.sample, references[0] if references else "", captions[0] if captions else "", size, draw(one), width, height)

@@ -1,0 +1,1 @@
+"""What users point at: folders, rows, tars, values in memory."""

@@ -1,0 +1,264 @@
+"""Everything that the sources of a data set list, as one: paths of any kind, samples in memory, and several of them under one plan.
+
+References of several sources begin with the source's label, `label/reference`; ids with its name, where it was given one.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from cachestore.core.arguments import as_place
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import SOURCE, SOURCE_WEIGHT
+from cachestore.core.keys import Json, canonical, digest_parts, digest_text
+from cachestore.core.samples import Sample, Source
+from cachestore.files.paths import is_temporary
+from cachestore.source.folders import CaptionLines, Files, Folder, Listing, Problems, Remarks, Stat, list_source
+from cachestore.source.memory import gather, list_rows
+from cachestore.source.pipe import asked_files
+from cachestore.source.tars import list_tars, tars_at
+
+IN_MEMORY: Final = "(in memory)"
+"""Stands for data that is no path."""
+
+Brought = Mapping[int, Listing]
+"""What was gathered of the sources that are in memory, by their number."""
+
+
+def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+    """List what a path names: a folder, a manifest, a list of prompts, tars; their `videos` too, if so. Raises BadInput."""
+    tars = tars_at(data)
+    if tars is not None:
+        return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos)
+    if is_temporary(Path(data).name) and Path(data).is_file():
+        return list_rows(Path(data), asked_files(os.environ))
+    return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos)
+
+
+def files_of(data: str | Path) -> Files:
+    """What references of a path lead to, with nothing listed where that can be avoided. Raises BadInput."""
+    tars = tars_at(data)
+    if tars is not None:
+        return list_tars(tars).files
+    path = Path(data)
+    return Folder((path if os.path.isdir(path) else path.parent).absolute())  # noqa: PTH112 - Path's raises where it is refused
+
+
+def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
+    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number.
+
+    Raises BadInput for a list in which sources and samples are mixed.
+    """
+    if isinstance(data, str | os.PathLike):
+        return as_place("data", cast("object", data)), (), {}
+    given: Sequence[object] = (data,)
+    if isinstance(data, list | tuple):
+        listed = cast("Sequence[object]", data)
+        are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
+        if any(are_sources) and not all(are_sources):
+            place = are_sources.index(False)
+            message = f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}"
+            raise BadInput(message)
+        given = listed if any(are_sources) else given
+    sources: list[Source] = []
+    held: dict[int, object] = {}
+    for number, one in enumerate(given):
+        source = one if isinstance(one, Source) else Source(one)
+        is_path = isinstance(source.data, str | os.PathLike)
+        if not is_path:
+            held[number] = source.data
+        sources.append(replace(source, data=os.fspath(source.data) if is_path else IN_MEMORY))
+    return "", tuple(sources), held
+
+
+def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> Brought:
+    """List what is in memory. Raises BadInput."""
+    return {
+        number: gather(data, caption_lines=caption_lines, caption=_caption_of(sources[number], caption)) for number, data in held.items()
+    }
+
+
+def _caption_of(source: Source, caption: str | None) -> str | None:
+    return caption if source.caption is None else source.caption
+
+
+def labels_of(sources: Sequence[Source]) -> list[str]:
+    """What to call each source: its name, else its label, else the last part of its path without a suffix.
+
+    Raises BadInput where two are called alike.
+    """
+    labels = [source.name or source.label or _label(source) for source in sources]
+    counts = Counter(labels)
+    if twice := next((label for label in labels if counts[label] > 1), None):
+        one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
+        message = f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
+        raise BadInput(message)
+    return labels
+
+
+def _label(source: Source) -> str:
+    path = Path(source.data)
+    if source.data == IN_MEMORY or is_temporary(path.name):
+        return "memory"  # in a worker, whose rows are in a file, too
+    return (path.name if os.path.isdir(path) else path.stem) or "data"  # noqa: PTH112
+
+
+def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Mapping[str, int]]:
+    """The resolution of all sources, and by label where they differ."""
+    own = [source.resolution or resolution for source in sources]
+    if len(set(own)) <= 1:
+        return (own[0] if own else resolution), {}
+    return resolution, dict(zip(labels_of(sources), own, strict=True))
+
+
+def list_sources(
+    sources: Sequence[Source],
+    brought: Brought,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
+) -> Listing:
+    """List several sources as one, or one. None at all list nothing. Of folders and tars `videos` are samples too, if so.
+
+    `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
+    """
+    labels = labels_of(sources)
+    listings: list[Listing] = []
+    problems = Problems()
+    for number, source in enumerate(sources):
+        own = _caption_of(source, caption)
+        try:
+            there = (
+                brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            )
+        except BadInput as error:
+            problems.add(error)
+        else:
+            listings.append(there)
+    problems.refuse("these sources")
+    if is_alone(sources):
+        return listings[0]
+    parts = [
+        canonical([label, source.name, source.share, listing.content])
+        for label, source, listing in zip(labels, sources, listings, strict=True)
+    ]
+    walk = partial(_walk, sources, labels, listings)
+    return Listing(_Together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+
+
+Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
+"""Where a source is now: its path, or of several the path of each one that moved, by what it is called."""
+
+
+def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The same sources, called as they are called now wherever they will be."""
+    if is_alone(sources):
+        return tuple(sources)
+    called = zip(sources, labels_of(sources), strict=True)
+    return tuple(source if source.name or source.label else replace(source, label=label) for source, label in called)
+
+
+def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
+    """Sources where they are now; each goes on as what it was called. Raises BadInput for one path in place of several sources.
+
+    Names that none of these has are passed over: they may be another data set's.
+    """
+    if isinstance(moved, str | os.PathLike):
+        if len(sources) > 1:
+            named = ", ".join(labels_of(sources)[:5])
+            message = f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved"
+            raise BadInput(message)
+        return tuple(replace(source, data=os.fspath(moved)) for source in labelled(sources))
+    called = zip(labelled(sources), labels_of(sources), strict=True)
+    return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)
+
+
+def is_alone(sources: Sequence[Source]) -> bool:
+    """Whether this is one source whose ids and references stay as they are; of others they begin with what the source is called."""
+    return len(sources) == 1 and not sources[0].name and sources[0].share == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """The files of several sources: `label/reference`."""
+
+    listings: Mapping[str, Files]
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        files, own = self._of(reference)
+        return files.read(own)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        files, own = self._of(reference)
+        return files.open(own)
+
+    def head(self, reference: str, size: int) -> bytes:
+        files, own = self._of(reference)
+        return files.head(own, size)
+
+    def stat(self, reference: str) -> Stat | None:
+        files, own = self._of(reference)
+        return files.stat(own)
+
+    def _of(self, reference: str) -> tuple[Files, str]:
+        label, _slash, own = reference.partition("/")
+        if label not in self.listings:
+            message = f"no source is called {label!r}, of which {reference!r} should be"
+            raise FileNotFoundError(message)
+        return self.listings[label], own
+
+
+def files_of_brought(brought: Brought) -> Files:
+    """What workers may ask for: `number/reference`, as `list_rows` asks."""
+    return _Together({str(number): listing for number, listing in brought.items()})
+
+
+def files_of_sources(sources: Sequence[Source]) -> Files:
+    """What references of several sources lead to, or of one, with as little listed as can be. Raises BadInput."""
+    if is_alone(sources):
+        return files_of(sources[0].data)
+    return _Together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
+
+
+def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[Listing], remarks: Remarks) -> Iterator[Sample]:
+    owners: dict[str, int] = {}
+    is_weighted = any(source.share != 1 for source in sources)
+    for number, (source, label, listing) in enumerate(zip(sources, labels, listings, strict=True)):
+        seen, before = Remarks(), len(owners)
+        columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(source.share)} if is_weighted else {})
+        for sample in listing.samples(seen):
+            named = _of_source(sample, source, label, columns)
+            owner = owners.setdefault(named.id, number)
+            if owner == number:
+                yield named
+            elif _is_prompt(named):
+                remarks.collapsed += 1
+            else:
+                message = (
+                    f"two samples have the id {named.id!r}: one of {sources[owner].data} and one of {source.data};"
+                    " give one of these sources a name, which then stands before the ids of its samples"
+                )
+                raise BadInput(message)
+        remarks.add(seen, f"{label}/")
+        remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
+
+
+def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
+    """A sample as one of several sources lists it."""
+    if taken := next((column for column in columns if column in sample.extras), None):
+        message = f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it"
+        raise BadInput(message)
+    images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
+    name = f"{source.name}/{sample.id}" if source.name else sample.id
+    return replace(sample, id=name, images=images, extras={**sample.extras, **columns})
+
+
+def _is_prompt(sample: Sample) -> bool:
+    """Whether a sample is nothing but its prompt, which two sources may share."""
+    return not sample.images and sample.id == digest_text(sample.captions[0])

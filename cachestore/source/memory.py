@@ -1,0 +1,405 @@
+"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face, told by what they have.
+
+A picture is never held here: what is behind a reference is asked of the caller's sequence when it is read. A worker in another process
+gets the rows as a file (`write_rows`), and what is in memory over its pipes (`asking`).
+"""
+
+import io
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from cachestore.core.arguments import as_many, as_mapping
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.files.paths import Layout
+from cachestore.files.publish import make_folder
+from cachestore.source.folders import (
+    CaptionLines,
+    Files,
+    Folder,
+    Listing,
+    Remarks,
+    Stat,
+    check_row,
+    from_row,
+    list_samples,
+    named_row,
+    taken,
+)
+
+MEMORY: Final = "memory:"
+"""How the reference of a picture begins that is no file: then come role, number and sample."""
+
+_FORMAT: Final = "cachestore-rows/1"
+_ROLES: Final = (IMAGE, CONTROL, "mask", VIDEO)
+_TIME_BITS: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a caller's sequence a picture is."""
+
+    row: int
+    column: str
+    number: int
+    sample: str
+    """The id of the sample that stood there when it was listed."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Pictures in a caller's memory; implements `sources.Files`.
+
+    They have no time: in its place stands a part of the digest of their bytes, so that equal ones are known to be unchanged.
+    """
+
+    fetch: Callable[[_Place], object]
+    places: dict[str, _Place] = field(default_factory=dict[str, _Place])
+    _stats: dict[str, Stat] = field(default_factory=dict[str, Stat])
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes of a picture; one that is no file yet is written as an uncompressed TIFF. Raises OSError."""
+        found = self._found(reference)
+        if isinstance(found, Path):
+            return Folder(Path.cwd()).read(os.fspath(found))
+        digest = digest_parts("cachestore-memory", found)
+        stat = len(found), int.from_bytes(digest[:8], "big") >> (64 - _TIME_BITS)
+        self._stats[reference] = stat
+        return found, stat
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
+        found = self._found(reference)
+        if isinstance(found, Path):
+            with Folder(Path.cwd()).open(os.fspath(found)) as opened:
+                yield opened
+            return
+        data, stat = self.read(reference)
+        yield io.BytesIO(data), stat
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes of a picture. Raises OSError."""
+        return self.read(reference)[0][:size]
+
+    def stat(self, reference: str) -> Stat | None:
+        """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
+        if reference in self._stats:
+            return self._stats[reference]
+        try:
+            found = self._found(reference)
+            return Folder(Path.cwd()).stat(os.fspath(found)) if isinstance(found, Path) else self.read(reference)[1]
+        except OSError:
+            return None
+
+    def _found(self, reference: str) -> bytes | Path:
+        """The bytes behind a reference, or the file that it names."""
+        if not reference.startswith(MEMORY):
+            return Path(reference)
+        if reference not in self.places:
+            message = f"no sample has a picture {reference!r}"
+            raise FileNotFoundError(message)
+        return as_bytes(self.fetch(self.places[reference]), reference)
+
+
+def as_bytes(picture: Any, where: str) -> bytes | Path:
+    """A picture as the bytes of a file, or the path of one. Takes bytes, paths, PIL images, and `{"bytes", "path"}`. Raises OSError."""
+    stored: Mapping[str, Any] = cast("Mapping[str, Any]", picture) if isinstance(picture, Mapping) else {"bytes": picture}
+    found: object = stored.get("path") if stored.get("bytes") is None else stored["bytes"]
+    if isinstance(found, bytes | bytearray | memoryview):
+        return bytes(cast("bytes", found))
+    if isinstance(found, str | os.PathLike):
+        return Path(cast("str | os.PathLike[str]", found))
+    if _is_pil(found):
+        return _as_tiff(found)
+    message = f"{where} is {type(found).__name__}, and no picture: it must be bytes, a path, or a PIL image"
+    raise OSError(message)
+
+
+def _is_pil(picture: object) -> bool:
+    return all(hasattr(picture, name) for name in ("save", "mode", "getexif", "has_transparency_data"))
+
+
+def _as_tiff(picture: Any) -> bytes:
+    """A PIL image without loss, always with the same bytes: those of a PNG depend on the version of zlib."""
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(picture)
+    if upright.has_transparency_data and upright.mode not in {"RGBA", "LA"}:
+        upright = upright.convert("RGBA")
+    buffer = io.BytesIO()
+    try:
+        upright.save(buffer, "TIFF", compression="raw", exif=b"")
+    except (KeyError, ValueError) as error:
+        message = f"a PIL image of mode {picture.mode!r} cannot be written: {error}"
+        raise OSError(message) from error
+    return buffer.getvalue()
+
+
+# Sequences of samples
+
+
+def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+    """List samples in memory: a sized sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`.
+
+    An empty one lists nothing. Raises BadInput for anything else, for a malformed sample, and for two with one id.
+    """
+    if all(hasattr(data, name) for name in ("features", "column_names")):
+        return _gather_columns(data, caption_lines, caption)
+    if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        message = f"a source is a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
+        raise BadInput(message)
+    if isinstance(data, Mapping):
+        names = ", ".join(map(repr, list(cast("Mapping[object, object]", data))[:5]))
+        message = f"a source is no mapping: choose one of its parts ({names})"
+        raise BadInput(message)
+    samples = cast("Sequence[Sample]", data)
+
+    def fetch(place: _Place) -> object:
+        sample = samples[place.row]
+        those = _several(sample.images.get(place.column, ()))
+        if sample.id != place.sample or place.number >= len(those):
+            message = (
+                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, and was {place.sample!r} when the samples"
+                " were listed: a sequence gives the same sample each time it is asked for a place"
+            )
+            raise OSError(message)
+        return those[place.number]
+
+    memory = Memory(fetch)
+    return list_samples(memory, partial(_from_samples, samples, memory, caption_lines), "the samples given", caption)
+
+
+def _several(value: object) -> Sequence[object]:
+    """What a sample says of one role: one picture, or several."""
+    return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
+
+
+def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
+    def parse(row: int) -> Iterator[Sample]:
+        sample = samples[row]
+        if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
+            message = f"sample {row} is {type(sample).__name__}, not a cs.Sample"
+            raise BadInput(message)
+        where = f"sample {row} ({sample.id!r})"
+        shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
+        images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
+        if unknown := next((role for role in images if role not in _ROLES), None):
+            message = f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}"
+            raise BadInput(message)
+        captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
+        extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
+        sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
+        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
+
+    return taken(range(len(samples)), parse, "the samples given")
+
+
+def _references(memory: Memory, place: _Place, value: object) -> list[str]:
+    """References of a sample's pictures of one role: a path is one itself. `place` is that of the first."""
+    found: list[str] = []
+    for number, picture in enumerate(_several(value)):
+        if isinstance(picture, str | os.PathLike):
+            path = os.fspath(cast("str | os.PathLike[str]", picture))
+            found.append(f"./{path}" if path.startswith(MEMORY) else path)
+            continue
+        if not isinstance(picture, bytes | bytearray | memoryview | Mapping) and not _is_pil(picture):
+            what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
+            message = f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them"
+            raise BadInput(message)
+        found.append(_named(memory, replace(place, number=number)))
+    return found
+
+
+def _named(memory: Memory, place: _Place) -> str:
+    reference = f"{MEMORY}{place.column}.{place.number}:{place.sample}"
+    memory.places[reference] = place
+    return reference
+
+
+def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
+    """As `from_row`, for values that may be anything. Raises BadInput for what JSON has no form for."""
+    try:
+        canonical(dict(row))
+    except (TypeError, ValueError) as error:
+        column = next((column for column, value in row.items() if not _is_json(value)), "")
+        message = f"{where}: the column {column!r} cannot be kept beside the sample ({error}); leave it out, or make it a text"
+        raise BadInput(message) from error
+    return from_row(row, where, caption_lines, remarks)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        canonical(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# Hugging Face
+
+
+def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
+    if not hasattr(data, "__len__"):
+        message = "a streamed data set has no length and is another one each time; load it (streaming=False), or save it as tars"
+        raise BadInput(message)
+    plain = data.with_format(None)
+    columns = _picture_columns(plain.features)
+    pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
+
+    def fetch(place: _Place) -> object:
+        return _several(pictures[place.column][place.row][columns[place.column]])[place.number]
+
+    memory = Memory(fetch)
+    others = [name for name in plain.column_names if name not in columns.values()]
+    texts: Iterable[Mapping[str, Any]] = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
+    are_lists = {role: not hasattr(plain.features[column], "decode") for role, column in columns.items()}
+
+    def count(role: str, row: int) -> int:
+        """How many pictures of a role a row has; they are looked at only where a column holds several."""
+        several: Any = pictures[role][row][columns[role]] if are_lists[role] else (None,)
+        return len(several or ())
+
+    def parse(remarks: Remarks, numbered: tuple[int, Mapping[str, Any]]) -> Iterator[Sample]:
+        row, values = numbered
+        where = f"row {row} of the data set"
+        found = _renamed(values, row, where, remarks)
+        for role in columns:
+            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(count(role, row))]
+        check_row(found, where, dict.fromkeys(plain.column_names))
+        yield _from_columns(found, where, caption_lines, remarks)
+
+    def parse_all(remarks: Remarks) -> Iterator[Sample]:
+        remarks.columns.update(dict.fromkeys(plain.column_names if len(plain) else ()))
+        return taken(enumerate(texts), partial(parse, remarks), "the data set given")
+
+    return list_samples(memory, parse_all, "the data set given", caption)
+
+
+def _renamed(values: Mapping[str, Any], row: int, where: str, remarks: Remarks) -> dict[str, Any]:
+    """A row under the names of a manifest. Its id is its `id`, else its `file_name`, else its number. Raises BadInput."""
+    found = dict(named_row(values, where, remarks))
+    if found.get("id") is None:
+        found["id"] = found.pop("file_name", None) or str(row)
+    return found
+
+
+def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of pictures by role. One column alone may have any name. Raises BadInput for columns that cannot be used."""
+    found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
+    for name, kind in found.items():
+        if getattr(kind, "decode", False):
+            message = (
+                f"the column {name!r} decodes what it holds, and the bytes of the files are needed:"
+                f" data = data.cast_column({name!r}, datasets.{type(kind).__name__}(decode=False))"
+            )
+            raise BadInput(message)
+    roles = {name: name for name, kind in found.items() if name in _ROLES and _is_video(kind) == (name == VIDEO)}
+    for role in (IMAGE, VIDEO):
+        others = [name for name, kind in found.items() if name not in roles.values() and _is_video(kind) == (role == VIDEO)]
+        if role not in roles and len(others) == 1:
+            roles[role] = others.pop()
+        if others:
+            names = [name for name in _ROLES if (name == VIDEO) == (role == VIDEO)]
+            message = f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it"
+            raise BadInput(message)
+    return roles
+
+
+def _is_video(kind: Any) -> bool:
+    return type(kind).__name__ == "Video"
+
+
+def _picture_kind(feature: Any) -> Any:
+    """The Image or Video feature of a column of such, or of lists of them; None of any other column."""
+    listed = cast("list[Any]", feature) if isinstance(feature, list) else [getattr(feature, "feature", feature)]
+    inner: Any = listed[0] if listed else None
+    return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None
+
+
+# For workers
+
+
+def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
+    """Write what was listed to a file under `tmp/`, for workers of this call alone; whoever calls removes it.
+
+    They ask for what is in memory as `ASKED_AS/reference`.
+    """
+    make_folder(layout, layout.temporary)
+    path, remarks = layout.new_temporary(), Remarks()
+    samples = listing.samples(remarks)
+    head = {
+        "format": _FORMAT,
+        "asked_as": asked_as,
+        "missing": remarks.missing,
+        "multi_line": remarks.multi_line,
+        "collapsed": remarks.collapsed,
+        "uncaptioned": remarks.uncaptioned,
+        "pictureless": remarks.pictureless,
+    }
+    with path.open("xb") as file:
+        file.write(canonical(head) + b"\n")
+        for sample in samples:
+            images = {role: list(references) for role, references in sample.images.items()}
+            file.write(canonical([sample.id, images, list(sample.captions), dict(sample.extras)]) + b"\n")
+    return path
+
+
+def list_rows(path: Path, files: Files | None) -> Listing:
+    """The same listing in a worker: what is in memory is asked for over `files`. Raises BadInput where it is no such file."""
+    with path.open("rb") as file:
+        head: Any = json.loads(file.readline() or b"null")
+        if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
+            message = f"{path} holds no rows that another process of ours wrote"
+            raise BadInput(message)
+        rows = [json.loads(line) for line in file]
+    told = cast("dict[str, Any]", head)
+    asked_as = told.pop("asked_as")
+    del told["format"]
+
+    def parse(remarks: Remarks) -> Iterator[Sample]:
+        remarks.take(Remarks(**told))
+        for sample, images, captions, extras in rows:
+            yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
+
+    return list_samples(_Ours(Folder(Path.cwd()), files, str(asked_as)), parse, path, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """Files for paths, and whoever holds the rest for the rest."""
+
+    folder: Folder
+    holder: Files | None
+    asked_as: str
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        files, own = self._behind(reference)
+        return files.read(own)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        files, own = self._behind(reference)
+        return files.open(own)
+
+    def head(self, reference: str, size: int) -> bytes:
+        files, own = self._behind(reference)
+        return files.head(own, size)
+
+    def stat(self, reference: str) -> Stat | None:
+        files, own = self._behind(reference)
+        return files.stat(own)
+
+    def _behind(self, reference: str) -> tuple[Files, str]:
+        if not reference.startswith(MEMORY):
+            return self.folder, reference
+        if self.holder is None:
+            message = f"{reference} is in the memory of another process, which said over no pipe to ask for it"
+            raise OSError(message)
+        return self.holder, f"{self.asked_as}/{reference}"

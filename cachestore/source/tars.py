@@ -1,0 +1,369 @@
+"""Tars of pictures and videos with their captions (webdataset's form) -> samples. Members are read where they lie; nothing is unpacked.
+
+Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. Knows no encoder.
+"""
+
+import json
+import os
+import re
+import tarfile
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from cachestore.core.errors import BadInput
+from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.source.folders import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    CaptionLines,
+    Listing,
+    Problems,
+    Remarks,
+    Stat,
+    captions_in,
+    decode_text,
+    from_row,
+    list_samples,
+    named_row,
+    normal,
+    open_regular,
+    taken,
+    trusted,
+)
+
+_COMPRESSED: Final[Mapping[str, str]] = {
+    ".tar.gz": "gunzip",
+    ".tgz": "gunzip",
+    ".tar.zst": "zstd -d",
+    ".tar.bz2": "bunzip2",
+    ".tbz2": "bunzip2",
+    ".tar.xz": "unxz",
+    ".txz": "unxz",
+}
+"""How a tar's name ends that is compressed, and what unpacks it."""
+SUFFIX: Final = ".tar"
+BLOCK_BYTES: Final = 512
+_TEXTS: Final = ("txt", "caption")
+_ROLES: Final = (CONTROL, "mask")
+_RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    """One tar as it was when its members were listed."""
+
+    path: Path
+    stat: Stat
+
+    def open(self) -> BinaryIO:
+        """Open it for reading. Raises OSError where it is another one now."""
+        file = open_regular(self.path)
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != self.stat:
+            file.close()
+            message = f"{self.path} changed since its members were listed; run the same command again"
+            raise OSError(message)
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    tar: _Tar
+    offset: int
+    size: int
+
+
+class _Part(RawIOBase):
+    """A part of an open file as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        super().__init__()
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._file.seek(self._start + self._at)
+        data = self._file.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Members of tars by reference: their name, after the tar's name where there are several."""
+
+    places: Mapping[str, _Member]
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """The bytes of a member, with its size and its tar's time. Raises OSError, also where the tar is another one than was listed."""
+        member = self._member(reference)
+        data = self.head(reference, member.size)
+        if len(data) != member.size:
+            message = f"{member.tar.path} ends within {reference}"
+            raise OSError(message)
+        return data, trusted((member.size, member.tar.stat[1]))
+
+    @contextmanager
+    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+        """A member to be read in places, with its size and its tar's time. Raises as `read`."""
+        member = self._member(reference)
+        with member.tar.open() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
+            yield part, trusted((member.size, member.tar.stat[1]))
+
+    def head(self, reference: str, size: int) -> bytes:
+        """The first bytes of a member. Raises OSError."""
+        member = self._member(reference)
+        with member.tar.open() as file:
+            file.seek(member.offset)
+            return file.read(min(size, member.size))
+
+    def stat(self, reference: str) -> Stat | None:
+        """A member's size and its tar's time now; None where it is gone."""
+        member = self.places.get(reference)
+        if member is None:
+            return None
+        try:
+            return member.size, member.tar.path.stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _member(self, reference: str) -> _Member:
+        member = self.places.get(reference)
+        if member is None:
+            message = f"no tar of this source has a member {reference!r}"
+            raise FileNotFoundError(message)
+        return member
+
+
+def tars_at(data: str | Path) -> list[Path] | None:
+    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those of a folder without pictures.
+
+    None where it names something else. Raises BadInput for a range with a tar that does not exist.
+    """
+    path = Path(data)
+    _refuse_compressed(path)
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises where it is refused
+        names = _names_in(path)
+        suffixes = {Path(name).suffix.lower() for name in names}
+        has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
+        for name in () if has_others else names:
+            _refuse_compressed(path / name)
+        return None if has_others or SUFFIX not in suffixes else [path / name for name in names if Path(name).suffix.lower() == SUFFIX]
+    if path.suffix.lower() != SUFFIX:
+        return None
+    expanded = [Path(name) for name in _expanded(str(path))]
+    if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
+        message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
+        raise BadInput(message)
+    return expanded
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise BadInput for a tar that is compressed, by its name."""
+    suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
+    if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
+        message = (
+            f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
+            f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
+        )
+        raise BadInput(message)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted, without hidden ones; none where it cannot be listed, which who lists its pictures says."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _expanded(name: str) -> Iterator[str]:
+    """The names of a range, or the name itself where it is none. The first range is counted slowest."""
+    found = None if os.path.exists(name) else _RANGE.search(name)  # noqa: PTH110
+    if found is None:
+        yield name
+        return
+    first, last = found.groups()
+    if not int(first) <= int(last) <= int(first) + _MOST:
+        message = f"{name}: the range {found.group()} goes down, or is longer than {_MOST:,}"
+        raise BadInput(message)
+    for number in range(int(first), int(last) + 1):
+        yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
+
+
+def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+    """List what tars hold. Ids are the names of pictures, and of videos, after their tar's name where there are several tars.
+
+    Without `videos` these are counted and passed over.
+
+    Every header is read, and the bytes of captions; no picture. Raises BadInput for what is no plain tar, for a damaged one, and for
+    members that cannot be used: links, captions that are not UTF-8, rows that are no JSON objects.
+    """
+    names = [path.name for path in paths]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        one, other = (path for path in paths if path.name == twice)
+        message = f"two tars of one source are named alike: {one} and {other}"
+        raise BadInput(message)
+    places: dict[str, _Member] = {}
+    groups: dict[str, _Group] = {}
+    replaced: list[str] = []
+    problems = Problems()
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
+    for path in paths:
+        prefix = f"{path.name}/" if len(paths) > 1 else ""
+        for name, member in _members(path, problems):
+            reference = prefix + name
+            replaced += [reference] if reference in places else []
+            places[reference] = member  # of two members of one name the later one counts, as in unpacking
+            _sort_in(groups, reference)
+    problems.refuse(where)
+
+    def parse(remarks: Remarks) -> Iterator[Sample]:
+        remarks.replaced += replaced
+        remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
+        ordered = [groups[key] for key in sorted(groups, key=lambda key: (normal(key), key))]
+        yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
+
+    return list_samples(_Members(places), parse, where, caption)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Members of one name up to the first dot."""
+
+    videos: dict[str, None] = field(default_factory=dict[str, None])
+    pictures: dict[str, None] = field(default_factory=dict[str, None])
+    roles: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    row: str | None = None
+
+
+def _sort_in(groups: dict[str, _Group], reference: str) -> None:
+    """Put a member to those it belongs with; what is neither picture nor caption is passed over."""
+    folder, slash, name = reference.rpartition("/")
+    stem, dot, rest = name.partition(".")
+    if not dot or not stem:
+        return
+    group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
+    role = rest.partition(".")[0]
+    if rest in _TEXTS:
+        group.texts[rest] = reference
+    elif rest == "json":
+        group.row = reference
+    elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
+        group.videos[reference] = None
+    elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+        return
+    elif role in _ROLES and "." in rest:
+        group.roles.setdefault(role, {})[reference] = None
+    else:
+        group.pictures[reference] = None
+
+
+def _samples(
+    places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
+) -> Iterator[Sample]:
+    of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
+    if not of_roles:
+        return
+    row = {} if group.row is None else _row(places[group.row], group.row, remarks)
+    text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
+    raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
+    roles = {role: _in_order(references) for role, references in group.roles.items()}
+    for reference in _in_order(of_roles):
+        name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
+        where = f"{reference} in {places[reference].tar.path}"
+        named = {**row, **name, of_roles[reference]: reference, **roles}
+        sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
+        yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
+
+
+def _in_order(references: Iterable[str]) -> list[str]:
+    return sorted(references, key=lambda reference: (normal(reference), reference))
+
+
+def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
+    where = f"{reference} in {member.tar.path}"
+    try:
+        row: object = json.loads(decode_text(_bytes_of(member), where))
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        message = f"{where}: not JSON ({error})"
+        raise BadInput(message) from error
+    if not isinstance(row, dict):
+        message = f"{where}: a row is an object, this is a {type(row).__name__}"
+        raise BadInput(message)
+    return dict(named_row(cast("dict[str, Any]", row), where, remarks))
+
+
+def _bytes_of(member: _Member) -> bytes:
+    with member.tar.open() as file:
+        file.seek(member.offset)
+        return file.read(member.size)
+
+
+def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
+    """(name, place) of every member that may be used, without hidden ones. A tar that cannot be read to its end is a problem."""
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            tar = _Tar(path, (status.st_size, status.st_mtime_ns))
+            if status.st_size == 0:
+                return
+            with tarfile.open(fileobj=file, mode="r:") as opened:
+                while (member := opened.next()) is not None:
+                    cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
+                    if found := _usable(member, path, problems):
+                        yield found, _Member(tar, member.offset_data, member.size)
+                _check_end(file, opened.offset, status.st_size, path)
+    except tarfile.TarError as error:
+        problems.add(f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip")
+    except BadInput as error:
+        problems.add(error)
+    except OSError as error:
+        problems.add(f"{path} cannot be read: {error.strerror or error}")
+
+
+def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
+    """The name of a member that may hold a picture or a caption; empty for any other."""
+    name = member.name.removeprefix("./")
+    base = name.rpartition("/")[2]
+    if base.startswith(".") or member.isdir():
+        return ""
+    if not member.isreg() or member.issparse():
+        suffix = Path(base).suffix.lower()
+        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
+            return ""
+        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
+        return ""
+    return name
+
+
+def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
+    """Refuse a tar in which something else stands where its end should: tarfile takes a damaged header for the end."""
+    file.seek(offset)
+    block = file.read(BLOCK_BYTES)
+    if any(block) or offset > size:
+        message = f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar"
+        raise BadInput(message)

@@ -1,0 +1,1 @@
+"""Read a store, write to it, read through it."""

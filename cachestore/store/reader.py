@@ -1,0 +1,306 @@
+"""The read side with tensors out. Takes no lock, writes nothing, and survives fork, spawn and forkserver.
+
+Starts no thread, but where `fill` is asked for one, which ends before it returns.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, get_args
+
+from cachestore.core.arguments import as_many, as_word
+from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
+from cachestore.core.keys import Json, Key
+from cachestore.core.tensors import RawTensor, to_numpy, to_torch
+from cachestore.files.marker import check_for_reading
+from cachestore.files.opening import is_of_a_signal
+from cachestore.files.paths import Layout
+from cachestore.storage.entry import size_of, split
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
+from cachestore.storage.index import Verdict
+from cachestore.storage.places import Located, Place
+from cachestore.storage.segment import read_contents
+from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
+
+_looking = threading.RLock()
+"""Held while keys are looked up, and while a newer snapshot takes the place of one whose index another thread may be looking into."""
+
+
+def _renew_lock() -> None:
+    """In a forked child: whichever thread of the parent held it is not there to give it back."""
+    global _looking  # noqa: PLW0603 - one lock for each process
+    _looking = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
+AnyKey = Key | bytes | str
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is known of an entry without reading its tensors."""
+
+    key: Key
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """(safetensors dtype, shape) by name."""
+    meta: Mapping[str, Json]
+    size_bytes: int
+    segment: str
+    """Path of the segment, relative to the store."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The object that `cachestore ls --json` lists."""
+        tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.tensors.items()}
+        return {"key": str(self.key), "bytes": self.size_bytes, "segment": self.segment, "tensors": tensors, "meta": dict(self.meta)}
+
+
+class Reader:
+    """A store as it was when it was opened, or last refreshed. Picklable: a worker gets the path and the index's verdict.
+
+    Several threads of one process may read through one reader. Closed, it raises CacheStoreError at every question.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        verify: Verify = "first",
+        io: Io = "pread",
+        verdict: Verdict | None = None,
+        given: Handover | None = None,
+        store_id: str = "",
+    ) -> None:
+        """Open a store for reading. Raises StoreNotFound, FormatError for a newer format.
+
+        A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made. With a
+        `store_id` another store at the path is refused with ReadFailed.
+        """
+        as_word("verify", verify, get_args(Verify))
+        as_word("io", io, get_args(Io))
+        self.layout = open_layout(replace(Layout.at(path), store_id=store_id))
+        self._is_closed = False
+        self._verify: Verify = verify
+        self._io: Io = io
+        self._show(take_over(self.layout, given) if given is not None else load_snapshot(self.layout, verdict=verdict))
+
+    def _show(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._fetcher = Fetcher(self.layout, Checked(snapshot.segments()), verify=self._verify, io=self._io)
+        self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is looked through. Raises CacheStoreError once this is closed: every answer comes from it, so none is given."""
+        if self._is_closed:
+            message = f"the store at {self.layout.root} is closed here; open it again"
+            raise CacheStoreError(message)
+        return self._snapshot
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Path, options, which store it is and what was seen: no descriptor, no lock, no bytes of entries."""
+        options = {"verify": self._verify, "io": self._io, "store_id": self.layout.store_id}
+        return {"path": str(self.layout.root), "options": options, "given": hand_over(self.snapshot)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Look at the same store in another process, as it was seen in this one: no listing, and no header is read there.
+
+        Raises ReadFailed where another store lies at the path.
+        """
+        Reader.__init__(self, state["path"], **state["options"], given=state["given"])
+
+    def refresh(self) -> None:
+        """See what was published since this reader was opened."""
+        with _looking:
+            before = self.snapshot
+            self._fetcher.close()
+            self._show(load_snapshot(self.layout, earlier=before))
+            before.close()
+
+    def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
+        """The tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
+        return self.get_many([key], as_numpy=as_numpy)[0]
+
+    def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
+        """The tensors of many entries, in the order of `keys`; read in the order of their places. No keys give no entries.
+
+        Raises MissingEntry naming the first missing keys and their count, or CorruptEntry.
+        """
+        convert = to_numpy if as_numpy else to_torch
+        return [convert(raw) for raw in self.get_raw([Key.parse(key) for key in as_many("keys", keys, "several keys")])]
+
+    def get_raw(self, keys: Sequence[Key]) -> list[dict[str, RawTensor]]:
+        """As `get_many`, with each tensor as (dtype, shape, buffer)."""
+        if self._io == "pread":
+            located = self.locate(keys)
+            runs = [_fresh(size_of(specs)) for specs in located.specs]
+            if self.fill(keys, located, [[run] for run in runs]):
+                return list(map(split, located.specs, runs))
+        # What failed is looked for entry by entry, as each may be elsewhere.
+        found = self._find_all(keys)
+        order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
+        entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
+        return [entries[n] for n in range(len(keys))]
+
+    def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
+        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry.
+
+        With `look_again` it raises ReadFailed where the store is not at its path any more.
+        """
+        asked = list(dict.fromkeys(map(Key.parse, keys)))
+        absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
+        if not look_again:
+            return absent
+        if not absent:
+            check_for_reading(self.layout)
+            return absent
+        self.refresh()
+        return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+
+    def locate(self, keys: Sequence[Key]) -> Located:
+        """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
+        with _looking:
+            try:
+                located = self.snapshot.locate(keys)
+            except (FormatError, FileNotFoundError):
+                located = None
+        return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
+
+    def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
+        """Read entries straight to where they belong, as they were found by `locate`, and check them as `get` does.
+
+        `targets` and `side_by_side` as for `Fetcher.fetch_into`.
+
+        False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
+        other copies and in a newer snapshot, gives the entries or the error. Raises CacheStoreError where this is closed.
+        """
+        _ = self.snapshot
+        try:
+            self._fetcher.fetch_into(keys, located, targets, side_by_side=side_by_side)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
+            return False
+        return True
+
+    def ask_ahead(self, keys: Sequence[AnyKey]) -> None:
+        """Have these entries brought into memory without waiting for the disk: those of the next batch, while this one is used.
+
+        A hint: keys that are not there, and segments that are gone, are passed over.
+        """
+        places = [places[0] for places in self._find([Key.parse(key) for key in keys]) if places]
+        try:
+            self._fetcher.ask_ahead(places)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if not is_gone(error):
+                raise
+
+    def _find(self, keys: Sequence[Key]) -> list[list[Place]]:
+        """Places in this snapshot; in a newer one where its index is gone before a forked child could open it, or damaged."""
+        with _looking:
+            try:
+                return self.snapshot.find(keys)
+            except (FormatError, FileNotFoundError):
+                self.refresh()
+                return self.snapshot.find(keys)
+
+    def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
+        found = self._find(keys)
+        if all(found):
+            return found
+        self.refresh()
+        found = self._find(keys)
+        missing = [key for key, places in zip(keys, found, strict=True) if not places]
+        if missing:
+            named = ", ".join(map(str, missing[:3]))
+            help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
+            message = f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}"
+            raise MissingEntry(message)
+        return found
+
+    def _read(self, key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+        """Look at one entry: the first copy, else another, else once more in a newer snapshot."""
+        try:
+            return _look_at_any(key, places, look)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if not is_gone(error):
+                raise
+        self.refresh()
+        return _look_at_any(key, self._find_all([key])[0], look)
+
+    def _fetch(self, key: Key, place: Place) -> dict[str, RawTensor]:
+        return split(place.specs, self._fetcher.fetch(key, place))
+
+    def describe(self, key: AnyKey) -> Description:
+        """Names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
+        parsed = Key.parse(key)
+        return self._read(parsed, self._find_all([parsed])[0], self._describe)
+
+    def _describe(self, key: Key, place: Place) -> Description:
+        digest = place.segment.digest
+        path = self.layout.segment(digest)
+        if digest not in self._values:
+            self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
+        where = path.relative_to(self.layout.root)
+        if key not in self._values[digest]:
+            message = f"entry {key} is not in {where}, where it was published; run {self.layout.command('repair')}"
+            raise CorruptEntry(message)
+        tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
+        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
+
+    def __contains__(self, key: AnyKey) -> bool:
+        """Whether the store held this key when it was opened or refreshed."""
+        return bool(self._find([Key.parse(key)])[0])
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        with _looking:
+            return len(self.snapshot)
+
+    def keys(self) -> Iterator[Key]:
+        """All keys, each once."""
+        return self.snapshot.keys()
+
+    @property
+    def generation(self) -> int:
+        """The number of the index this reader looks through, or -1 without one."""
+        return self.snapshot.generation
+
+    def close(self) -> None:
+        """Close every file. Calling it twice is fine."""
+        self._is_closed = True
+        self._fetcher.close()
+        self._snapshot.close()
+
+    def __enter__(self) -> Self:
+        """Return the open reader. Raises CacheStoreError where it is closed."""
+        _ = self.snapshot
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close it."""
+        self.close()
+
+
+def _fresh(size: int) -> memoryview:
+    """Memory for an entry. numpy's is not cleared before it is written, which a bytearray is: a third of the time of a read."""
+    import numpy as np
+
+    return np.empty(size, np.uint8).data
+
+
+def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+    """What the first copy gives that is not gone or damaged and can be read; the last one's error where there is none."""
+    *others, last = places
+    for place in others:
+        try:
+            return look(key, place)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
+    return look(key, last)

@@ -1,0 +1,123 @@
+"""A store that can be written: a Reader, plus `writer` and `commit`. Belongs to one process."""
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from cachestore.core.arguments import as_mapping, as_path, as_word
+from cachestore.core.errors import CacheStoreError
+from cachestore.core.keys import Json, Key
+from cachestore.core.tensors import to_raw
+from cachestore.files.paths import Mode
+from cachestore.storage.append import Appender
+from cachestore.storage.commit import commit, create_store
+from cachestore.storage.fetch import Io, Verify
+from cachestore.store.reader import AnyKey, Reader
+
+
+class Writer:
+    """Puts values of your own. Leaving the `with` block appends them: durable, acknowledged and readable here.
+
+    If the block raises, what was gathered and not yet published is forgotten; what was published stays.
+    """
+
+    def __init__(self, store: "Store") -> None:
+        """Made by `Store.writer`."""
+        self._store = store
+        self._appender = Appender(store.layout)
+
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Gather an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
+
+        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published, CacheStoreError for a closed store.
+        """
+        _ = self._store.snapshot
+        named = as_mapping("tensors", tensors, "a mapping from names to tensors")
+        value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
+        copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(named).items()}
+        self._appender.put(Key.parse(key), copied, deepcopy(dict(value)))
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Publish what is gathered, unless the block raised."""
+        if kind is None:
+            self._appender.close_segment()
+        else:
+            self._appender.discard()
+        self._store.refresh()
+
+
+class Store(Reader):
+    """A store opened with `mode="a"`."""
+
+    def __init__(
+        self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE
+    ) -> None:
+        """Open a store; with `mode="a"` one is made where there is none. Raises StoreNotFound, BadInput, FormatError."""
+        as_word("mode", mode, ("r", "a"))
+        if mode == "a":
+            create_store(as_path("path", path), mode=access)
+        self.mode: Literal["r", "a"] = mode
+        self._pid = os.getpid()
+        super().__init__(path, verify=verify, io=io)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled store opens for reading elsewhere."""
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the same store for reading in another process."""
+        self.mode = "r"
+        self._pid = os.getpid()
+        super().__setstate__(state)
+
+    def writer(self) -> Writer:
+        """A context in which values of your own are put. Raises CacheStoreError in another process than the one that opened it."""
+        self._check_writable()
+        return Writer(self)
+
+    def commit(self) -> None:
+        """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
+        self._check_writable()
+        before = self.snapshot
+        self._fetcher.close()
+        self._show(commit(self.layout, snapshot=before))
+        before.close()
+
+    def _check_writable(self) -> None:
+        if self.mode != "a" or self._pid != os.getpid():
+            message = f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes'
+            raise CacheStoreError(message)
+        _ = self.snapshot  # raises where it is closed
+
+
+def open_store(
+    path: str | Path,
+    mode: Literal["r", "a"] = "r",
+    *,
+    verify: Verify = "first",
+    io: Io = "pread",
+    access: Literal["private", "group"] = "private",
+) -> Store:
+    """Open a store: `cachestore.open`.
+
+    Args:
+        path: the store's folder.
+        mode: "r" to read one that exists, "a" to read and append, making it if needed.
+        verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
+        io: "pread" copies into fresh buffers; "mmap" hands out views, and a truncated file then kills the process (SIGBUS).
+        access: who may write a store that is made now.
+
+    Raises:
+        StoreNotFound: with mode "r", where there is none.
+        FormatError: the store was written by a newer version.
+        BadInput: another mode or access, or a folder that holds something else.
+    """
+    as_word("access", access, ("private", "group"))
+    return Store(path, mode=mode, verify=verify, io=io, access=Mode(access))

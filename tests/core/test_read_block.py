@@ -1,0 +1,100 @@
+"""How a recipe is read, as values: what is known, and that nothing unknown is passed over."""
+
+import pytest
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Recipe
+from cachestore.core.read_block import Constant, Form, Padding, parse_latents, parse_text
+from cachestore.encode import families
+from tests.loading.stores import FLUX, PLAIN, SDXL, recipes
+
+
+def text(**changes):
+    return Recipe("text", {}, {**families.text_read(SDXL), **changes})
+
+
+def latents(**changes):
+    return Recipe("latents", {}, {**recipes().latents.read, **changes})
+
+
+LACKING = [lacking for family in families.TEXT_FAMILIES.values() for lacking in family.without.values()]
+
+
+@pytest.mark.parametrize("family", [*families.TEXT_FAMILIES.values(), *LACKING, PLAIN], ids=lambda family: family.name)
+def test_the_recipe_of_every_family_is_known_whole(family):
+    widths = dict.fromkeys([*family.components, *family.asks], 32)
+    block = parse_text(Recipe("text", {}, families.text_read(family, limit=77, widths=widths)))
+    assert block.names() >= {"prompt_embeds", *family.constants}
+    assert block.mask_name == family.mask
+
+
+@pytest.mark.parametrize("stored", ["moments", "mean", "sample"])
+def test_the_recipe_of_every_vae_is_known_whole(stored):
+    for family in families.VAE_FAMILIES.values():
+        block = parse_latents(Recipe("latents", {}, families.latents_read(family, {}, stored)))
+        assert block.stored == (stored if family.is_random else "mean")
+
+
+def test_forms_padding_and_constants_become_values():
+    assert parse_text(text()).outputs["prompt_embeds"] == Form(("prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"), -1)
+    nested = {"prompt_embeds": {"join": [{"join": ["a", "b"], "dim": -1}, "c"], "dim": -2}}
+    assert parse_text(text(outputs=nested)).outputs["prompt_embeds"] == Form((Form(("a", "b"), -1), "c"), -2)
+    plain = parse_text(Recipe("text", {}, families.text_read(PLAIN)))
+    assert plain.padding == {"prompt_embeds": Padding(-2, "right", None, 1, 0.0, "prompt_attention_mask")}
+    flux = parse_text(Recipe("text", {}, families.text_read(FLUX)))
+    assert flux.constants == {"text_ids": Constant(("S", 3), "prompt_embeds")}
+    widened = {"prompt_embeds": {"join": [{"join": ["a", "b"], "dim": -1, "widen": 9}, "c"], "dim": -2}}
+    assert parse_text(text(outputs=widened)).outputs["prompt_embeds"] == Form((Form(("a", "b"), -1, 9), "c"), -2)
+    counted = {"ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}}
+    assert parse_text(text(constants=counted)).constants == {"ids": Constant(("B", "S", 4), "prompt_embeds", "positions")}
+
+
+def test_factors_that_a_vae_does_not_have_change_nothing():
+    block = parse_latents(latents(scaling_factor=None, shift_factor=None))
+    assert (block.scaling_factor, block.shift_factor) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"format": 2}, "it has format 2, this version reads 1"),
+        ({"rotate": 90}, "it says rotate"),
+        ({"outputs": {"x": {"from": "x", "widen": 9}}}, "it makes an output by from, widen"),
+        ({"outputs": {"x": {"join": [], "dim": -1}}}, "it joins nothing"),
+        ({"outputs": None}, "it lacks a part"),
+        ({"pad": {"prompt_embeds": {"side": "right"}}}, "it lacks a part"),
+        ({"pad": {"prompt_embeds": {"twice": 1}}}, "it says twice"),
+        ({"pad": {"prompt_embeds": {"dim": -2, "side": "top", "length": None, "mask": None}}}, "it pads on the side 'top'"),
+        ({"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}}, "it lacks a part"),
+        ({"constants": {"c": {"kind": "ones", "shape": [], "like": "prompt_embeds"}}}, "a constant of kind 'ones'"),
+        ({"constants": {"c": {"kind": "positions", "shape": ["S"], "like": "prompt_embeds"}}}, "it counts along the shape"),
+        ({"constants": {"c": {"kind": "zeros", "shape": ["T"], "like": "prompt_embeds"}}}, r"and shape \['T'\]"),
+        ({"constants": {"c": {"kind": "zeros", "shape": [], "like": "other"}}}, "it refers to other"),
+    ],
+)
+def test_a_text_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):
+    with pytest.raises(FormatError, match=f"{what}.*install a newer cachestore"):
+        parse_text(text(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"format": None}, "it has format None"),
+        ({"rotate": 90}, "it says rotate"),
+        ({"stored": "codes"}, "it keeps 'codes'"),
+        ({"latents_mean": [0.5]}, "latents_mean"),
+        ({"patchify": "two"}, "it lacks a part"),
+    ],
+)
+def test_a_latents_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):
+    with pytest.raises(FormatError, match=f"{what}.*install a newer cachestore"):
+        parse_latents(latents(**changes))
+
+
+def test_latents_that_were_normalised_already_say_so_and_moments_cannot_be():
+    assert parse_latents(latents(stored="sample", scaled=True)).is_scaled
+    assert not parse_latents(latents(stored="sample")).is_scaled
+    for wrong in (latents(stored="moments", scaled=True), latents(stored="sample", scaled="yes")):
+        with pytest.raises(FormatError, match="scaled: "):
+            parse_latents(wrong)

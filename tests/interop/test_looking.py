@@ -1,0 +1,90 @@
+"""What each trainer itself would look for, scale to, or put into one batch: the numbers were read off the trainers' own code."""
+
+import pytest
+
+from cachestore.interop.formats import ai_toolkit, musubi, sd_scripts, simpletuner
+from cachestore.interop.formats.families import family_named
+from cachestore.interop.formats.matching import Added, Named, Rule
+from cachestore.interop.formats.table import FORMATS
+
+
+@pytest.mark.parametrize(
+    ("size", "resolution", "step", "placed"),
+    [
+        ((640, 480), 512, 16, ((598, 448), (11, 0, 587, 448))),
+        ((1600, 1200), 1024, 32, ((1195, 896), (21, 0, 1173, 896))),
+        ((300, 200), 1024, 32, ((320, 214), (0, 11, 320, 203))),
+        ((40, 4000), 512, 16, ((40, 4000), (4, 0, 36, 4000))),
+    ],
+)
+def test_ai_toolkit_scales_up_to_the_bucket_of_the_nearest_area(size, resolution, step, placed):
+    assert ai_toolkit.placed(size, resolution, step) == placed
+
+
+@pytest.mark.parametrize(
+    ("size", "resolution", "bucket"),
+    [((600, 480), 256, (288, 224)), ((1600, 1200), 1024, (1184, 880)), ((100, 1000), 512, (256, 1024)), ((700, 700), 1024, (1024, 1024))],
+)
+def test_musubi_chooses_the_bucket_of_the_nearest_aspect_ratio(size, resolution, bucket):
+    assert musubi.bucket_of(size, resolution) == bucket
+    assert musubi.stacks(Named("x.png", size=size), resolution) == bucket
+    assert musubi.stacks(Named("x.png"), resolution) is None
+
+
+def test_sd_scripts_takes_latents_of_its_own_bucket_alone():
+    flux = family_named("flux")
+    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(640, 384)), Rule(512))
+    assert not sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(624, 416)), Rule(512))
+    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(384, 192)), Rule(512, upscales=False))
+    assert sd_scripts.finds(flux, Named("x.png", size=(1600, 1200), bucket=(512, 384)), Rule(512, upscales=False))
+    assert not sd_scripts.finds(flux, Named("x.png", size=(90, 2999), bucket=(64, 1024)), Rule(512, upscales=False))
+    assert sd_scripts.finds(flux, Named("x.png", bucket=(512, 512)), Rule(512)), "where the size is not known"
+
+
+def test_simpletuner_puts_pictures_of_one_rounded_aspect_ratio_together():
+    assert simpletuner.stacks(Named("x.png", bucket=(1024, 1024)), 1024) == simpletuner.stacks(Named("y.png", bucket=(512, 512)), 1024)
+    assert simpletuner.stacks(Named("x.png"), 1024) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "added", "captions"),
+    [
+        ("ai-toolkit", "a, b,c\r\n", Added(), ["a,  b, c\n"]),
+        ("ai-toolkit", "a [name], [trigger]", Added("sks"), ["a sks,  sks"]),
+        ("ai-toolkit", "a", Added("sks"), ["sks a"]),
+        ("ai-toolkit", " \n", Added(None, "b"), ["b"]),
+        ("sd-scripts", "\ufeffone \r\ntwo", Added("sks", "b"), ["\ufeffone"]),
+        ("sd-scripts", "\n\ntwo", Added(), [""]),
+        ("simpletuner", " a \r\nb\n\n", Added(), [" a \r", "b"]),
+        ("simpletuner", " a ", Added(), [" a "]),
+    ],
+)
+def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, captions):
+    read = FORMATS[kind].captions_of
+    assert read is not None
+    assert read(text, added) == captions
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "looks"),
+    [
+        ("sd-scripts", "a/b_te_outputs.npz", ("text", "sdxl")),
+        ("sd-scripts", "a/b_0100x0080_flux.npz", ("latents", "flux")),
+        ("sd-scripts", "a/b_0100x0080_lumina.npz", ("latents", None)),
+        ("sd-scripts", "a/b_anima_te.npz", ("text", None)),
+        ("sd-scripts", "a/b.npz", None),
+        ("simpletuner", f"{'0' * 32}-sdxl.pt", ("text", "sdxl")),
+        ("simpletuner", f"{'0' * 32}-krea2.pt", ("text", None)),
+        ("simpletuner", f"a/{'0' * 64}.pt", ("latents", None)),
+        ("simpletuner", "a/b.pt", None),
+        ("musubi", "b_0100x0080_hv15.safetensors", ("latents", None)),
+        ("musubi", "b_wan_te.safetensors", ("text", "wan")),
+        ("ai-toolkit", "a/_t_e_cache/b.safetensors", ("text", None)),
+        ("ai-toolkit", "a/_latent_cache/b.safetensors", ("latents", None)),
+        ("diffusion-pipe", "c/text_embeddings_1/shard_0.bin", ("text", None)),
+        ("diffusion-pipe", "c/latents/metadata.db", ("latents", None)),
+    ],
+)
+def test_what_a_file_holds_is_told_by_its_name(kind, path, looks):
+    found = FORMATS[kind].looks(path)
+    assert (None if found is None else (found.kind, None if found.family is None else found.family.name)) == looks

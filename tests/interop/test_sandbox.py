@@ -1,0 +1,130 @@
+"""Files with pickles: read in a process of their own, which may do nothing else, and whose death is an error of one file alone."""
+
+import gzip
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.interop import sandbox as untrusted
+from cachestore.interop.formats.torch_files import read_torch, write_torch
+from cachestore.interop.sandbox import TorchFiles
+
+pytestmark = pytest.mark.torch
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+class Executes:
+    def __reduce__(self):
+        return os.getcwd, ()
+
+
+class TestInAProcessOfItsOwn:
+    def test_neither_a_bad_file_nor_one_that_kills_it_hides_the_next(self):
+        tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+        with TorchFiles() as files:
+            read = files.read(saved({"a": tensor, "b": {"c": torch.tensor(True)}, "n": 3, "t": (None, "x")}))
+            assert set(read.tensors) == {"a", "b.c"}
+            assert dict(read.values) == {"n": 3, "t.0": None, "t.1": "x"}
+            assert read.tensors["a"][:2] == ("BF16", (2, 3))
+            for bad in (b"", b"no file of torch", saved(Executes()), saved({"a": tensor})[:-30]):
+                with pytest.raises(EncodeFailed, match="torch refuses it"):
+                    files.read(bad)
+            assert files.read(saved(tensor)).tensors["value"][1] == (2, 3)
+            first = files._child
+            first.kill()
+            first.wait()
+            with pytest.raises(EncodeFailed, match=r"end \(signal 9\)"):
+                files.read(saved(tensor))
+            assert files.read(saved(tensor)).tensors["value"][1] == (2, 3)
+            second = files._child
+        assert files._child is None
+        assert second.returncode is not None
+
+    def test_a_file_that_takes_too_long_is_passed_over(self, monkeypatch):
+        started = subprocess.Popen
+        silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        monkeypatch.setattr(untrusted.subprocess, "Popen", lambda _command, **options: started(silent, **options))
+        with TorchFiles(seconds=0.2) as files, pytest.raises(EncodeFailed, match="not read within 0 s"):
+            files.read(saved(torch.zeros(1)))
+
+    def test_the_child_may_write_no_file_and_take_no_endless_memory(self):
+        program = """
+import resource
+from cachestore.interop import sandbox as untrusted
+untrusted._limit()
+assert resource.getrlimit(resource.RLIMIT_FSIZE) == (0, 0)
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+try:
+    bytearray(16 << 30)
+except MemoryError:
+    print("refused")
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+        assert done.stdout == "refused\n", done.stderr
+
+
+def test_nothing_is_executed():
+    with pytest.raises(EncodeFailed, match="torch refuses it"):
+        read_torch(saved(Executes()))
+    with pytest.raises(EncodeFailed, match="torch refuses it"):
+        read_torch(pickle.dumps(Executes()))
+
+
+def test_what_is_neither_tensor_nor_plain_value_is_refused():
+    with pytest.raises(EncodeFailed, match="is a set"):
+        read_torch(saved({"a": {1, 2}}))
+
+
+def test_a_file_nested_too_deep_is_refused():
+    value = torch.zeros(1)
+    for _ in range(20):
+        value = [value]
+    with pytest.raises(EncodeFailed, match="nested deeper"):
+        read_torch(saved(value))
+
+
+def test_files_in_gzip_are_told_by_their_first_bytes_and_bombs_refused(monkeypatch):
+    packed = gzip.compress(saved(torch.zeros(4)))
+    assert read_torch(packed).tensors["value"][1] == (4,)
+    monkeypatch.setattr("cachestore.interop.formats.torch_files.LARGEST_BYTES", 64)
+    with pytest.raises(EncodeFailed, match="unpacks to more"):
+        read_torch(packed)
+    monkeypatch.undo()
+    with pytest.raises(EncodeFailed, match="no readable gzip"):
+        read_torch(packed[:-9])
+
+
+def test_a_file_above_the_cap_is_refused_without_starting_anything(monkeypatch):
+    monkeypatch.setattr("cachestore.interop.sandbox.LARGEST_BYTES", 3)
+    with TorchFiles() as files, pytest.raises(EncodeFailed, match="more than"):
+        files.read(b"four")
+    assert files._child is None
+
+
+def test_equal_tensors_make_equal_files():
+    tensors = {"a": ("BF16", (2,), b"\x01\x02\x03\x04"), "b": ("I64", (), bytes(8))}
+    assert write_torch(tensors) == write_torch(tensors)
+    assert read_torch(write_torch(tensors)).tensors == {name: (d, s, bytes(b)) for name, (d, s, b) in tensors.items()}
+
+
+def test_an_archive_of_many_or_large_arrays_is_refused_before_it_is_unpacked(monkeypatch):
+    from cachestore.interop.formats.containers import read_npz
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(1000))
+    monkeypatch.setattr("cachestore.interop.formats.containers.LARGEST_BYTES", 999)
+    with pytest.raises(EncodeFailed, match="it unpacks to 1 arrays"):
+        read_npz(buffer.getvalue())

@@ -1,0 +1,667 @@
+"""Reconcile: what a pass begins with, what a round reopens, and what the catalog of its end holds."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.core.errors import RecipeMismatch, Superseded
+from cachestore.core.inputs import combined_digest, digests_of
+from cachestore.core.samples import Sample
+from cachestore.files.paths import Layout, LedgerName
+from cachestore.jobs import reconcile
+from cachestore.jobs.reconcile import _among
+from cachestore.jobs.worker import Task, Worker
+from cachestore.storage.catalog import list_generations
+from cachestore.storage.listing_numbers import listing_number, listing_numbers
+from cachestore.storage.snapshot import list_segments, load_snapshot
+from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
+from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
+from cachestore.work.plan import read_plan
+from cachestore.work.workers import Beat
+from tests import fakes
+from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+def fetch(one, number=None):
+    """Round and outcomes of a job's newest pass."""
+    reconciler = fakes.reconciler(one, number)
+    rounds = list_rounds(reconciler.ref.folder(one.layout))
+    return read_round(one.layout, reconciler.ref, one.plan, rounds[-1]), reconciler.outcomes()
+
+
+def close_round(one):
+    opened, _ = fetch(one)
+    with closing(load_snapshot(one.layout)) as snapshot:
+        return fakes.reconciler(one).close_round(opened, snapshot)
+
+
+def record(one, number, *outcomes, partition=0, launch=None):
+    """A ledger for a partition of a round, as a worker of a launch would write it."""
+    folder = fakes.reconciler(one).ref.folder(one.layout)
+    publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition), "w" * 32, launch or one.launch, outcomes))
+
+
+def failed(unit=0, *, is_transient=False):
+    return Outcome(unit, "failed", reason="it failed", is_transient=is_transient)
+
+
+def worked_on(one, number=None):
+    """The units that round 0 of a pass worked on, by caption or reference."""
+    reconciler = fakes.reconciler(one, number)
+    opened = read_round(one.layout, reconciler.ref, one.plan, 0)
+    return {next(iter(one.plan.unit(place).request.values())) for units in opened.units for place in units}
+
+
+# How a pass begins
+
+
+def test_a_pass_over_nothing_begins_and_ends(root):
+    one = fakes.job(root, [], [FakeEncoder()])
+    open_pass(one)
+    done = close_round(one)
+    assert done is not None
+    assert (done.report["complete"], done.report["wanted"], done.report["samples"]) == (True, 0, 0)
+    assert len(catalog(root)) == 0
+
+
+def test_the_first_pass_works_on_everything(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    open_pass(one)
+    assert worked_on(one) == {"a", "b"}
+
+
+def test_opening_a_pass_twice_changes_nothing(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    open_pass(one)
+    open_pass(as_launch(one, "another"))
+    assert fetch(one)[0].launch == "launch"
+
+
+def test_the_second_pass_works_on_nothing(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    run_pass(one)
+    again = as_launch(one, "again")
+    open_pass(again)
+    assert worked_on(again) == set()
+
+
+def test_a_pass_works_on_what_is_new_and_on_what_was_lost(root):
+    encoders = [FakeEncoder(limit=1)]
+    fakes.run(root, captions("a"), *encoders)
+    fakes.run(root, captions("a", "b"), *encoders)
+    one = fakes.job(root, captions("a", "b", "c"), encoders, launch="third")
+    with closing(load_snapshot(one.layout)) as snapshot:
+        [lost] = [p.segment for p in snapshot.find([FakeEncoder().resolve({"caption": "b"}, None).key])[0]]
+    one.layout.segment(lost.digest).unlink()
+    open_pass(one)
+    assert worked_on(one) == {"b", "c"}
+
+
+def test_a_picture_with_another_time_is_looked_at_and_one_with_the_same_is_not(root):
+    source = Pictures({"a.png": b"one", "b.png": b"two", "c.png": b"three"})
+    one = fakes.job(root, pictures(*source.files), [FakeEncoder("latents")], source=source)
+    run_pass(one)
+    source.times["b.png"] = 5
+    again = as_launch(one, "again")
+    open_pass(again)
+    assert worked_on(again) == {"b.png"}
+
+
+def test_a_picture_whose_time_proved_nothing_is_looked_at_again(root, monkeypatch):
+    source = Pictures({"a.png": b"one"})
+    one = fakes.job(root, pictures("a.png"), [FakeEncoder("latents")], source=source)
+    monkeypatch.setattr(source.__class__, "read", lambda self, name: (self.files[name], (-1, -1)))
+    run_pass(one)
+    again = as_launch(one, "again")
+    open_pass(again)
+    assert worked_on(again) == {"a.png"}
+
+
+# Rounds
+
+
+def test_a_round_in_which_all_was_made_ends_the_pass(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    report = run_pass(one)
+    assert report.complete
+    assert list_rounds(PassRef(one.plan.name, 1).folder(one.layout)) == [0]
+
+
+def test_a_unit_that_failed_for_good_is_not_tried_again(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    open_pass(one)
+    record(one, 0, failed())
+    done = close_round(one)
+    assert done is not None
+    assert done.report["failures"] == [{"sample": "0000", "encoder": "text", "reason": "it failed"}]
+
+
+def test_a_unit_that_failed_for_now_is_tried_three_times(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    open_pass(one)
+    for number in range(2):
+        record(one, number, failed(is_transient=True))
+        assert close_round(one) is None
+    record(one, 2, failed(is_transient=True))
+    assert close_round(one).report["failed"] == 1
+
+
+def test_a_ledger_is_not_believed_where_the_entry_is_gone(root):
+    """A ledger says "look there", never "present"."""
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    open_pass(one)
+    key = FakeEncoder().resolve({"caption": "a"}, None).key
+    for number in range(2):
+        record(one, number, Outcome(0, "made", key))
+        assert close_round(one) is None
+    record(one, 2, Outcome(0, "made", key))
+    done = close_round(one)
+    assert (done.report["failed"], done.report["complete"]) == (1, False)
+    assert done.report["failures"][0]["reason"]
+
+
+def test_the_units_of_a_damaged_ledger_come_back(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    open_pass(one)
+    record(one, 0, failed(0), partition=0)
+    record(one, 0, failed(1), partition=1)
+    fakes.reconciler(one).ref.folder(one.layout).ledger(LedgerName(0, 0, 1)).write_bytes(b"?")
+    assert close_round(one) is None
+    assert [list(units) for units in fetch(one)[0].units] == [[1]]
+
+
+def test_a_start_that_joins_a_pass_tries_its_failed_units_again(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    open_pass(one)
+    record(one, 0, failed())
+    assert close_round(as_launch(one, "later")) is None
+
+
+def test_two_launches_at_once_try_a_failing_unit_once_more_each_and_then_end(root):
+    """Whoever of them works and whoever reconciles: rounds do not go on for ever."""
+    one = fakes.job(root, captions("a"), [FakeEncoder()], launch="worker's")
+    open_pass(one)
+    number = 0
+    for number in range(10):
+        record(one, number, failed(), launch="worker's")
+        if close_round(as_launch(one, "reconciler's")) is not None:
+            break
+    assert number == 1
+
+
+def test_of_two_ledgers_the_later_rounds_counts(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    open_pass(one)
+    record(one, 0, failed(is_transient=True))
+    close_round(one)
+    record(one, 1, failed())
+    assert not fetch(one)[1].transient[0]
+
+
+# Sources that change
+
+
+def half(root, source, names, *, launch="killed"):
+    """A pass over pictures in which one worker recorded everything and died before it reconciled."""
+    return left(root, source, pictures(*names), FakeEncoder("latents"), launch=launch)
+
+
+def left(root, source, samples, encoder, *, launch="killed"):
+    """A pass in which one worker recorded everything and died before it reconciled."""
+    one = fakes.job(root, samples, [encoder], source=source, launch=launch)
+    ref = open_pass(one)
+    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat:
+        task = Task(one.layout, one.plan, ref, one.encoders, source, 0, 1, launch)
+        with closing(Worker(task, beat)) as worker:
+            worker.do_round(fetch(one)[0])
+    return one
+
+
+def test_a_picture_replaced_since_an_unfinished_pass_recorded_it_is_encoded_again(root):
+    source = Pictures({"a.png": b"one", "b.png": b"two"})
+    one = half(root, source, ["a.png", "b.png"])
+    source.files["a.png"], source.times["a.png"] = b"ONE", 5
+    encoder = FakeEncoder("latents")
+    report = run_pass(as_launch(one, "later", encoders=[encoder]))
+    assert encoder.encoded == [b"ONE"]
+    assert (report.complete, report.wanted, report.encoded) == (True, 2, 2)
+    found = catalog(root)
+    assert [cell.input.hex() for row in range(2) for cell in found.columns[0].row_cells(row)] == [
+        fakes.digest_bytes(b"ONE"),
+        fakes.digest_bytes(b"two"),
+    ]
+
+
+def test_a_picture_that_was_only_touched_since_is_read_but_not_encoded_and_its_new_time_is_kept(root):
+    source = Pictures({"a.png": b"one"})
+    one = half(root, source, ["a.png"])
+    source.times["a.png"] = 5
+    encoder = FakeEncoder("latents")
+    report = run_pass(as_launch(one, "later", encoders=[encoder]))
+    assert encoder.encoded == []
+    assert report.complete
+    assert catalog(root).columns[0].cell(0).stat == (3, 5)
+
+
+def test_a_picture_that_disappeared_since_is_a_failure(root):
+    source = Pictures({"a.png": b"one", "b.png": b"two"})
+    one = half(root, source, ["a.png", "b.png"])
+    del source.files["a.png"]
+    report = run_pass(as_launch(one, "later"))
+    assert (report.failed, report.encoded) == (1, 1)
+    assert "No such file" in report.failures[0]["reason"]
+
+
+# Captions that are shown images
+
+
+def edits(*control, caption="redder"):
+    """One sample for each tuple of control images."""
+    return [Sample(f"{number}", {"control": references}, (caption,)) for number, references in enumerate(control)]
+
+
+def seeing():
+    return FakeEncoder("text", shown="control")
+
+
+def test_a_caption_is_another_unit_beside_other_images(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b", "same as a.png": b"a"})
+    encoder = seeing()
+    report = fakes.run(
+        root, edits(("a.png",), ("b.png",), ("a.png", "b.png"), ("b.png", "a.png"), ("same as a.png",)), encoder, source=source
+    )
+    assert (report.wanted, report.encoded, report.reused) == (5, 4, 1)
+    column = catalog(root).column("text", "caption")
+    assert len({column.row_keys(row)[0] for row in range(5)}) == 4
+    assert column.cell(0).stat == (1, fakes.YEAR_2000)
+    assert column.cell(2).input == bytes.fromhex(
+        combined_digest(digests_of({"caption": "redder", "images": {"control": ["", ""]}}, [b"a", b"b"]))
+    )
+
+
+def test_unchanged_images_are_neither_read_nor_encoded_again(root):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
+    fakes.run(root, samples, seeing(), source=source)
+    source.reads.clear()
+    again = fakes.run(root, samples, seeing(), source=source)
+    assert (again.complete, again.encoded, again.reused, source.reads) == (True, 0, 2, [])
+
+
+def test_a_replaced_image_makes_the_texts_anew_that_see_it_and_no_others(root):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
+    fakes.run(root, samples, seeing(), source=source)
+    source.files["b.png"] = b"B"
+    source.times["b.png"] = 5
+    again = fakes.run(root, samples, seeing(), source=source)
+    assert (again.encoded, again.reused) == (1, 1)
+    source.times["a.png"] = 6  # touched alone
+    once_more = fakes.run(root, samples, seeing(), source=source)
+    assert (once_more.encoded, once_more.reused) == (0, 2)
+
+
+@pytest.mark.parametrize("now", [("b.png",), ("a.png", "b.png"), ()])
+def test_a_sample_that_lists_other_images_has_another_text_whatever_its_caption(root, now):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+    fakes.run(root, edits(("a.png",)), seeing(), source=source)
+    before = catalog(root).column("text", "caption").row_keys(0)
+    report = fakes.run(root, edits(now), seeing(), source=source)
+    assert (report.encoded, report.failed) == ((1, 0) if now else (0, 1))
+    assert catalog(root).column("text", "caption").row_keys(0) != before
+
+
+def test_an_image_replaced_since_an_unfinished_pass_recorded_its_text_makes_it_anew(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+    one = left(root, source, edits(("a.png", "b.png")), seeing())
+    source.files["b.png"], source.times["b.png"] = b"B", 5
+    encoder = seeing()
+    run_pass(as_launch(one, "later", encoders=[encoder]))
+    assert encoder.encoded == ["redder"]
+
+
+@pytest.mark.parametrize(
+    ("change", "stays"),
+    [
+        (lambda source: source.times.update({"b.png": 5}), True),
+        (lambda source: source.files.update({"b.png": b"longer"}), False),
+        (lambda source: source.files.pop("b.png"), False),
+    ],
+    ids=["touched", "replaced", "gone"],
+)
+def test_a_kept_text_stays_while_the_images_that_it_saw_are_the_same(root, change, stays):
+    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"))
+    fakes.run(root, samples, seeing(), source=source)
+    change(source)
+    fakes.run(root, samples, FakeEncoder("latents"), source=source)
+    assert (catalog(root).column("text", "caption").row_keys(0)[0] is not None) == stays
+
+
+def test_an_image_that_changed_after_it_was_read_is_named(root):
+    source = Pictures({"a.png": b"a", "b.png": b"b"})
+
+    def replace_it(_items):
+        source.times["b.png"] = 5
+
+    encoder = FakeEncoder("text", shown="control", before_encode=replace_it)
+    report = fakes.run(root, edits(("a.png", "b.png")), encoder, source=source)
+    assert report.changed == ("a.png", "b.png")  # which of them it was is not recorded
+
+
+# Catalogs
+
+
+def test_the_catalog_pairs_each_sample_with_the_entries_of_its_own_inputs(root):
+    source = Pictures({f"{n}.png": b"undecodable" if n == 2 else f"{n}".encode() for n in range(5)})
+    one = fakes.job(root, pictures(*source.files), [FakeEncoder("text"), FakeEncoder("latents")], source=source)
+    report = run_pass(one)
+    assert report.failed == 1
+    found = catalog(root)
+    latents, text = found.column("latents", "image"), found.column("text", "caption")
+    for row, name in enumerate(found.ids):
+        assert text.row_cells(row)[0].input.hex() == fakes.digest_text(f"caption of {name}")
+        cell = latents.row_cells(row)[0]
+        assert (cell.key is None) == (name == "2.png")
+        if cell.key is not None:
+            assert cell.input.hex() == fakes.digest_bytes(source.files[name])
+
+
+def test_a_catalog_equal_to_the_newest_is_not_published_again(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    generations = {run_pass(as_launch(one, f"launch {n}")).generation for n in range(3)}
+    assert generations == {1}
+
+
+def test_another_encoders_column_is_kept(root):
+    source = Pictures({"a.png": b"one"})
+    samples = pictures("a.png")
+    fakes.run(root, samples, FakeEncoder("text"), source=source)
+    report = fakes.run(root, samples, FakeEncoder("latents"), source=source)
+    found = catalog(root)
+    assert report.generation == found.generation == 2
+    assert {(column.encoder, column.keys[0] != bytes(16)) for column in found.columns} == {("text", True), ("latents", True)}
+    assert {recipe.encoder for recipe in found.recipes.values()} == {"text", "latents"}
+
+
+def test_a_kept_cell_is_emptied_when_what_it_was_made_from_changes(root):
+    source = Pictures({"a.png": b"one", "b.png": b"two"})
+    samples = pictures("a.png", "b.png")
+    fakes.run(root, samples, FakeEncoder("latents"), source=source)
+    source.files["a.png"], source.times["a.png"] = b"ONE", 5
+    fakes.run(root, samples, FakeEncoder("text"), source=source)
+    latents = catalog(root).column("latents", "image")
+    assert [latents.row_keys(row)[0] is None for row in range(2)] == [True, False]
+
+
+def test_a_kept_cell_stays_when_its_file_was_only_touched(root):
+    source = Pictures({"a.png": b"one"})
+    fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
+    source.times["a.png"] = 5
+    fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
+    latents = catalog(root).column("latents", "image")
+    assert latents.row_keys(0)[0] is not None
+
+
+def test_a_kept_cell_is_emptied_when_its_file_is_gone(root):
+    source = Pictures({"a.png": b"one"})
+    fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
+    del source.files["a.png"]
+    fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
+    assert catalog(root).column("latents", "image").row_keys(0) == [None]
+
+
+def test_a_kept_column_has_empty_cells_for_new_samples_and_none_for_those_that_left(root):
+    fakes.run(root, captions("a", "b"), FakeEncoder("text"))
+    source = Pictures({"x.png": b"x"})
+    samples = [*captions("a")[:1], *pictures("x.png")]
+    fakes.run(root, samples, FakeEncoder("latents"), source=source)
+    found = catalog(root)
+    text = found.column("text", "caption")
+    assert list(found.ids) == ["0000", "x.png"]
+    assert [text.row_keys(row)[0] is None for row in range(2)] == [False, True]
+
+
+def test_a_kept_caption_cell_is_emptied_when_the_caption_is_edited(root):
+    source = Pictures({"a.png": b"one"})
+    fakes.run(root, captions("before"), FakeEncoder("text"))
+    fakes.run(root, captions("after"), FakeEncoder("latents"), source=source)
+    text = catalog(root).column("text", "caption")
+    assert text.row_keys(0) == [None]
+
+
+def test_the_catalog_remembers_what_each_encoder_was_asked_for(root):
+    samples = pictures("a.png")
+    source = Pictures({"a.png": b"one"})
+    for name in ("text", "latents"):
+        run_pass(fakes.job(root, samples, [FakeEncoder(name)], source=source, launch=name, request={"asked": name}))
+    found = catalog(root)
+    assert found.request == {"text": {"asked": "text"}, "latents": {"asked": "latents"}}
+
+
+def test_a_damaged_catalog_costs_looking_not_encoding(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    run_pass(one)
+    path = one.layout.catalog("train", 1)
+    path.chmod(0o644)
+    path.write_bytes(b"?")
+    encoder = FakeEncoder()
+    report = run_pass(as_launch(one, "again", encoders=[encoder]))
+    assert encoder.encoded == []
+    assert (report.complete, report.reused, report.generation) == (True, 2, 2)
+
+
+def test_a_catalog_that_is_damaged_while_a_pass_builds_on_it_is_done_without(root):
+    one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
+    run_pass(one)
+    again = as_launch(one, "again")
+    open_pass(again)
+    path = one.layout.catalog("train", 1)
+    path.chmod(0o644)
+    path.write_bytes(b"?")
+    report = run_pass(again)
+    assert (report.complete, report.reused) == (True, 2)
+    assert all(key is not None for row in range(2) for key in catalog(root).columns[0].row_keys(row))
+
+
+# Reports
+
+
+def test_pictures_of_equal_bytes_count_as_one_encoded_and_the_rest_reused(root):
+    source = Pictures({"a.png": b"same", "b.png": b"same", "c.png": b"other"})
+    report = fakes.run(root, pictures(*source.files), FakeEncoder("latents"), source=source)
+    assert (report.wanted, report.encoded, report.reused) == (3, 2, 1)
+
+
+def test_every_sample_of_a_failed_caption_is_listed(root):
+    def refuse(items):
+        if "bad" in items:
+            message = "no"
+            raise ValueError(message)
+
+    report = fakes.run(root, captions("bad", "good", "bad"), FakeEncoder(before_encode=refuse))
+    assert [failure["sample"] for failure in report.failures] == ["0000", "0002"]
+    assert (report.failed, report.encoded, report.samples) == (1, 1, 3)
+    assert fakes.adds_up(report)
+
+
+def test_a_failed_unit_that_no_sample_refers_to_is_listed_without_one(root):
+    def refuse(items):
+        if "" in items:
+            message = "no"
+            raise ValueError(message)
+
+    encoder = FakeEncoder(before_encode=refuse)
+    report = run_pass(fakes.job(root, captions("a"), [encoder], extra=[(0, {"caption": ""})]))
+    assert [(failure["sample"], failure["encoder"]) for failure in report.failures] == [("", "text")]
+
+
+def test_a_report_counts_the_bytes_that_the_pass_made(root):
+    assert fakes.run(root, captions("a", "b"), FakeEncoder()).bytes == 32
+    assert fakes.run(root, captions("a", "b"), FakeEncoder()).bytes == 0
+
+
+def test_the_end_names_every_launch_that_took_part(root):
+    one = half(root, Pictures({"a.png": b"one"}), ["a.png"], launch="first")
+    run_pass(as_launch(one, "second"))
+    assert set(read_done(one.layout, PassRef(one.plan.name, 1)).launches) == {"first", "second"}
+
+
+def test_the_index_covers_everything_at_the_end(root):
+    one = fakes.job(root, captions(*map(str, range(20))), [FakeEncoder()])
+    run_pass(one)
+    with closing(load_snapshot(one.layout)) as snapshot:
+        assert snapshot.uncovered == {}
+        assert len(snapshot) == 20
+    assert list_segments(one.layout)
+
+
+def lasting(root):
+    """The files of a store that outlive a pass."""
+    return {path for name in ("segments", "index", "catalogs", "recipes") for path in (root / name).rglob("*")}
+
+
+def test_a_pass_that_adds_nothing_adds_no_file_but_its_own_end(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()])
+    run_pass(one)
+    before = lasting(root)
+    run_pass(as_launch(one, "again"))
+    assert lasting(root) == before
+    assert list_generations(one.layout, "train") == [1]
+    assert list(read_ledgers(PassRef(one.plan.name, 2).folder(one.layout), 0)) == []
+
+
+keys_of_two_halves = st.tuples(st.sampled_from([b"a" * 8, b"b" * 8, bytes(8)]), st.sampled_from([b"c" * 8, bytes(7) + b"d", bytes(8)])).map(
+    b"".join
+)
+
+
+@given(st.lists(keys_of_two_halves, max_size=8), st.lists(keys_of_two_halves, max_size=8))
+def test_keys_are_found_among_others_as_in_a_set(keys, present):
+    def rows(values):
+        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
+
+    assert _among(rows(keys), rows(present)).tolist() == [key in set(present) for key in keys]
+
+
+# Which listing of the source is the newest
+
+
+def listed(catalog):
+    return list(catalog.ids), catalog.generation, catalog.listing
+
+
+def test_an_older_listing_never_takes_the_place_of_a_newer_one_and_its_entries_stay(root):
+    older = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b", "c"), FakeEncoder(), listing=2)
+    with pytest.raises(Superseded, match=r"generation 1 \(3 samples; this run lists 2\).*[Rr]un the same command"):
+        run_pass(older)
+    assert listed(catalog(root)) == (["0000", "0001", "0002"], 1, 2)
+    other = fakes.job(root, captions("x"), [FakeEncoder()], listing=1)
+    with pytest.raises(Superseded):
+        run_pass(other)
+    with closing(load_snapshot(other.layout)) as snapshot:
+        assert len(snapshot) == 4, "what the superseded run encoded is gone"
+
+
+def test_a_superseded_run_publishes_what_it_lists_anew(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=2)
+    with pytest.raises(Superseded):
+        run_pass(one)
+    run_pass(as_launch(one, "again", listing=3))
+    assert listed(catalog(root)) == (["0000"], 2, 3)
+
+
+def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
+    text, images = FakeEncoder(), FakeEncoder("latents")
+    samples = pictures("a.png")
+    fakes.run(root, samples, images, listing=2)
+    one = fakes.job(root, samples, [text], listing=1)
+    run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
+    assert {column.encoder for column in catalog(root).columns} == {"text", "latents"}
+    assert listed(catalog(root)) == (["a.png"], 2, 2)
+
+
+def test_a_generation_published_between_comparison_and_publication_is_compared_too(root, monkeypatch):
+    real, compared = reconcile.publish_draft, []
+
+    def overtaken(layout, draft, **named):
+        monkeypatch.setattr(reconcile, "publish_draft", real)
+        fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+        return real(layout, draft, **named)
+
+    monkeypatch.setattr(reconcile, "publish_draft", overtaken)
+    fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
+    assert compared == [["b"]]
+    assert listed(catalog(root))[1:] == (2, 2)
+
+
+def test_a_catalog_that_comparison_refuses_is_not_published(root):
+    def refuse(previous):
+        message = f"generation {previous.generation} was made otherwise"
+        raise RecipeMismatch(message)
+
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=2, compare=refuse)
+    fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+    with pytest.raises(RecipeMismatch, match="generation 1"):
+        run_pass(one)
+    assert list_generations(one.layout, "train") == [1]
+
+
+def test_an_equal_catalog_is_published_where_an_older_listing_may_still_come(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    run_pass(one)
+    with listing_number(one.layout, "train"), listing_number(one.layout, "train") as second, listing_number(one.layout, "train") as third:
+        run_pass(as_launch(one, "third", listing=third))
+        assert listed(catalog(root)) == (["0000"], 2, third)
+        stale = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=second)
+        with pytest.raises(Superseded):
+            run_pass(stale)
+    assert list_generations(one.layout, "train") == [1, 2]
+
+
+def test_a_rebuilt_generation_keeps_the_number_of_its_listing(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=5)
+    report = run_pass(one)
+    one.layout.catalog("train", 1).unlink()
+    done = read_done(one.layout, PassRef(one.plan.name, 1))
+    assert fakes.reconciler(one, 1).rebuild_catalog(1, report.catalog_digest, done.report["listing"])
+    assert listed(catalog(root)) == (["0000"], 1, 5)
+
+
+def test_an_older_listing_of_the_same_names_never_replaces_what_a_newer_one_made(root):
+    samples = captions("a", "b")
+    fakes.run(root, samples, FakeEncoder(model="new"), listing=2)
+    one = fakes.job(root, samples, [FakeEncoder(model="old")], listing=1)
+    with pytest.raises(Superseded):
+        run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
+    assert listed(catalog(root)) == (["0000", "0001"], 1, 2)
+
+
+def test_an_older_listing_that_would_publish_what_is_there_ends_well(root):
+    samples = captions("a")
+    fakes.run(root, samples, FakeEncoder(), listing=2)
+    report = fakes.run(root, samples, FakeEncoder(), listing=1)
+    assert (report.complete, report.generation, list_generations(Layout(root), "train")) == (True, 1, [1])
+
+
+def test_a_second_run_of_one_data_set_after_the_other_publishes_nothing_and_leaves_no_number(root):
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=0)
+    for number in range(4):
+        with listing_number(one.layout, "train") as listing:
+            assert run_pass(as_launch(one, f"launch {number}", listing=listing)).generation == 1
+    assert listing_numbers(one.layout, "train") == []
+
+
+def test_two_listings_of_one_number_have_no_order_where_the_folder_of_numbers_was_lost(root):
+    older = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=1)
+    with pytest.raises(Superseded):
+        run_pass(older)

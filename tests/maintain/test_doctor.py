@@ -1,0 +1,164 @@
+"""Doctor: it names what stands in the way, says what to do, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachestore.core.errors import StoreNotFound
+from cachestore.maintain import doctor
+from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of
+from cachestore.storage.commit import create_store
+from tests.maintain.test_collect import run
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return create_store(tmp_path / "store")
+
+
+def check(name, store=None, **options):
+    """The one check of a name."""
+    [found] = [check for check in examine(store, **options) if check.name == name]
+    return found
+
+
+def refuse(code):
+    def call(*_arguments, **_named):
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+def test_without_a_store_it_looks_at_the_machine_alone():
+    names = [check.name for check in examine()]
+    assert {"python", "packages", "start method", "gpu", "open files"} <= set(names)
+    assert "publish" not in names
+    assert len(names) == len(set(names))
+
+
+def test_where_there_is_no_store_it_is_said(tmp_path):
+    with pytest.raises(StoreNotFound):
+        examine(tmp_path / "nothing")
+
+
+def test_a_sound_store_has_no_problem_and_is_left_as_it_was(layout):
+    before = sorted(layout.root.rglob("*"))
+    found = {check.name: check.state for check in examine(layout.root)}
+    assert [name for name in ("publish", "rename", "locks", "clock") if found[name] != OK] == []
+    assert sorted(layout.root.rglob("*")) == before
+
+
+def test_a_file_system_without_links_is_worth_a_note_and_no_more(layout, monkeypatch):
+    monkeypatch.setattr(os, "link", refuse(95))
+    found = check("publish", layout.root)
+    assert (found.state, "check and rename" in found.found) == (NOTE, True)
+
+
+def test_a_file_system_that_links_over_a_taken_name_is_a_problem(layout, monkeypatch):
+    monkeypatch.setattr(Path, "hardlink_to", lambda self, target: self.write_bytes(target.read_bytes()))
+    assert check("publish", layout.root).state == PROBLEM
+
+
+@pytest.mark.parametrize("name", ["fsync", "rename"])
+def test_what_is_refused_is_a_problem_with_advice(layout, monkeypatch, name):
+    monkeypatch.setattr(os, name, refuse(5))
+    found = check("publish" if name == "fsync" else "rename", layout.root)
+    assert found.state == PROBLEM
+    assert "another file system" in found.advice
+
+
+def test_a_store_that_cannot_be_written_can_be_read(layout, monkeypatch):
+    monkeypatch.setattr(Path, "write_bytes", refuse(30))
+    found = check("publish", layout.root)
+    assert (found.state, found.advice.startswith("reading works")) == (PROBLEM, True)
+
+
+def test_locks_that_keep_nobody_out_are_worth_a_note(layout, monkeypatch):
+    class Granted:
+        def __init__(self, *_arguments, **_named):
+            self.is_held = True
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_error):
+            pass
+
+    monkeypatch.setattr(doctor, "LifeLock", Granted)
+    assert check("locks", layout.root).state == NOTE
+
+
+def test_a_clock_that_is_off_is_worth_a_note(layout, monkeypatch):
+    real = doctor.time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: real() + 60)
+    found = check("clock", layout.root)
+    assert (found.state, "-60" in found.found or "-59" in found.found) == (NOTE, True)
+
+
+def test_a_catalog_that_is_gone_is_a_problem(tmp_path):
+    run(tmp_path / "store", "a")
+    create_store(tmp_path / "store").catalog("train", 1).unlink()
+    found = check("catalogs", tmp_path / "store")
+    assert (found.state, "repair" in found.advice) == (PROBLEM, True)
+
+
+def test_missing_packages_are_named(monkeypatch):
+    real = doctor.version
+
+    def without(name):
+        if name in {"ftfy", "lmdb"}:
+            raise doctor.PackageNotFoundError
+        return real(name)
+
+    monkeypatch.setattr(doctor, "version", without)
+    assert (check("packages").state, "lmdb" in check("packages").advice) == (PROBLEM, True)
+    assert (check("encoding").state, "ftfy" in check("encoding").advice) == (PROBLEM, True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "modules", "name"),
+    [
+        ({"TOKENIZERS_PARALLELISM": "true"}, {"tokenizers": sys}, "tokenizers"),
+        ({}, {"jax": sys}, "jax"),
+        ({"RANK": "3"}, {}, "rank"),
+    ],
+)
+def test_what_makes_a_forked_worker_hang_or_a_rank_unknown_is_noted(monkeypatch, environment, modules, name):
+    monkeypatch.setattr(doctor, "default_start_method", lambda *_: "fork")
+    found = {check.name: check for check in doctor._process(environment, modules)}
+    assert found[name].state == NOTE
+    assert found[name].advice
+    assert {check.state for check in doctor._process({}, {}) if check.name != "start method"} == {OK}
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "method"),
+    [("linux", (3, 11), "fork"), ("linux", (3, 14), "forkserver"), ("darwin", (3, 11), "spawn"), ("win32", (3, 14), "spawn")],
+)
+def test_how_workers_start_by_default_follows_the_system_and_the_python(system, python, method):
+    assert default_start_method(system, python) == method
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/", "ext4"), ("/data/a", "nfs4"), ("/data two/a", "tmpfs"), ("/database", "ext4"), ("/data/x/y", "xfs")]
+)
+def test_a_path_lies_on_the_innermost_mount(path, kind):
+    mounts = "/dev/a / ext4 rw\nserver:/ /data nfs4 rw\nnone /data\\040two tmpfs rw\nold /data/x ext2 rw\nnew /data/x xfs rw\nbroken\n"
+    assert file_system_of(Path(path), mounts) == kind
+    assert file_system_of(Path(path), "") == "unknown"
+
+
+def test_torch_is_asked_in_a_process_of_its_own_and_its_failure_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "_TORCH", "print('torch 9')")
+    assert (check("torch", ask_torch=True).state, check("torch", ask_torch=True).found) == (OK, "torch 9")
+    monkeypatch.setattr(doctor, "_TORCH", "raise ImportError('libcudart')")
+    assert (check("torch", ask_torch=True).state, "libcudart" in check("torch", ask_torch=True).found) == (PROBLEM, True)
+
+    def hang(*arguments, **_named):
+        raise subprocess.TimeoutExpired(arguments[0], 1)
+
+    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    assert check("torch", ask_torch=True).state == PROBLEM

@@ -1,0 +1,192 @@
+"""Pictures from latents: fitted where the pictures are there with the same digest, grey where not, and never another sample's colours."""
+
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import digest_bytes
+from cachestore.report.previews import SHOWN, _grey, choose_rows, find_colours, fit, picture_column, preview_sample, read_shown, reduce
+from cachestore.storage.catalog import Cell, make_column
+from cachestore.store.reader import Reader
+from cachestore.store.writer import open_store
+from tests.fakes import publish_catalog
+from tests.loading import stores
+from tests.loading.stores import Row, picture_key
+
+FACTOR = 8
+SIZE = (128, 96)
+MIX = np.array([[0.9, -0.3, 0.1, 0.2], [0.2, 0.8, -0.4, 0.1], [-0.1, 0.3, 0.7, 0.5]])
+
+
+def picture(n):
+    """A picture of smooth colours, 8 x 8 pixels of each."""
+    coarse = np.random.default_rng(n).integers(0, 256, (SIZE[1] // FACTOR, SIZE[0] // FACTOR, 3), np.uint8)
+    return coarse, coarse.repeat(FACTOR, 0).repeat(FACTOR, 1)
+
+
+def latents_of(coarse):
+    """What a linear VAE would make of it: four channels, and a log-variance that means nothing."""
+    mean = np.moveaxis(coarse.astype(np.float64) @ MIX / 128 - 1, -1, 0)
+    return np.concatenate([mean, np.full_like(mean, -20)]).astype(np.float32)
+
+
+def make(tmp_path, count=3, *, others=(), **facts):
+    """A store of such latents, with the pictures beside it, and perhaps other sources; returns its path."""
+    made = stores.recipes(None)
+    data, path = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    rows, cells = [Row(f"{n}.png", (f"caption {n}",)) for n in range(count)], []
+    with open_store(path, mode="a") as store:
+        with store.writer() as writer:
+            for n, row in enumerate(rows):
+                coarse, pixels = picture(n)
+                buffer = BytesIO()
+                Image.fromarray(pixels).save(buffer, "PNG")
+                (data / row.id).write_bytes(buffer.getvalue())
+                writer.put(picture_key(made.latents, row.id), {"moments": latents_of(coarse)})
+                known = {"size": SIZE, "bucket": SIZE, "resized": SIZE, "crop": (0, 0, *SIZE), **facts}
+                digest = bytes.fromhex(digest_bytes(buffer.getvalue()))
+                cells.append([Cell(picture_key(made.latents, row.id), digest, facts=known)])
+        store.commit()
+        ids = [row.id for row in rows]
+        column = make_column("latents", "image", made.latents.fingerprint, {}, cells)
+        catalog = stores.catalog_of([replace(row, bucket=None) for row in rows], made, "train")
+        images = {"image": (list(range(count + 1)), [f"data/{name}" for name in ids] if others else ids)}
+        sources = {"sources": [{"data": str(place)} for place in (data, *others)]} if others else {}
+        catalog = replace(catalog, columns=(column,), images=images, request={"latents": {"data": str(data), **sources}})
+        publish_catalog(store.layout, catalog)
+    return path
+
+
+def column_of(catalog) -> Any:
+    """The column of latents, which is there."""
+    column = picture_column(catalog)
+    assert column is not None
+    return column
+
+
+def preview(path, sample="0.png", source=None):
+    with Reader(path) as reader:
+        return preview_sample(reader, ["train"], sample, source)
+
+
+def difference(pixels, n):
+    return np.abs(pixels.astype(int) - picture(n)[0].astype(int)).max()
+
+
+def test_a_map_that_is_linear_is_found_and_gives_the_picture_back(tmp_path):
+    made = preview(make(tmp_path), "1.png")
+    assert (made.colours.fitted_to, made.pixels.shape) == (3, (SIZE[1] // FACTOR, SIZE[0] // FACTOR, 3))
+    assert made.colours.explained > 0.999
+    assert difference(made.pixels, 1) <= 1
+    assert "fitted by least squares to 3" in made.colours.in_words()
+
+
+def test_a_picture_that_was_replaced_is_not_fitted_to(tmp_path):
+    path = make(tmp_path)
+    (tmp_path / "data" / "1.png").write_bytes((tmp_path / "data" / "0.png").read_bytes())
+    (tmp_path / "data" / "2.png").write_bytes(b"no picture")
+    made = preview(path, "1.png")
+    assert made.colours.fitted_to == 1
+    assert difference(made.pixels, 1) <= 2
+
+
+def test_a_flipped_picture_is_compared_as_it_was_encoded(tmp_path):
+    assert preview(make(tmp_path, flip=(1,))).colours.explained < 0.5
+    other = tmp_path / "straight"
+    other.mkdir()
+    assert preview(make(other)).colours.explained > 0.99
+
+
+def test_without_the_pictures_it_is_grey_and_says_so_and_a_source_that_moved_can_be_named(tmp_path):
+    path = make(tmp_path)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    made = preview(path)
+    assert (made.colours.fitted_to, made.pixels.ndim) == (0, 2)
+    assert made.pixels.min() < 20
+    assert made.pixels.max() > 235
+    assert "Grey" in made.colours.in_words()
+    assert preview(path, source=tmp_path / "moved").colours.fitted_to == 3
+
+
+def test_pictures_of_several_sources_are_found_in_their_own(tmp_path):
+    path = make(tmp_path, others=[tmp_path / "another"])
+    assert preview(path).colours.fitted_to == 3
+    with pytest.raises(BadInput, match=r"made of 2 sources \(data, another\): say by --source NAME=PATH"):
+        preview(path, source=tmp_path / "data")
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert preview(path).colours.fitted_to == 0
+    assert preview(path, source={"data": tmp_path / "moved"}).colours.fitted_to == 3
+
+
+@pytest.mark.parametrize("facts", [{"resized": (0, 0)}, {"crop": (90, 90, 3, 3)}, {"crop": ()}])
+def test_a_catalog_whose_crops_are_nonsense_gives_grey(tmp_path, facts):
+    assert preview(make(tmp_path, **facts)).colours.fitted_to == 0
+
+
+def test_a_damaged_entry_and_a_sample_nobody_knows_are_said(tmp_path):
+    path = make(tmp_path)
+    with pytest.raises(BadInput, match="holds no latents of a sample 'nobody'"):
+        preview(path, "nobody")
+    for segment in (path / "segments").rglob("*.safetensors"):
+        segment.chmod(0o644)
+        segment.write_bytes(segment.read_bytes()[:-40_000])
+    with pytest.raises(BadInput, match="holds no latents"):
+        preview(path)
+
+
+def test_the_rows_that_are_shown_depend_on_no_order_and_stay_when_samples_come(tmp_path):
+    made = stores.recipes(None)
+    rows = [Row(f"{n}") for n in range(60)]
+    found = []
+    for listed in (rows, rows[::-1], rows[:50]):
+        catalog = stores.catalog_of(listed, made, "train")
+        found.append([catalog.ids[row] for row in choose_rows(catalog, column_of(catalog))])
+    assert found[0] == found[1]
+    assert len(found[0]) == SHOWN
+    assert set(found[0]) - {row.id for row in rows[50:]} <= set(found[2])
+
+
+def test_a_row_without_latents_is_not_chosen_and_video_shows_its_first_frame(tmp_path, monkeypatch):
+    made = stores.recipes(None, "mean")
+    rows = [Row("failed", fails=True), Row("video")]
+    path = stores.make_store(tmp_path / "store", rows, made)
+    frames = np.stack([np.zeros((4, 6, 8), np.float32), np.ones((4, 6, 8), np.float32)], axis=1)
+    catalog = stores.catalog_of(rows, made, "train")
+    column = column_of(catalog)
+    assert choose_rows(catalog, column) == [1]
+    monkeypatch.setattr(Reader, "get_raw", lambda _reader, _keys: [{"mean": ("F32", frames.shape, frames.tobytes())}])
+    with Reader(path) as reader:
+        shown = read_shown(reader, catalog, column, [0, 1])
+    assert [one.sample for one in shown] == ["video"]
+    assert not shown[0].latents.any()
+    assert find_colours(catalog, column, shown).paint(shown[0].latents).shape == (6, 8)
+
+
+def test_channels_that_never_differ_are_one_grey():
+    flat = np.ones((4, 2, 2), np.float32)
+    assert (_grey([flat]).paint(flat) == 127).all()
+
+
+def test_one_colour_is_explained_wholly():
+    latents = [np.random.default_rng(1).standard_normal((4, 3, 3)).astype(np.float32)]
+    made = fit(latents, [np.full((3, 3, 3), 90.0)])
+    assert made.explained == 1.0
+    assert (made.paint(latents[0]) == 90).all()
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.booleans())
+def test_a_reduced_picture_is_never_larger_than_asked_and_keeps_its_mean_colour(height, width, is_grey):
+    pixels = np.full((height, width) if is_grey else (height, width, 3), 77, np.uint8)
+    small = reduce(pixels, 64)
+    assert max(small.shape[:2]) <= 64
+    assert min(small.shape[:2]) >= 1
+    assert small.ndim == pixels.ndim
+    assert (small == 77).all()

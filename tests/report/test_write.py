@@ -1,0 +1,353 @@
+"""The report: what it says of a store, how large it gets, and what a browser makes of it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
+from cachestore.report.previews import SHOWN, Colours
+from cachestore.report.write import write_report
+from cachestore.storage.catalog import Cell, make_column
+from cachestore.store.writer import open_store
+from tests import fakes
+from tests.fakes import publish_catalog
+from tests.loading import stores
+from tests.loading.stores import Row
+
+VOID = {"meta", "link", "img", "br", "rect", "path", "line"}
+HOSTILE = "<script>document.title='owned'</script><img src=//a.example/x onerror=alert(1)>\"' & \x00\ud800 \N{RIGHT-TO-LEFT OVERRIDE}x"
+
+
+class Page(HTMLParser):
+    """What a page holds; every element must be closed, and in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.open, self.elements, self.words = text, [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def all(self, tag):
+        return [attributes for found, attributes in self.elements if found == tag]
+
+
+def report(store, output, **options):
+    told = write_report(store, output, **options)
+    json.dumps(told)
+    return told, Page(output.read_text(encoding="utf-8"))
+
+
+def is_static(page):
+    """No script, no handler, no address but of the page itself or of data."""
+    addresses = [value for _tag, found in page.elements for name, value in found.items() if name in {"src", "href", "xlink:href", "action"}]
+    handlers = [name for _tag, found in page.elements for name in found if name.startswith("on")]
+    style = page.text[page.text.index("<style>") : page.text.index("</style>")]
+    return (
+        not page.all("script")
+        and not page.all("iframe")
+        and not handlers
+        and all(address.startswith(("#", "data:")) for address in addresses)
+        and "url(" not in style
+        and "@import" not in style
+    )
+
+
+def test_the_check_sees_a_script_a_handler_and_an_address():
+    head = "<style></style>"
+    assert is_static(Page(head + '<a href="#x">y</a>'))
+    assert not is_static(Page(head + "<script></script>"))
+    assert not is_static(Page(head + '<p onclick="x">y</p>'))
+    assert not is_static(Page(head + '<img src="//host/x">'))
+
+
+def is_accessible(page):
+    """Pictures have texts, drawings a label or a table that says the same, tables a caption, and the page a language and a title."""
+    drawings = [one for one in page.all("svg") if one.get("aria-hidden") != "true"]
+    return (
+        all(image.get("alt") for image in page.all("img"))
+        and all(one.get("role") == "img" and one.get("aria-label") for one in drawings)
+        and len(page.all("table")) == len(page.all("caption"))
+        and all(head.get("scope") for head in page.all("th"))
+        and page.all("html")[0].get("lang") == "en"
+        and len(page.all("title")) >= 1
+    )
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "report.html"
+
+
+def make(path, count=5, **options):
+    rows = [Row(f"{n:05}", (f"caption {n % 3}",), bucket=(64, 48) if n % 2 else (48, 64)) for n in range(count)]
+    return stores.make_store(path, rows, stores.recipes(**options))
+
+
+def test_a_store_of_nothing_has_a_report_that_says_so(tmp_path, output):
+    cs.open(tmp_path / "store", mode="a").close()
+    told, page = report(tmp_path / "store", output)
+    assert (told["name"], told["samples"], told["entries"], told["damage"]["ok"]) == ("", 0, 0, True)
+    assert is_static(page)
+    assert is_accessible(page)
+    assert "No data set" in page.text
+
+
+def test_where_there_is_no_store_nothing_is_written(tmp_path, output):
+    with pytest.raises(StoreNotFound):
+        write_report(tmp_path / "nothing", output)
+    assert not output.exists()
+
+
+def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, output):
+    told, page = report(make(tmp_path / "store"), output, batch_size=2)
+    assert (told["name"], told["samples"], told["complete"]) == ("train", 5, 5)
+    assert [(one["name"], one["samples"], one["left_over"]) for one in told["buckets"][0]["buckets"]] == [("48x64", 3, 1), ("64x48", 2, 0)]
+    assert {one["encoder"]: (one["cells"], one["entries"]) for one in told["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
+    assert told["others"] == 1  # the empty caption
+    assert told["thumbnails"] == {"shown": 5, "fitted_to": 0, "explained": 0.0}
+    assert len(page.all("figure")) == 5
+    assert told["page_bytes"] == output.stat().st_size
+    assert is_static(page)
+    assert is_accessible(page)
+
+
+def test_the_data_set_is_train_else_the_first_and_an_unknown_one_is_refused(tmp_path, output):
+    path = make(tmp_path / "store")
+    stores.make_store(path, [Row("a")], stores.recipes(), name="another")
+    told, _page = report(path, output)
+    assert (told["name"], told["other_names"]) == ("train", ("another",))
+    assert report(path, output, name="another")[0]["samples"] == 1
+    with pytest.raises(BadInput, match="no data set 'none of them'"):
+        write_report(path, output, "none of them")
+    with pytest.raises(BadInput, match="at least one sample"):
+        write_report(path, output, batch_size=0)
+
+
+def test_a_store_with_very_many_data_sets_names_the_first_ones(tmp_path, output):
+    path = make(tmp_path / "store", 1)
+    for n in range(12):
+        stores.make_store(path, [Row("a")], stores.recipes(), name=f"another {n:02}")
+    told, page = report(path, output)
+    assert len(told["other_names"]) == 12
+    assert "another 09" in page.words
+    assert "another 10" not in page.words
+    assert "and 2 more" in page.text
+
+
+def test_a_file_that_cannot_be_written_leaves_what_stood_there(tmp_path, output):
+    path = make(tmp_path / "store")
+    output.mkdir()
+    with pytest.raises(WriteFailed, match="cannot write"):
+        write_report(path, output)
+    assert sorted(os.listdir(tmp_path)) == ["report.html", "store"]
+
+
+def test_a_report_writes_nothing_into_the_store(tmp_path, output):
+    path = make(tmp_path / "store")
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    report(path, output, level="full")
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
+def test_damage_is_in_the_map_and_named_with_its_sample_and_quick_does_not_read_so_far(tmp_path, output):
+    path = make(tmp_path / "store")
+    fakes.flip_entry(path, "00003", "latents")
+    assert report(path, output)[0]["damage"]["ok"]
+    told, page = report(path, output, level="full")
+    assert [one["state"] for one in told["damage"]["map"]] == ["damaged"]
+    assert ("corrupt-entry", "00003") in {(one["kind"], one["sample"]) for one in told["damage"]["findings"]}
+    assert "00003" in page.words
+    assert 'class="sign"' in page.text
+
+
+def test_a_segment_that_is_gone_or_cut_is_in_the_map_and_the_rest_is_still_told(tmp_path, output):
+    path = make(tmp_path / "store")
+    (segment,) = (path / "segments").rglob("*.safetensors")
+    segment.chmod(0o644)
+    segment.write_bytes(segment.read_bytes()[:100])
+    told, page = report(path, output)
+    assert [one["state"] for one in told["damage"]["map"]] == ["damaged"]
+    segment.unlink()
+    told, page = report(path, output)
+    assert [one["state"] for one in told["damage"]["map"]] == ["gone"]
+    assert told["samples"] == 5
+    assert is_static(page)
+
+
+def test_passes_stages_ranks_and_failures_are_those_of_the_data_set(tmp_path, output):
+    source = fakes.Pictures({"a.png": b"a picture", "b.png": b"undecodable"})
+    encoders = fakes.FakeEncoder(), fakes.FakeEncoder("latents")
+    fakes.run(tmp_path / "store", fakes.pictures("a.png", "b.png"), *encoders, source=source)
+    fakes.run(tmp_path / "store", fakes.pictures("a.png", "b.png"), *encoders, source=source)
+    told, page = report(tmp_path / "store", output)
+    assert [(one["number"], one["encoded"], one["reused"], one["failed"], one["complete"]) for one in told["passes"]] == [
+        (2, 0, 3, 1, True),
+        (1, 3, 0, 1, True),
+    ]
+    assert [(one["sample"], one["encoder"], one["reason"]) for one in told["failures"]] == [("b.png", "latents", "this is no picture")]
+    assert [rank["encoded"] for rank in told["passes"][1]["ranks"]] == [3]
+    assert "this is no picture" in page.words
+    assert told["thumbnails"] == {}
+
+
+def test_a_done_that_says_something_else_and_a_damaged_plan_are_passed_over(tmp_path, output):
+    fakes.run(tmp_path / "store", fakes.captions("one"), fakes.FakeEncoder())
+    for plan in (tmp_path / "store" / "plans").rglob("plan.safetensors"):
+        plan.chmod(0o644)
+        plan.write_bytes(b"no plan")
+    told, page = report(tmp_path / "store", output)
+    assert (told["passes"], told["samples"]) == ((), 1)
+    assert is_static(page)
+
+
+def hostile(path):
+    """A store whose names and captions try to be markup, as far as a catalog lets them."""
+    made = stores.recipes()
+    text = HOSTILE.encode("utf-8", "replace").decode()
+    rows = [Row(f"{text}{n}", (text,)) for n in range(3)]
+    stores.make_store(path, rows, made)
+    stores.make_store(path, [Row("a")], made, name="<b>bold")
+    return path
+
+
+def test_what_users_wrote_is_shown_as_text(tmp_path, output):
+    _told, page = report(hostile(tmp_path / "store"), output)
+    assert is_static(page)
+    assert is_accessible(page)
+    assert "document.title" in "".join(page.words)
+    assert len(page.all("img")) == 3
+    assert not page.all("b")
+    assert "\x00" not in page.text
+
+
+def loud(_catalog, _column, _shown, _source):
+    """Colours as if pictures had been there to fit to, and of noise: the worst to compress."""
+    return Colours(np.random.default_rng(1).normal(60, 60, (stores.CHANNELS + 1, 3)), SHOWN, 0.5)
+
+
+@pytest.mark.parametrize(
+    "request_", [{"latents": 3}, {"latents": {"data": 7}}, {"latents": {"data": "\0"}}, {"latents": {"sources": [3]}}, {}]
+)
+def test_a_catalog_that_says_nonsense_has_a_report_too(tmp_path, output, request_):
+    path, made = make(tmp_path / "store"), stores.recipes()
+    strange = replace(
+        stores.catalog_of([Row("00000", fails=False)], made, "strange"), request=request_, images={"image": ([0, 1], ["a\0"])}
+    )
+    with open_store(path, mode="a") as store:
+        publish_catalog(store.layout, strange)
+        publish_catalog(store.layout, replace(strange, name="without recipes", recipes={}))
+    for name, shown in (("strange", 1), ("without recipes", 0)):
+        told, page = report(path, output, name=name)
+        assert (told["samples"], told["thumbnails"].get("shown", 0)) == (1, shown)
+        assert is_static(page)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A report of 10,000 samples; those that are shown have latents of 1024 x 1024 pixels, most others are missing."""
+    made, path = stores.recipes(), tmp_path_factory.mktemp("large") / "store"
+    names = sorted((f"folder/picture {n:05}.jpg" for n in range(10_000)), key=lambda name: sha256(name.encode()).digest())
+    rows = [
+        Row(name, (f"caption {n % 40} " + "of a very long description " * (n % 90),), bucket=(16 + 8 * (n % 70), 16))
+        for n, name in enumerate(names)
+    ]
+    rows[:SHOWN] = [replace(row, bucket=(1024, 1024)) for row in rows[:SHOWN]]
+    with open_store(path, mode="a") as store:
+        with store.writer() as writer:
+            for row in rows[:400]:
+                assert row.bucket is not None
+                writer.put(stores.picture_key(made.latents, row.id), stores.stored_latents(made.latents, row.id, row.bucket))
+        store.commit()
+        tokens = [[Cell(stores.caption_key(made.text, row.captions[0]), facts={"tokens": (len(row.captions[0]) // 5,)})] for row in rows]
+        catalog = stores.catalog_of(rows, made, "train")
+        text = make_column("text", "caption", made.text.fingerprint, {}, tokens)
+        publish_catalog(store.layout, replace(catalog, columns=(text, *catalog.columns[1:])))
+    output = path.parent / "report.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cachestore.report.write.find_colours", loud)
+        return write_report(path, output), output
+
+
+def test_the_report_of_10_000_samples_is_under_2_mb_however_noisy_its_pictures_are(large):
+    told, output = large
+    assert (told["samples"], told["thumbnails"]["shown"]) == (10_000, SHOWN)
+    assert len(told["damage"]["findings"]) > 9000
+    assert 1_000_000 < output.stat().st_size < 2_000_000
+    page = Page(output.read_text(encoding="utf-8"))
+    assert is_static(page)
+    assert is_accessible(page)
+    assert len(page.all("figure")) == SHOWN
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium or google-chrome to open a page in")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def look_at(page, folder):
+    """(the page as the browser has it, what it wrote to its console)."""
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+
+
+@in_a_browser
+@pytest.mark.processes
+def test_what_a_page_complains_about_would_be_seen(tmp_path):
+    page = tmp_path / "page.html"
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    page.write_text(f"<!DOCTYPE html>{policy}<img src='nothing.png'><script>document.title='owned'</script>")
+    dom, console = look_at(page, tmp_path / "profile")
+    assert any("Content Security Policy" in line for line in console)
+    assert "owned</title>" not in dom
+
+
+@in_a_browser
+@pytest.mark.processes
+def test_a_browser_shows_the_report_of_10_000_samples_and_complains_of_nothing(large, tmp_path):
+    told, output = large
+    dom, console = look_at(output, tmp_path / "profile")
+    assert console == []
+    assert "<dd>10,000</dd>" in dom
+    assert len(re.findall(r"<figure>", dom)) == SHOWN
+    assert len(re.findall(r"<section ", dom)) == 8
+    assert f"{told['entries']:,}" in dom
+
+
+@in_a_browser
+@pytest.mark.processes
+def test_a_browser_runs_nothing_of_what_users_wrote(tmp_path, output):
+    write_report(hostile(tmp_path / "store"), output)
+    dom, console = look_at(output, tmp_path / "profile")
+    assert console == []
+    assert "<title>train · cachestore report</title>" in dom
+    assert "<script" not in dom
+    assert "onerror=alert" not in re.sub(r">[^<]*<|\"[^\"]*\"", "", dom)
