@@ -94,8 +94,7 @@ def __getattr__(name: str) -> object:
         except PackageNotFoundError:
             return "0"
     if name not in _HOMES:
-        message = f"module 'cachestore' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'cachestore' has no attribute {name!r}")
     from cachestore.core.errors import naming_extras
 
     with naming_extras():

@@ -195,8 +195,7 @@ def play(order: Order) -> int:
 def _patch(module: ModuleType | type, name: str, value: object) -> None:
     """Replace something that must be there: a harness that patches what nobody calls would test nothing."""
     if not hasattr(module, name):
-        message = f"{module.__name__} has no {name} any more: bring scripts/chaos.py up to date"
-        raise AttributeError(message)
+        raise AttributeError(f"{module.__name__} has no {name} any more: bring scripts/chaos.py up to date")
     setattr(module, name, value)
 
 
@@ -519,8 +518,7 @@ def _until_something_is_published(layout: Layout) -> None:
     deadline = time.monotonic() + SETTLE_SECONDS
     while not layout.segments.is_dir() or not list_segments(layout):
         if time.monotonic() > deadline:
-            message = f"no worker published anything in {layout.root} within {SETTLE_SECONDS:g} s"
-            raise TimeoutError(message)
+            raise TimeoutError(f"no worker published anything in {layout.root} within {SETTLE_SECONDS:g} s")
         time.sleep(0.005)
 
 
@@ -616,8 +614,7 @@ def _until_mounted(view: Path, process: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + 10
     while not view.is_mount():
         if process.poll() is not None or time.monotonic() > deadline:
-            message = f"bindfs did not mount {view}"
-            raise OSError(message)
+            raise OSError(f"bindfs did not mount {view}")
         time.sleep(0.01)
 
 
@@ -629,8 +626,7 @@ def parse_seeds(text: str) -> range:
     first, _, last = text.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     if not seeds:
-        message = f"{text} names no seed: the first is above the last"
-        raise ValueError(message)
+        raise ValueError(f"{text} names no seed: the first is above the last")
     return seeds
 
 

@@ -94,8 +94,7 @@ class Demo:
         self.result["steps"].append({"step": name, "held": not wrong, **seen})
         self.say(f"  {'held' if not wrong else 'FAILED'}: {json.dumps(dict(seen))}")
         if wrong:
-            message = f"{name}: {wrong[0]}; seen: {json.dumps(dict(seen))}"
-            raise StepFailed(message)
+            raise StepFailed(f"{name}: {wrong[0]}; seen: {json.dumps(dict(seen))}")
 
     def lay_out(self) -> None:
         """Photographs with captions beside them."""
@@ -286,16 +285,14 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
-        message = f"cachestore printed no JSON object but {text[:200]!r}"
-        raise StepFailed(message) from error
+        raise StepFailed(f"cachestore printed no JSON object but {text[:200]!r}") from error
 
 
 def _package_folder(name: str) -> Path:
     """Where an installed package lies, without importing it."""
     found = find_spec(name)
     if found is None or found.origin is None:
-        message = f"the package {name} is not installed; delete .venv and run the demo again"
-        raise StepFailed(message)
+        raise StepFailed(f"the package {name} is not installed; delete .venv and run the demo again")
     return Path(found.origin).parent
 
 

@@ -213,8 +213,7 @@ def _alone(wanted: Environment) -> Generator[None]:
     told = False
     while (descriptor := _try_lock(wanted.lock)) is None:
         if time.monotonic() > deadline:
-            message = f"another process has been installing for {WAIT_SECONDS} s (it holds {wanted.lock})"
-            raise TimeoutError(message)
+            raise TimeoutError(f"another process has been installing for {WAIT_SECONDS} s (it holds {wanted.lock})")
         if not told:
             _report("another process is making the environment; waiting for it")
             told = True

@@ -68,8 +68,7 @@ class FakeEncoder:
         if "images" in request:
             contents = [read(reference) for reference in references_of(request)]
             if not contents:
-                message = "it is shown no image"
-                raise EncodeFailed(message)
+                raise EncodeFailed("it is shown no image")
             inputs = digests_of(request, contents)
             meta = {"input_digest": inputs, "encoder": self.encoder}
             return Resolved(input_key(self.recipe.fingerprint, inputs, {}), request["caption"], inputs, meta)
@@ -86,8 +85,7 @@ class FakeEncoder:
     def prepare(self, resolved):
         self.prepared += 1
         if isinstance(resolved.item, bytes) and resolved.item.startswith(b"undecodable"):
-            message = "this is no picture"
-            raise EncodeFailed(message)
+            raise EncodeFailed("this is no picture")
         facts = {"tokens": len(resolved.item.split())} if isinstance(resolved.item, str) else {}
         return Prepared(resolved.item, "one group", facts)
 
@@ -137,8 +135,7 @@ class Pictures:
         self.reads.append(reference)
         if self.failing.get(reference, 0) > 0:
             self.failing[reference] -= 1
-            message = f"{reference}: input/output error"
-            raise OSError(message)
+            raise OSError(f"{reference}: input/output error")
         if reference not in self.files:
             raise FileNotFoundError(2, "No such file", reference)
         return self.files[reference], self.stat(reference)

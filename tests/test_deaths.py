@@ -214,8 +214,7 @@ def test_what_fails_for_good_is_tried_once_in_a_pass_and_again_in_the_next(root,
 
 def refuses_some(batch):
     if any(item.startswith("bad") for _key, item in batch):
-        message = "no value for it"
-        raise ValueError(message)
+        raise ValueError("no value for it")
     return encode(batch)
 
 

@@ -128,8 +128,7 @@ def _place(text: str) -> str:
     from cachestore.core.errors import BadInput
 
     if not text:
-        message = "a path, not ''"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError("a path, not ''")
     try:
         refuse_address("it", text)
     except BadInput as error:
@@ -158,12 +157,10 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
         return given[0] if given else None
     pairs = [text.partition("=") for text in given]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
-        message = f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others"
-        raise BadInput(message)
+        raise BadInput(f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others")
     places = {name: path for name, _equals, path in pairs}
     if len(places) < len(pairs):
-        message = f"--source says of one source twice where it is: {', '.join(given)}"
-        raise BadInput(message)
+        raise BadInput(f"--source says of one source twice where it is: {', '.join(given)}")
     return places
 
 

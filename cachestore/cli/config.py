@@ -42,11 +42,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             found = tomllib.load(file)
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path} is not TOML: {error}"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} is not TOML: {error}") from error
     values = {name.replace("-", "_"): value for name, value in found.items()}
     tables = values.pop(_TABLE, None)
     known = [one.name for one in fields(PrecomputeRequest) if one.name not in _NOT_IN_FILES]
@@ -60,21 +58,18 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
     listed = cast("list[dict[str, Any]]", tables)
     if not isinstance(tables, list) or not all(_is_any_of((dict,), table) for table in listed):
-        message = f"{path}: {_TABLE} is an array of tables: write [[{_TABLE}]]"
-        raise BadInput(message)
+        raise BadInput(f"{path}: {_TABLE} is an array of tables: write [[{_TABLE}]]")
     found: list[Source] = []
     for number, table in enumerate(listed, start=1):
         where = f"{path}, [[{_TABLE}]] {number}"
         values = {name.replace("-", "_"): value for name, value in table.items()}
         _refuse_unknown(values, [one.name for one in fields(Source)], where)
         if not isinstance(values.get("data"), str) or not values["data"]:
-            message = f"{where}: data is a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing"
-            raise BadInput(message)
+            raise BadInput(f"{where}: data is a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing")
         try:
             found.append(Source(**values))
         except BadInput as error:
-            message = f"{where}: {error}"
-            raise BadInput(message) from error
+            raise BadInput(f"{where}: {error}") from error
     return tuple(found)
 
 
@@ -83,16 +78,14 @@ def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str)
         meant = next(iter(get_close_matches(unknown, known, 1)), None)
         shown = f"[[{meant}]]" if meant == _TABLE else meant
         hint = f", but one called {shown}" if meant is not None else ""
-        message = f"{where}: there is no field {unknown!r}{hint}; fields are {', '.join(known)}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: there is no field {unknown!r}{hint}; fields are {', '.join(known)}")
 
 
 def _checked(name: str, value: object, where: str) -> object:
     """A value in the form in which the command line gives it. Raises BadInput for one that cannot be meant."""
     wanted = _wanted(name, value)
     if wanted:
-        message = f"{where} is {wanted}, not {value!r}"
-        raise BadInput(message)
+        raise BadInput(f"{where} is {wanted}, not {value!r}")
     if name == "encode" and isinstance(value, list):
         return ",".join(cast("list[str]", value))
     return str(value) if name in {"batch_size", "max_failures"} else value

@@ -59,6 +59,5 @@ def _hours(text: str) -> float:
     """A number of hours; what is none is a usage error."""
     hours = float(text)
     if not 0 <= hours < float("inf"):
-        message = f"a number of hours from 0 on, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"a number of hours from 0 on, not {text!r}")
     return hours

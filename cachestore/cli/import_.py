@@ -44,8 +44,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        message = f"NAME=VALUE, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"NAME=VALUE, not {text!r}")
     return name, value
 
 

@@ -196,11 +196,9 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         sources = sources or values.get("sources", ())
     for name in ("model", "store"):
         if not values.get(name):
-            message = f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else "")
-            raise BadInput(message)
+            raise BadInput(f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else ""))
     if not sources:
-        message = "DATA is missing: a path, or several, or --config with a [[source]] table for each"
-        raise BadInput(message)
+        raise BadInput("DATA is missing: a path, or several, or --config with a [[source]] table for each")
     is_one_path = len(sources) == 1 and sources[0] == type(sources[0])(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**{name: _parsed(name, value) for name, value in values.items()})
@@ -214,8 +212,7 @@ def _numbers(name: str, given: object) -> int | tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         what = "pixels" if name == "resolution" else "frames"
-        message = f"--{name} is a number of {what} from 1 on, or several with commas between, not {text!r}"
-        raise BadInput(message)
+        raise BadInput(f"--{name} is a number of {what} from 1 on, or several with commas between, not {text!r}")
     found = tuple(map(int, parts))
     return found[0] if name == "resolution" and len(found) == 1 else found
 
@@ -227,13 +224,13 @@ def _sources(arguments: argparse.Namespace) -> "Sequence[Source]":
     if arguments.sources is None:
         return [Source(data) for data in arguments.data]
     if arguments.data:
-        message = f"DATA ({arguments.data[0]}) and --sources say the same: give one of them"
-        raise BadInput(message)
+        raise BadInput(f"DATA ({arguments.data[0]}) and --sources say the same: give one of them")
     try:
         return [Source(**source) for source in json.loads(arguments.sources)]
     except (TypeError, ValueError) as error:
-        message = f'--sources is a list of objects with the fields of cs.Source, such as [{{"data": PATH, "repeats": 2}}]: {error}'
-        raise BadInput(message) from error
+        raise BadInput(
+            f'--sources is a list of objects with the fields of cs.Source, such as [{{"data": PATH, "repeats": 2}}]: {error}'
+        ) from error
 
 
 def _parsed(name: str, given: object) -> Any:
@@ -248,8 +245,7 @@ def _parsed(name: str, given: object) -> Any:
             return dict(_pair(text) for text in value) if isinstance(given, list) else dict(value)
         case "batch_size" if value != "auto":
             if not value.isdecimal() or int(value) < 1:
-                message = f"--batch-size is auto or a number from 1 on, not {value!r}"
-                raise BadInput(message)
+                raise BadInput(f"--batch-size is auto or a number from 1 on, not {value!r}")
             return int(value)
         case "resolution" | "frames":
             return _numbers(name, given)
@@ -266,15 +262,13 @@ def _captions(text: "str | Mapping[str, Any]") -> "str | CaptionPolicy":
     try:
         return CaptionPolicy.parse(json.loads(text) if isinstance(text, str) else text)
     except ValueError as error:
-        message = f"--captions is first, all, or a CaptionPolicy as a JSON object, not {text!r} ({error})"
-        raise BadInput(message) from error
+        raise BadInput(f"--captions is first, all, or a CaptionPolicy as a JSON object, not {text!r} ({error})") from error
 
 
 def _pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        message = f"--encode-arg is NAME=VALUE, not {text!r}"
-        raise BadInput(message)
+        raise BadInput(f"--encode-arg is NAME=VALUE, not {text!r}")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -288,8 +282,7 @@ def _process_count(request: "PrecomputeRequest") -> int:
     allowed_failures(request.max_failures, 0)
     find_placement(request.rank, request.world_size)
     if request.workers is not None and request.workers < 0:
-        message = f"--workers is a number of threads from 0 on, not {request.workers}"
-        raise BadInput(message)
+        raise BadInput(f"--workers is a number of threads from 0 on, not {request.workers}")
     return process_count(request)
 
 

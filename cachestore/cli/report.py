@@ -48,6 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _positive(text: str) -> int:
     """A whole number from 1 on; what is none is a usage error."""
     if not text.isdecimal() or int(text) < 1:
-        message = f"a whole number from 1 on, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
     return int(text)

@@ -31,8 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.store.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
-        message = "--source goes with --png FILE, which was not asked for"
-        raise BadInput(message)
+        raise BadInput("--source goes with --png FILE, which was not asked for")
     with Reader(arguments.store) as reader:
         shown = _find(reader, arguments.what)
         if arguments.png is not None:

@@ -82,6 +82,5 @@ def _subset(text: str) -> tuple[int, int]:
     """N/T as numbers; what is none is a usage error."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        message = f"N/T with 1 <= N <= T, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"N/T with 1 <= N <= T, not {text!r}")
     return int(part), int(parts)

@@ -31,8 +31,7 @@ def refuse(argument: str, wanted: str, given: object) -> NoReturn:
     shown = repr(given)
     if len(shown) > _SHOWN or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
-    message = f"{argument} is {wanted}, not {shown}"
-    raise BadInput(message)
+    raise BadInput(f"{argument} is {wanted}, not {shown}")
 
 
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
@@ -78,8 +77,7 @@ def refuse_address(argument: str, place: str) -> None:
         return
     scheme = found[1].lower()
     instead = "pass its path alone" if scheme == "file" else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
-    message = f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}"
-    raise BadInput(message)
+    raise BadInput(f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}")
 
 
 def as_place(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:

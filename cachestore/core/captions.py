@@ -59,13 +59,11 @@ class CaptionPolicy:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant. Raises BadInput."""
         if self.choose not in CHOICES:
-            message = f'a caption policy chooses "first", "random" or "all", not {self.choose!r}'
-            raise BadInput(message)
+            raise BadInput(f'a caption policy chooses "first", "random" or "all", not {self.choose!r}')
         for name, fitted in _FITTED.items():
             object.__setattr__(self, name, fitted(f"{name} of a caption policy", getattr(self, name)))
         if not 0 <= self.dropout <= 1:
-            message = f"the dropout of a caption policy is a share from 0 to 1, not {self.dropout!r}"
-            raise BadInput(message)
+            raise BadInput(f"the dropout of a caption policy is a share from 0 to 1, not {self.dropout!r}")
         if not self.separator:
             refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
@@ -85,8 +83,7 @@ class CaptionPolicy:
             # By exact type: Python's bool is an int, and True is no number of variants.
             fits = type(found) is type(default) or (isinstance(default, float) and type(found) is int)
             if name not in defaults or not fits:
-                message = f"{name} = {found!r} is no part of a caption policy; it has {', '.join(defaults)}"
-                raise BadInput(message)
+                raise BadInput(f"{name} = {found!r} is no part of a caption policy; it has {', '.join(defaults)}")
         return cls(**given)
 
     def as_json(self) -> dict[str, Json]:

@@ -100,8 +100,7 @@ def naming_extras() -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        message = f"{package} is not installed. {how_to_install(_EXTRAS[package])}"
-        raise MissingExtra(message) from error
+        raise MissingExtra(f"{package} is not installed. {how_to_install(_EXTRAS[package])}") from error
 
 
 def how_to_install(extra: str) -> str:

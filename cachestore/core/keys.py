@@ -39,8 +39,7 @@ class Key(bytes):
         except TypeError:
             refuse("a key", f"made of {KEY_BYTES} bytes", raw)
         if length != KEY_BYTES:
-            message = f"a key has {KEY_BYTES} bytes, this value has {length}"
-            raise BadInput(message)
+            raise BadInput(f"a key has {KEY_BYTES} bytes, this value has {length}")
         return key
 
     @classmethod
@@ -53,8 +52,7 @@ class Key(bytes):
         try:
             return cls(bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else b"")
         except ValueError as error:
-            message = f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)"
-            raise BadInput(message) from error
+            raise BadInput(f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)") from error
 
     def __str__(self) -> str:
         """The 32 hex digits."""
@@ -71,8 +69,7 @@ def canonical(value: Json) -> bytes:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8", "surrogatepass")
     except (TypeError, ValueError) as error:
-        message = f"this value cannot be written as JSON: {error}"
-        raise BadInput(message) from error
+        raise BadInput(f"this value cannot be written as JSON: {error}") from error
 
 
 def digest_parts(*parts: "str | bytes") -> bytes:
@@ -121,13 +118,11 @@ def by_key(answer: object) -> dict[Key, Any]:
     Raises EncodeFailed for what is no mapping, BadInput for keys that are none.
     """
     if not isinstance(answer, Mapping):
-        message = f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted")
     try:
         return {Key.parse(key): tensors for key, tensors in cast("Mapping[Any, Any]", answer).items()}
     except BadInput as error:
-        message = f"encode returned what is no key: {error}"
-        raise BadInput(message) from error
+        raise BadInput(f"encode returned what is no key: {error}") from error
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:

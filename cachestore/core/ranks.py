@@ -72,8 +72,9 @@ def _discover(
         rank = None if rank is None else as_whole("rank", rank)
         world_size = None if world_size is None else as_whole("world_size", world_size)
         if rank is None or world_size is None or not 0 <= rank < world_size:
-            message = f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
-            raise BadInput(message)
+            raise BadInput(
+                f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
+            )
         return Placement(rank, world_size, local, launch, "arguments")
     for found_in, found_rank, found_world in _candidates(environment, distributed):
         if found_rank is None and found_world is None:

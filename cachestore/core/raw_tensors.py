@@ -86,8 +86,7 @@ def as_array(raw: Raw) -> Array:
     """A tensor as a numpy array that shares its memory; bfloat16 as its 16 bits, float8 as its 8. Raises EncodeFailed."""
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
-        message = f"a tensor of dtype {dtype} is not understood"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"a tensor of dtype {dtype} is not understood")
     return np.frombuffer(buffer, np.dtype(_NUMPY[dtype])).reshape(shape)
 
 
@@ -96,8 +95,7 @@ def from_array(array: Array, dtype: str | None = None) -> Raw:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     name = dtype or _NAMES.get(little.dtype)
     if name is None:
-        message = f"an array of dtype {array.dtype} cannot be stored"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"an array of dtype {array.dtype} cannot be stored")
     return name, tuple(array.shape), little.tobytes()
 
 
@@ -108,8 +106,7 @@ def numbers(raw: Raw) -> Array:
         halves = np.frombuffer(buffer, "<u2").astype(np.uint32)
         return (halves << 16).view(np.float32).reshape(shape)
     if dtype not in FLOATS:
-        message = f"floating-point numbers are expected, not {dtype}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"floating-point numbers are expected, not {dtype}")
     array = as_array(raw)
     return array if dtype == "F64" else array.astype(np.float32)
 
@@ -147,8 +144,7 @@ def without_batch(name: str, raw: Raw, rank: int) -> Raw:
         return raw
     if len(shape) == rank + 1 and shape[0] == 1:
         return reshaped(raw, shape[1:])
-    message = f"{name} is {list(shape)}, where {rank} axes are expected, after a batch axis of 1 or without"
-    raise EncodeFailed(message)
+    raise EncodeFailed(f"{name} is {list(shape)}, where {rank} axes are expected, after a batch axis of 1 or without")
 
 
 def columns(raw: Raw, start: int, stop: int) -> Raw:
@@ -220,7 +216,8 @@ def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Ra
     if was_scaled == is_scaled:
         return raw
     if not scale.is_known:
-        message = "the scaling constants of these latents are not known, so they cannot be converted; import them again with --model"
-        raise EncodeFailed(message)
+        raise EncodeFailed(
+            "the scaling constants of these latents are not known, so they cannot be converted; import them again with --model"
+        )
     array = numbers(raw)
     return from_array(scale.apply(array) if is_scaled else scale.undo(array))

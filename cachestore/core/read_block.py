@@ -223,5 +223,6 @@ def _check_fields(recipe: Recipe, value: Mapping[str, Json], known: Collection[s
 
 
 def _refuse(recipe: Recipe, what: str) -> NoReturn:
-    message = f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
-    raise FormatError(message)
+    raise FormatError(
+        f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
+    )

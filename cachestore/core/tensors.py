@@ -52,8 +52,7 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            message = f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored"
-            raise BadInput(message)
+            raise BadInput(f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored")
     return raw
 
 
@@ -65,8 +64,9 @@ def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
 def _check_bools(raw: Mapping[str, RawTensor]) -> None:
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            message = f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
-            raise FormatError(message)
+            raise FormatError(
+                f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
+            )
 
 
 def _raw(name: str, value: Any) -> RawTensor:
@@ -78,8 +78,7 @@ def _raw(name: str, value: Any) -> RawTensor:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _raw_from_numpy(name, value)
-    message = f"tensor {name!r} is a {type(value).__name__}; a torch tensor or a numpy array is needed"
-    raise BadInput(message)
+    raise BadInput(f"tensor {name!r} is a {type(value).__name__}; a torch tensor or a numpy array is needed")
 
 
 def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
@@ -87,8 +86,7 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
 
     dtype = _TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout is not torch.strided:
-        message = f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored"
-        raise BadInput(message)
+        raise BadInput(f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored")
     flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
     buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype, tuple(value.shape), buffer
@@ -99,8 +97,7 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 
     dtype = _NUMPY_NAMES.get(value.dtype.name)
     if dtype is None:
-        message = f"array {name!r} is {value.dtype}; it cannot be stored"
-        raise BadInput(message)
+        raise BadInput(f"array {name!r} is {value.dtype}; it cannot be stored")
     little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
     buffer = little.reshape(-1).view(np.uint8).data if little.size else memoryview(b"")
     return dtype, tuple(value.shape), buffer

@@ -41,8 +41,9 @@ def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
     and its usual settings at 1024 (256 to 2048), and every resolution has buckets. Raises BadInput when no bucket fits.
     """
     if step < 1 or resolution < step:
-        message = f"resolution {resolution} in steps of {step} leaves no bucket; both are at least 1, and the resolution at least the step"
-        raise BadInput(message)
+        raise BadInput(
+            f"resolution {resolution} in steps of {step} leaves no bucket; both are at least 1, and the resolution at least the step"
+        )
     area = resolution * resolution
     shortest = max(step, min(SHORTEST_SIDE, resolution // 2) // step * step)
     longest = 2 * resolution // step * step

@@ -101,11 +101,10 @@ def check_frames(frames: Sequence[int], factor: int) -> None:
     for count in frames:
         if count < 1 or (count - 1) % factor:
             below = max(0, count - 1) // factor * factor + 1
-            message = (
+            raise BadInput(
                 f"--frames {count} does not suit this VAE, of which {factor} frames make one of latents after the first: it takes"
                 f" 1, {factor + 1}, {2 * factor + 1}, …; the nearest are {below} and {below + factor}"
             )
-            raise BadInput(message)
 
 
 def as_rate(fps: float) -> Fraction:
@@ -123,11 +122,10 @@ def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, 
     listed, there = sorted(request["frames"]), timeline.count(rate)
     if listed[0] > there:
         at = "" if rate is None else f" at {float(rate):g} a second"
-        message = (
+        raise EncodeFailed(
             f"the video is too short: it has {there} frames{at} ({float(timeline.seconds):.2f} s), and the smallest count of --frames is"
             f" {listed[0]}"
         )
-        raise EncodeFailed(message)
     frames = listed[bisect_right(listed, there) - 1]
     number, clips = int(request.get("clip", 0)), int(request.get("clips", 1))
     left_over = there - frames

@@ -55,11 +55,10 @@ def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
     other = sorted(str(key if isinstance(key, str) else key[0]) for key in loading["mismatched_keys"])
     if more or other:
         what = f"in another shape, such as {other[0]}" if other else f"that it has no place for, such as {more[0]}"
-        message = (
+        raise BadInput(
             f"{component.single_file} does not fit {component.class_name} by the config.json in {component.folder}: "
             f"it has {len(other or more)} tensors {what}; give the weights of this very component, or its own folder"
         )
-        raise BadInput(message)
 
 
 def _converted(component: Component, module_class: Any, file: Path) -> Tensors | None:
@@ -95,19 +94,17 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
         return _read(file, prefix) if prefix else None
     convert = _conversion(component.class_name)
     if convert is None:
-        message = (
+        raise BadInput(
             f"{file} is no {component.class_name} in the layout of diffusers (it has {min(shapes)}, not {min(expected)}), and diffusers "
             f"converts no other; save the VAE with diffusers' save_pretrained, and give that folder"
         )
-        raise BadInput(message)
     found = convert(config=dict(component.config), checkpoint=_read(file, prefix))
     lacking = sorted(expected - set(found))
     if lacking:
-        message = (
+        raise BadInput(
             f"{file} is no {component.class_name} by the config.json in {component.folder}, neither in the layout of diffusers nor in the "
             f"original one: it lacks {len(lacking)} tensors, such as {lacking[0]}"
         )
-        raise BadInput(message)
     return found
 
 

@@ -627,16 +627,16 @@ VAE_FAMILIES: Mapping[str, VaeFamily] = MappingProxyType({row.class_name: row fo
 def text_family(pipeline: str) -> TextFamily:
     """The row of a pipeline class. Raises BadInput that lists the known ones."""
     if pipeline not in TEXT_FAMILIES:
-        message = f"the pipeline class {pipeline!r} is not known; known are {', '.join(sorted(TEXT_FAMILIES))} and transformers encoders"
-        raise BadInput(message)
+        raise BadInput(
+            f"the pipeline class {pipeline!r} is not known; known are {', '.join(sorted(TEXT_FAMILIES))} and transformers encoders"
+        )
     return TEXT_FAMILIES[pipeline]
 
 
 def vae_family(class_name: str) -> VaeFamily:
     """The row of a VAE class. Raises BadInput that lists the known ones."""
     if class_name not in VAE_FAMILIES:
-        message = f"the VAE class {class_name!r} is not known; known are {', '.join(sorted(VAE_FAMILIES))}"
-        raise BadInput(message)
+        raise BadInput(f"the VAE class {class_name!r} is not known; known are {', '.join(sorted(VAE_FAMILIES))}")
     return VAE_FAMILIES[class_name]
 
 
@@ -661,11 +661,10 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
     if not chosen or set(names) - set(chosen) or set(chosen) - set(family.parts):
         able = "; ".join(f"{row.pipeline}: {', '.join(row.parts)}" for row in TEXT_FAMILIES.values() if row.parts)
         has = f"it has {', '.join(family.encoders)}"
-        message = (
+        raise BadInput(
             f"{family.pipeline or 'a text encoder that stands alone'} cannot make {', '.join(sorted(names)) or 'text of no encoder'} alone "
             f"({has}); pass --encode text. These can: {able}"
         )
-        raise BadInput(message)
     parts = {name: family.parts[name] for name in chosen}
     stored = [name for part in parts.values() for name in (part.rows, part.pooled) if name is not None]
     tokenizers = {name: name.replace("text_encoder", "tokenizer") for name in chosen}

@@ -39,15 +39,13 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
         raise BadInput(why_no_model(path))
     if path.exists() or is_single_file(name) or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         reason = "is no folder" if path.exists() else "does not exist"
-        message = f"{name} {reason}; give a model's folder, or its id on the Hugging Face hub"
-        raise BadInput(message)
+        raise BadInput(f"{name} {reason}; give a model's folder, or its id on the Hugging Face hub")
     cached = _cached(name, revision)
     if cached is None and _is_taken_for_path(name):
-        message = (
+        raise BadInput(
             f"{name} does not exist, and {path.parent} is a folder here, so it is taken for a path; give the model's folder,"
             f" or where an id on the Hugging Face hub is meant have it in the hub's cache first (`hf download {name}`)"
         )
-        raise BadInput(message)
     if cached is not None:
         try:
             return read(cached)
@@ -123,17 +121,16 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
     try:
         HfApi().model_info(name, revision=revision, timeout=_REACH_SECONDS)  # asks once; to list files it would ask for 24 s
     except HfHubHTTPError as error:
-        message = f"{missing}; the hub gives no {name!r} either: {_first_line(error)}"
-        raise BadInput(message) from error
+        raise BadInput(f"{missing}; the hub gives no {name!r} either: {_first_line(error)}") from error
     except Exception as error:  # As below.
-        message = f"{missing}; and the hub cannot be reached to ask for {name!r} ({_first_line(error)}): give a model's folder"
-        raise BadInput(message) from error
+        raise BadInput(
+            f"{missing}; and the hub cannot be reached to ask for {name!r} ({_first_line(error)}): give a model's folder"
+        ) from error
     try:
         files = files_to_fetch(HfApi().list_repo_files(name, revision=revision), encode, variant)
         return Path(snapshot_download(name, revision=revision, allow_patterns=[escape(file) for file in files]))
     except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
-        message = f"{missing}; the hub gives no {name!r} either: {_first_line(error)}"
-        raise BadInput(message) from error
+        raise BadInput(f"{missing}; the hub gives no {name!r} either: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -59,8 +59,7 @@ def measure(data: bytes) -> Size:
     with _opened(data) as image:
         size = _upright(Size(*image.size), _orientation(image, data))
     if min(size) < 1:
-        message = f"the picture has no pixels: its header says {size.width} x {size.height}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}")
     return size
 
 
@@ -120,8 +119,7 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
     width = sqrt(area * ratio)
     sides = (round(width / step) * step, round(width / ratio / step) * step)
     if min(sides) < step:
-        message = f"a picture of {image.width} x {image.height} is too narrow to be shown to a text encoder at {area:,} pixels"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"a picture of {image.width} x {image.height} is too narrow to be shown to a text encoder at {area:,} pixels")
     return image.resize(sides, Image.Resampling.LANCZOS)
 
 
@@ -129,8 +127,7 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
 def _opened(data: bytes) -> Generator[Image.Image]:
     """An opened, not yet decoded picture; whatever goes wrong inside becomes an EncodeFailed with a reason."""
     if not data:
-        message = "the file is empty (0 bytes)"
-        raise EncodeFailed(message)
+        raise EncodeFailed("the file is empty (0 bytes)")
     try:
         Image.init()
         with Image.open(BytesIO(data), formats=FORMATS) as image:
@@ -138,14 +135,13 @@ def _opened(data: bytes) -> Generator[Image.Image]:
     except (EncodeFailed, MemoryError):
         raise
     except UnidentifiedImageError as error:
-        message = f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(FORMATS)}"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(
+            f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(FORMATS)}"
+        ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        message = f"the picture is too large to be decoded safely: {error}"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"the picture is too large to be decoded safely: {error}") from error
     except Exception as error:  # The boundary to Pillow's decoders, which on hostile bytes raise SyntaxError, struct.error and more.
-        message = f"the picture is damaged or incomplete: {error or type(error).__name__}"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"the picture is damaged or incomplete: {error or type(error).__name__}") from error
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:
@@ -210,8 +206,9 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in _SIXTEEN_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return _from_sixteen_bit(image)
     if image.mode in ("I", "F"):
-        message = f"pictures of mode {image.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
-        raise EncodeFailed(message)
+        raise EncodeFailed(
+            f"pictures of mode {image.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
+        )
     profile = image.info.get("icc_profile")
     if image.has_transparency_data:
         return on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))

@@ -120,5 +120,6 @@ def _is_plain(value: Json) -> bool:
 
 
 def _refuse(class_name: str, what: str) -> NoReturn:
-    message = f"{class_name} has no row in the table of families, and cannot be used without one: {what}. Pass a TextFamily of your own"
-    raise BadInput(message)
+    raise BadInput(
+        f"{class_name} has no row in the table of families, and cannot be used without one: {what}. Pass a TextFamily of your own"
+    )

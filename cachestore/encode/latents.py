@@ -104,8 +104,7 @@ class LatentsEncoder:
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:
-            message = f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}"
-            raise BadInput(message)
+            raise BadInput(f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}")
 
     def _resolve_video(self, request: Mapping[str, Json], read: Read) -> Resolved:
         from cachestore.encode import videos

@@ -53,22 +53,19 @@ class LoadedModel:
             return Model(PLACE, "pipeline", self.class_name, index)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
-            message = f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with"
-            raise BadInput(message)
+            raise BadInput(f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with")
         return Model(PLACE, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
 
     def component(self, name: str) -> Component:
         """One component as it is, with digests of what it holds. Raises BadInput where it is missing, or cannot be told by its values."""
         part = self.parts.get(name)
         if part is None:
-            message = f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}"
-            raise BadInput(message)
+            raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}")
         library, class_name = _class_of(name, part)
         if not isinstance(part, nn.Module) and not hasattr(part, "model_max_length"):
-            message = (
+            raise BadInput(
                 f"{name} of the loaded model is a {class_name}, which cannot be told by its values here; save the model and give its folder"
             )
-            raise BadInput(message)
         if isinstance(part, nn.Module):
             config = _config(part)
             kept = {field: value for field, value in _differing(part).items() if field not in _NOT_CONFIG and not field.startswith("_")}
@@ -81,8 +78,7 @@ class LoadedModel:
         """The configuration of a component that need not be used. Raises BadInput where it is missing."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
-            message = f"the loaded model has no {name!r}, whose configuration its text encoders need; it is not used otherwise"
-            raise BadInput(message)
+            raise BadInput(f"the loaded model has no {name!r}, whose configuration its text encoders need; it is not used otherwise")
         return _config(part)
 
     def outline(self) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
@@ -128,12 +124,14 @@ def read_loaded(model: object) -> LoadedModel:
         settings = {name: part for name, part in given.items() if isinstance(part, bool | int | float | str)}
         parts = {name: part for name, part in given.items() if name not in settings}
         if class_name is None and set(parts) - {"text_encoder", "tokenizer", "vae"}:
-            message = f'a mapping with {", ".join(parts)} must say of which pipeline: {{"_class_name": "StableDiffusionXLPipeline", ...}}'
-            raise BadInput(message)
+            raise BadInput(
+                f'a mapping with {", ".join(parts)} must say of which pipeline: {{"_class_name": "StableDiffusionXLPipeline", ...}}'
+            )
         return LoadedModel(None if class_name is None else str(class_name), parts, settings)
     if not (hasattr(model, "components") and hasattr(model, "config")):
-        message = f"model= is a path, a hub id, a diffusers pipeline or a mapping of component names to modules, not {type(model).__name__}"
-        raise BadInput(message)
+        raise BadInput(
+            f"model= is a path, a hub id, a diffusers pipeline or a mapping of component names to modules, not {type(model).__name__}"
+        )
     pipeline: Any = model
     parts = {name: part for name, part in pipeline.components.items() if part is not None and _is_used(name)}
     settings = {name: value for name, value in pipeline.config.items() if isinstance(value, bool | int | float | str)}
@@ -145,10 +143,9 @@ def common_dtype(components: Mapping[str, Component], option: str, asked: str) -
     """The dtype of loaded modules, and so of their recipe. Raises BadInput where they differ among each other or from what is asked."""
     found = {str(component.loaded.dtype).removeprefix("torch.") for component in components.values() if _is_module(component)}
     if len(found) != 1 or asked not in ("auto", *found):
-        message = (
+        raise BadInput(
             f"the loaded modules are {' and '.join(sorted(found))}, and are not changed: bring them to one dtype, and leave {option} out"
         )
-        raise BadInput(message)
     return found.pop()
 
 
@@ -157,10 +154,9 @@ def common_device(components: Mapping[str, Component], asked: str) -> str:
     found = {str(one.device) for component in components.values() if _is_module(component) for one in component.loaded.parameters()}
     is_there = asked == "auto" or {torch.device(asked).type} == {torch.device(one).type for one in found}
     if len(found) != 1 or not is_there:
-        message = (
+        raise BadInput(
             f"the loaded modules are on {' and '.join(sorted(found))}, and are not moved: bring them to one device, and leave device out"
         )
-        raise BadInput(message)
     return found.pop()
 
 
@@ -174,8 +170,7 @@ def numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[fl
     state = component.loaded.state_dict()
     lacking = sorted(name for name in names.values() if name not in state)
     if lacking:
-        message = f"the loaded {component.class_name} lacks {', '.join(lacking)}, by which its latents are normalised"
-        raise BadInput(message)
+        raise BadInput(f"the loaded {component.class_name} lacks {', '.join(lacking)}, by which its latents are normalised")
     return {given: state[name].detach().double().cpu().tolist() for given, name in names.items()}
 
 
@@ -185,14 +180,14 @@ def digest_state(name: str, module: nn.Module) -> str:
     Raises BadInput for weights that are not all there (sharded, offloaded, quantised), and for adapters, whose scale is no weight.
     """
     if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
-        message = f"{name} of the loaded model has adapters ({type(adapter).__name__}); merge them, or save it and give the folder"
-        raise BadInput(message)
+        raise BadInput(f"{name} of the loaded model has adapters ({type(adapter).__name__}); merge them, or save it and give the folder")
     state = hashlib.sha256()
     for key, value in sorted(module.state_dict().items()):
         if type(value) is not Tensor or value.device.type == "meta":
             kind = "on no device" if isinstance(value, Tensor) and value.device.type == "meta" else f"a {type(value).__name__}"
-            message = f"{key} of the loaded {name} is {kind}: sharded, offloaded and quantised modules cannot be told apart; give a folder"
-            raise BadInput(message)
+            raise BadInput(
+                f"{key} of the loaded {name} is {kind}: sharded, offloaded and quantised modules cannot be told apart; give a folder"
+            )
         header = canonical([key, str(value.dtype), list(value.shape)])
         state.update(len(header).to_bytes(8, "little") + header)
         flat = value.reshape(-1)
@@ -229,10 +224,9 @@ def _class_of(name: str, part: object) -> tuple[str, str]:
         library = one.__module__.partition(".")[0]
         if library in _LIBRARIES:
             return library, one.__name__
-    message = (
+    raise BadInput(
         f"{name!r} of the loaded model is a {type(part).__name__}, of neither transformers nor diffusers; give what is inside, unwrapped"
     )
-    raise BadInput(message)
 
 
 def _config(part: Any) -> dict[str, Json]:

@@ -53,8 +53,9 @@ class MaskEncoder:
         digest, digest_of_picture = digest_bytes(data), digest_bytes(picture)
         size, own = images.measure(picture), images.measure(data)
         if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
-            message = f"the mask has {own.width} x {own.height} pixels and its picture {size.width} x {size.height}: another shape"
-            raise EncodeFailed(message)
+            raise EncodeFailed(
+                f"the mask has {own.width} x {own.height} pixels and its picture {size.width} x {size.height}: another shape"
+            )
         view = view_of(request, size, digest_of_picture)
         # All that the value depends on of the picture is where it is cut, so pictures of one size share their mask's entry.
         transform = {**view.transform(), "crop": list(view.place.crop), "resized": list(view.place.resized)}

@@ -97,18 +97,17 @@ def read_model(folder: Path) -> Model:
         index = read_json(folder / INDEX)
         class_name = index.get("_class_name")
         if not isinstance(class_name, str):
-            message = f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); code of a model's own is not run"
-            raise BadInput(message)
+            raise BadInput(
+                f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); code of a model's own is not run"
+            )
         return Model(folder, "pipeline", class_name, index)
     if not (folder / CONFIG).is_file():
-        message = f"{folder} is no model folder: it holds neither {INDEX} (diffusers) nor {CONFIG} (transformers)"
-        raise MissingFile(message)
+        raise MissingFile(f"{folder} is no model folder: it holds neither {INDEX} (diffusers) nor {CONFIG} (transformers)")
     config = read_json(folder / CONFIG)
     if "_class_name" in config:
         return Model(folder, "vae", str(config["_class_name"]), config)
     if "model_type" not in config:
-        message = f"{folder / CONFIG} describes neither a transformers model (`model_type`) nor a diffusers one (`_class_name`)"
-        raise BadInput(message)
+        raise BadInput(f"{folder / CONFIG} describes neither a transformers model (`model_type`) nor a diffusers one (`_class_name`)")
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
 
 
@@ -127,12 +126,10 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     """The library and class that model_index.json gives for a component. Raises BadInput where it has none."""
     entry = model.index.get(name)
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
-        message = f"{model.folder} has no {name!r}: {INDEX} says {entry!r}"
-        raise BadInput(message)
+        raise BadInput(f"{model.folder} has no {name!r}: {INDEX} says {entry!r}")
     library, class_name = entry
     if library not in _WEIGHTS:
-        message = f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded"
-        raise BadInput(message)
+        raise BadInput(f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded")
     return str(library), str(class_name)
 
 
@@ -140,11 +137,9 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
     """A component with weights: config.json and safetensors."""
     names = _names(folder)
     if CONFIG not in names:
-        message = f"{folder} has no {CONFIG}, which {name!r} needs"
-        raise MissingFile(message)
+        raise MissingFile(f"{folder} has no {CONFIG}, which {name!r} needs")
     if "adapter_config.json" in names:
-        message = f"{folder} holds an adapter (adapter_config.json); merge it into the weights first, and save those"
-        raise BadInput(message)
+        raise BadInput(f"{folder} holds an adapter (adapter_config.json); merge it into the weights first, and save those")
     weights, found_variant = _weights(folder, names, library, variant)
     files = {file: folder / file for file in (CONFIG, *weights)}
     return Component(name, library, class_name, folder, files, found_variant, read_json(folder / CONFIG))
@@ -164,8 +159,7 @@ def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Compone
     """A component without weights: the tokenizer's files that are present."""
     files = {file: folder / file for file in sorted(_names(folder).intersection(TOKENIZER_FILES))}
     if not _VOCABULARIES.intersection(files) and class_name not in _WITHOUT_VOCABULARY:
-        message = f"{folder} has no tokenizer for {name!r}: none of {', '.join(sorted(_VOCABULARIES))} is there"
-        raise MissingFile(message)
+        raise MissingFile(f"{folder} has no tokenizer for {name!r}: none of {', '.join(sorted(_VOCABULARIES))} is there")
     config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
     return Component(name, library, class_name, folder, files, config=config)
 
@@ -175,8 +169,7 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
     held = tokenizer(name, folder, library, class_name)
     files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
     if not files:
-        message = f"{folder} does not say how {name!r} prepares pictures: neither of {', '.join(PICTURE_FILES)} is there"
-        raise MissingFile(message)
+        raise MissingFile(f"{folder} does not say how {name!r} prepares pictures: neither of {', '.join(PICTURE_FILES)} is there")
     settings = [read_json(path) for path in files.values()]
     inner: list[Mapping[str, Json]] = [one.get("image_processor", one) for one in settings]
     return replace(held, files={**files, **held.files}, config={**inner[0], **held.config})
@@ -192,12 +185,12 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
         except (FormatError, OSError) as error:
-            message = f"the weights of {component.name} in {path} cannot be read: {error}"
-            raise BadInput(message) from error
+            raise BadInput(f"the weights of {component.name} in {path} cannot be read: {error}") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
     if lacking:
-        message = f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, by which its latents are normalised"
-        raise BadInput(message)
+        raise BadInput(
+            f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, by which its latents are normalised"
+        )
     return found
 
 
@@ -218,8 +211,7 @@ def _numbers(place: TensorPlace, raw: bytes) -> list[float]:
         return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").tolist()
     kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
     if place.dtype not in kinds:
-        message = f"a tensor of {place.dtype} is no list of numbers"
-        raise FormatError(message)
+        raise FormatError(f"a tensor of {place.dtype} is no list of numbers")
     return np.frombuffer(raw, kinds[place.dtype]).tolist()
 
 
@@ -228,14 +220,11 @@ def read_json(path: Path) -> dict[str, Json]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        message = f"{path} is missing"
-        raise MissingFile(message) from error
+        raise MissingFile(f"{path} is missing") from error
     except (OSError, ValueError) as error:
-        message = f"{path} cannot be read as JSON: {error}"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        message = f"{path} holds no JSON object"
-        raise BadInput(message)
+        raise BadInput(f"{path} holds no JSON object")
     return value
 
 
@@ -243,8 +232,7 @@ def _names(folder: Path) -> set[str]:
     try:
         return {path.name for path in folder.iterdir()}
     except OSError as error:
-        message = f"{folder} cannot be listed: {error.strerror}"
-        raise MissingFile(message) from error
+        raise MissingFile(f"{folder} cannot be listed: {error.strerror}") from error
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:
@@ -258,10 +246,8 @@ def _weights(folder: Path, names: set[str], library: str, variant: str | None) -
                 shards = list(_shards(folder, name, names)) if name == index else []
                 return [name, *shards], wanted
     if any(name.endswith(".bin") for name in names):
-        message = f"{folder} has its weights only as pickle (.bin), which can run code when read; save them as safetensors"
-        raise MissingFile(message)
-    message = f"{folder} has no weights: neither {stem}.safetensors nor {stem}.safetensors.index.json is there"
-    raise MissingFile(message)
+        raise MissingFile(f"{folder} has its weights only as pickle (.bin), which can run code when read; save them as safetensors")
+    raise MissingFile(f"{folder} has no weights: neither {stem}.safetensors nor {stem}.safetensors.index.json is there")
 
 
 def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
@@ -273,10 +259,8 @@ def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
 def _shards(folder: Path, index: str, names: set[str]) -> Iterator[str]:
     places = read_json(folder / index).get("weight_map")
     if not isinstance(places, dict) or not places:
-        message = f"{folder / index} names no shards (`weight_map`)"
-        raise BadInput(message)
+        raise BadInput(f"{folder / index} names no shards (`weight_map`)")
     for shard in sorted({str(value) for value in places.values()}):
         if shard not in names:
-            message = f"{folder} lacks {shard}, which {index} names"
-            raise MissingFile(message)
+            raise MissingFile(f"{folder} lacks {shard}, which {index} names")
         yield shard

@@ -50,11 +50,11 @@ def choose_device(asked: str) -> torch.device:
         try:
             device = torch.device(asked)
         except RuntimeError as error:
-            message = f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N"
-            raise BadInput(message) from error
+            raise BadInput(f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            message = f"--device {asked}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices here; use auto or cpu"
-            raise BadInput(message)
+            raise BadInput(
+                f"--device {asked}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices here; use auto or cpu"
+            )
         return device
     if torch.cuda.is_available():
         return torch.device("cuda", ranks.discover(os.environ).local_rank % torch.cuda.device_count())
@@ -74,13 +74,11 @@ def _loading(component: Component) -> "Generator[None]":
             raise
         except Exception as error:
             if is_lack_of_memory(error):
-                message = (
+                raise BadInput(
                     f"{component.name} from {component.place} does not fit into memory ({error or type(error).__name__}): make room, or use"
                     " another --device, a smaller dtype, or fewer --procs"
-                )
-                raise BadInput(message) from error
-            message = f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}"
-            raise BadInput(message) from error
+                ) from error
+            raise BadInput(f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}") from error
 
 
 def load_tokenizer(component: Component) -> Foreign:
@@ -115,8 +113,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        message = f"weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would be random"
-        raise BadInput(message)
+        raise BadInput(f"weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would be random")
     if component.single_file is not None:
         check_single_file(component, loading)
     for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them
@@ -258,8 +255,7 @@ def _found(library: str, class_name: str, needed_by: str) -> Foreign:
     module = importlib.import_module(library)
     found = getattr(module, class_name, None)
     if found is None:
-        message = f"{needed_by} needs {class_name}, which {library} {module.__version__} does not have; pip install -U {library}"
-        raise BadInput(message)
+        raise BadInput(f"{needed_by} needs {class_name}, which {library} {module.__version__} does not have; pip install -U {library}")
     return found
 
 

@@ -59,8 +59,7 @@ def make_sound(
         faults = _faults(entries, may_be_flat)
         tried = "in the precision of its weights and in float32"
     for key, fault in faults.items():
-        message = f"{who} made {fault} of entry {key}, {tried}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"{who} made {fault} of entry {key}, {tried}")
     return entries
 
 

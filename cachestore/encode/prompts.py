@@ -161,8 +161,7 @@ class TextModules:
             except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions may be fine
                 failed.append(f"the caption {caption[:40]!r} ends in {type(error).__name__} ({error})")
         if not alone:
-            message = f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too"
-            raise BadInput(message)
+            raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too")
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
@@ -214,11 +213,10 @@ class TextModules:
         for name in entries[0]:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:
-                message = (
+                raise BadInput(
                     f"{self._family.pipeline} has no row in the table of families, and the length of its {name} changes with the caption "
                     f"({lengths[0]}, {lengths[-1]}): whether its denoiser attends padding is not known. Pass a TextFamily of your own"
                 )
-                raise BadInput(message)
 
     def _entry(self, returned: Mapping[str, Any], row: int) -> Entry:
         """The tensors of one entry, each with memory of its own. Outside inference mode, so that a caller may use them freely."""
@@ -314,11 +312,10 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
         return value
     default = inspect.signature(pipeline.__call__).parameters[name].default
     if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
-        message = (
+        raise BadInput(
             f"the installed diffusers calls {type(pipeline).__name__} with another {name} than this cachestore knows, "
             f"which gives other embeddings; install the version of diffusers it was made with, or pass --encode-arg {name}=..."
         )
-        raise BadInput(message)
     return default
 
 
@@ -336,8 +333,7 @@ def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json]
     names = {parameter.name for parameter in parameters}
     unknown = sorted(set(args) - names)
     if unknown:
-        message = f"encode_prompt of the installed diffusers takes no {', '.join(unknown)}; it takes {', '.join(sorted(names))}"
-        raise BadInput(message)
+        raise BadInput(f"encode_prompt of the installed diffusers takes no {', '.join(unknown)}; it takes {', '.join(sorted(names))}")
     return {
         parameter.name: given.get(parameter.name)
         for parameter in parameters
@@ -348,8 +344,9 @@ def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json]
 def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
     returned = (returned,) if isinstance(returned, Tensor) else returned
     if not isinstance(returned, tuple | list) or len(returned) != len(family.returns):
-        message = f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
-        raise BadInput(message)
+        raise BadInput(
+            f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
+        )
     return {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
 
 

@@ -119,17 +119,15 @@ def needs_for(request: ModelRequest) -> tuple[Need, ...]:
 def _check(request: ModelRequest) -> None:
     unknown = [name for name in request.encode if name not in ENCODERS and not is_text_encoder(name)]
     if unknown:
-        message = f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ..."
-        raise BadInput(message)
+        raise BadInput(
+            f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ..."
+        )
     if "text" in request.encode and any(map(is_text_encoder, request.encode)):
-        message = f"text is what all text encoders make; leave it out of {', '.join(request.encode)}, or name no single encoder"
-        raise BadInput(message)
+        raise BadInput(f"text is what all text encoders make; leave it out of {', '.join(request.encode)}, or name no single encoder")
     if request.latents not in _STORED:
-        message = f"latents cannot be kept as {request.latents!r}; known are {', '.join(_STORED)}"
-        raise BadInput(message)
+        raise BadInput(f"latents cannot be kept as {request.latents!r}; known are {', '.join(_STORED)}")
     if request.batch_size != "auto" and request.batch_size < 1:
-        message = f"a batch size is at least 1, not {request.batch_size}"
-        raise BadInput(message)
+        raise BadInput(f"a batch size is at least 1, not {request.batch_size}")
 
 
 def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
@@ -143,8 +141,7 @@ def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[Text
 def _encoders_of_loaded(loaded: "LoadedModel", request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
     given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
     if given:
-        message = f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself"
-        raise BadInput(message)
+        raise BadInput(f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself")
     makers = {"text": _text_encoder, "latents": _latents_encoder}
     wanted = {encoder_of(name) for name in request.encode}
     return tuple(makers[name](loaded.model(name), request, digest) for name in ENCODERS if name in wanted)
@@ -153,8 +150,7 @@ def _encoders_of_loaded(loaded: "LoadedModel", request: ModelRequest, digest: Di
 def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:
     found = [component.variant for encoder in encoders for component in encoder.setup.components.values()]
     if request.variant and not any(found):
-        message = f"no weights of variant {request.variant!r} are in {request.model}; leave --variant out to use the plain ones"
-        raise BadInput(message)
+        raise BadInput(f"no weights of variant {request.variant!r} are in {request.model}; leave --variant out to use the plain ones")
 
 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
@@ -228,8 +224,9 @@ def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> 
         return family, {name: parts[name] for name in family.components}
     alone = override or model
     if alone.kind != "text":
-        message = f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
-        raise BadInput(message)
+        raise BadInput(
+            f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
+        )
     return _chosen(PLAIN, request), {
         "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
@@ -245,8 +242,7 @@ def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tu
         parts[replaced] = models.module_of_file(replaced, model.folder / replaced, *models.component_class(model, replaced), file)
         return family, {name: parts[name] for name in family.components}
     if model.kind != "text":
-        message = f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder"
-        raise BadInput(message)
+        raise BadInput(f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder")
     _saved_for(file, {"text_encoder": model.index}, model)
     return _chosen(PLAIN, request), {
         "text_encoder": models.module_of_file("text_encoder", model.folder, "transformers", models.TEXT_MODEL, file),
@@ -270,8 +266,7 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
         component, _, field_name = name.partition(".")
         config = request.loaded.config(component) if request.loaded else models.read_json(model.folder / component / models.CONFIG)
         if field_name not in config:
-            message = f"{model.folder} does not say {name}, which {family.pipeline} asks for, in {component}/{models.CONFIG}"
-            raise BadInput(message)
+            raise BadInput(f"{model.folder} does not say {name}, which {family.pipeline} asks for, in {component}/{models.CONFIG}")
         found[name] = config[field_name]
     return found
 
@@ -287,11 +282,10 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
     alike = [name for name, config in configs.items() if text_prefix(shapes, config) is not None]
     if len(alike) != 1:
         wanted = {name: [config.get("vocab_size"), text_width(config)] for name, config in configs.items()}
-        message = (
+        raise BadInput(
             f"{file} can replace {len(alike)} of the text encoders of {model.folder}: its token embeddings are {token_embeddings(shapes)}, "
             f"theirs {wanted}; give one text encoder's weights, or its folder with config.json"
         )
-        raise BadInput(message)
     return alike[0]
 
 
@@ -309,24 +303,25 @@ def _versions(family: TextFamily) -> dict[str, str]:
     try:
         return {name: version(name) for name in family.cleaners}
     except PackageNotFoundError as error:
-        message = f"{family.pipeline} cleans captions with {' and '.join(family.cleaners)}, and {error.name} is missing; pip install it"
-        raise BadInput(message) from error
+        raise BadInput(
+            f"{family.pipeline} cleans captions with {' and '.join(family.cleaners)}, and {error.name} is missing; pip install it"
+        ) from error
 
 
 def _replaced(model: Model, family: TextFamily, override: Model) -> str:
     """Which of a pipeline's text encoders a single one takes the place of: the one of the same class, else of the same model type."""
     modules = family.encoders
     if override.kind != "text":
-        message = f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder"
-        raise BadInput(message)
+        raise BadInput(f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder")
     classes = {name: models.component_class(model, name)[1] for name in modules}
     alike = [name for name in modules if classes[name] == override.class_name]
     if not alike:
         kind = override.index.get("model_type")
         alike = [name for name in modules if models.read_json(model.folder / name / models.CONFIG).get("model_type") == kind]
     if len(alike) != 1:
-        message = f"{override.folder} ({override.class_name}) can replace {len(alike)} of the text encoders of {model.folder}: {classes}"
-        raise BadInput(message)
+        raise BadInput(
+            f"{override.folder} ({override.class_name}) can replace {len(alike)} of the text encoders of {model.folder}: {classes}"
+        )
     return alike[0]
 
 
@@ -336,11 +331,9 @@ def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Jso
     unknown = sorted(set(given) - set(known))
     if unknown:
         names = ", ".join(known) or "none"
-        message = f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {names}"
-        raise BadInput(message)
+        raise BadInput(f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {names}")
     if not isinstance(given.get(EXACT_PADDING, False), bool):
-        message = f"--encode-arg {EXACT_PADDING} must be true or false, not {given[EXACT_PADDING]!r}"
-        raise BadInput(message)
+        raise BadInput(f"--encode-arg {EXACT_PADDING} must be true or false, not {given[EXACT_PADDING]!r}")
     return {**known, **given}
 
 
@@ -351,8 +344,7 @@ def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -
     layers = [(config.get("text_config") or config).get("num_hidden_layers") for config in configs]
     most = min((count for count in layers if isinstance(count, int)), default=_CLIP_LAYERS) - 1
     if skip is not None and (not isinstance(skip, int) or isinstance(skip, bool) or not 0 <= skip <= most):
-        message = f"--encode-arg {SKIP_ARG} must be a whole number of layers from 0 to {most}, not {skip!r}; 1 leaves out the last"
-        raise BadInput(message)
+        raise BadInput(f"--encode-arg {SKIP_ARG} must be a whole number of layers from 0 to {most}, not {skip!r}; 1 leaves out the last")
 
 
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
@@ -368,8 +360,7 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
         return min(length, positions or length)
     most = positions if family.pipeline is None else None
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
-        message = f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}"
-        raise BadInput(message)
+        raise BadInput(f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}")
     return asked
 
 
@@ -387,8 +378,9 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
     if request.loaded is not None:
         dtype, device = _of_loaded({"vae": vae}, request.vae_dtype, "vae", device)
     if dtype == "float16" and vae.config.get("force_upcast") is True:
-        message = f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
-        raise BadInput(message)
+        raise BadInput(
+            f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
+        )
     row = families.vae_family(vae.class_name)
     read = families.latents_read(row, vae.config, request.latents, _statistics(vae, row.statistics))
     make = {
@@ -439,8 +431,7 @@ def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily
         return family, models.pipeline_component(source, "vae", request.variant)
     if source.kind == "vae":
         return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant)
-    message = f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text"
-    raise BadInput(message)
+    raise BadInput(f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text")
 
 
 def _vae_with_file(model: Model, file: Path) -> tuple[TextFamily | None, Component]:
@@ -452,8 +443,7 @@ def _vae_with_file(model: Model, file: Path) -> tuple[TextFamily | None, Compone
         return family, models.module_of_file("vae", model.folder / "vae", library, class_name, file)
     if model.kind == "vae":
         return family, models.module_of_file("vae", model.folder, "diffusers", model.class_name, file)
-    message = f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder"
-    raise BadInput(message)
+    raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
 
 
 def _dtype(asked: str, auto: str, option: str) -> str:
@@ -461,8 +451,7 @@ def _dtype(asked: str, auto: str, option: str) -> str:
     if asked == "auto":
         return auto
     if asked not in DTYPES:
-        message = f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}"
-        raise BadInput(message)
+        raise BadInput(f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}")
     return DTYPES[asked]
 
 

@@ -59,21 +59,17 @@ def read_shapes(path: Path) -> Shapes:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror}"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     try:
         tensors = read_header(descriptor, os.fstat(descriptor).st_size, where=path).tensors
     except FormatError as error:
-        message = f"{path} is no .safetensors file: its header is damaged, or it was not copied whole"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} is no .safetensors file: its header is damaged, or it was not copied whole") from error
     finally:
         os.close(descriptor)
     if not tensors:
-        message = f"{path} holds no tensors"
-        raise BadInput(message)
+        raise BadInput(f"{path} holds no tensors")
     if any(part in name for name in tensors for part in _ADAPTERS):
-        message = f"{path} is an adapter (LoRA); merge it into the weights first, and save those"
-        raise BadInput(message)
+        raise BadInput(f"{path} is an adapter (LoRA); merge it into the weights first, and save those")
     return {name: place.shape for name, place in tensors.items()}
 
 

@@ -86,11 +86,10 @@ class TextEncoder:
         if shown is None or (count >= 1 and (shown.most is None or count <= shown.most)):
             return
         wanted = "at least one" if shown.most is None else "exactly one" if shown.most == 1 else f"one to {shown.most}"
-        message = (
+        raise EncodeFailed(
             f"{self.setup.family.pipeline} shows its text encoder {wanted} {shown.role} image beside a caption, and this sample has "
             f"{count}; they come from the column {shown.role!r} of a manifest"
         )
-        raise EncodeFailed(message)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Count a caption's tokens, and group it with captions it may share a batch with."""
@@ -273,5 +272,4 @@ def _refusing(caption: str) -> Generator[None]:
     except BadInput:
         raise
     except (TypeError, ValueError, UnicodeError) as error:
-        message = f"the tokenizer refuses the caption {caption[:60]!r}: {error}"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"the tokenizer refuses the caption {caption[:60]!r}: {error}") from error

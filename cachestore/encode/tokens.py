@@ -26,8 +26,7 @@ class Rewriter:
         """Load the tokenizer and build the pipeline around it. Raises BadInput where that cannot be done."""
         family = setup.family
         if family.pipeline is None:
-            message = "a text encoder that stands alone rewrites no caption"
-            raise BadInput(message)
+            raise BadInput("a text encoder that stands alone rewrites no caption")
         parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
         parts[family.tokenizer] = _listener(setup)
         pipeline = build_pipeline(family.pipeline, parts, setup.settings)
@@ -50,8 +49,7 @@ class Rewriter:
         except _Heard as heard:
             self.dropped = heard.limit - self._limit
             return heard.tokens - self.dropped
-        message = f"encode_prompt of {self._family.pipeline} should cut captions; the installed diffusers does otherwise"
-        raise BadInput(message)
+        raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions; the installed diffusers does otherwise")
 
 
 def _listener(setup: TextSetup) -> Foreign:

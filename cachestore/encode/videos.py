@@ -96,8 +96,7 @@ def look(file: BinaryIO) -> Video:
         stream = _stream_of(container)
         first = next(_decoded(container, stream), None)
         if first is None:
-            message = "the video has no frame that can be decoded"
-            raise EncodeFailed(message)
+            raise EncodeFailed("the video has no frame that can be decoded")
         return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _HIGH_RANGE.get(int(first.color_trc), ""))
 
 
@@ -125,8 +124,7 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
     for frame in _frames_at(file, list(uses)):
         picture = _upright(frame)
         if size not in (None, picture.size):
-            message = f"the size of its frames changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"the size of its frames changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s")
         size = picture.size
         pixels, _ = images.fit(picture, bucket, place)
         uses_here = uses[_time_of(frame)]
@@ -149,8 +147,9 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
             if time >= last:
                 break
     if wanted:
-        message = f"the video is damaged or incomplete: {len(wanted)} of {len(times)} frames that its packets promise cannot be decoded"
-        raise EncodeFailed(message)
+        raise EncodeFailed(
+            f"the video is damaged or incomplete: {len(wanted)} of {len(times)} frames that its packets promise cannot be decoded"
+        )
 
 
 def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
@@ -184,8 +183,7 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
     """An opened container, from the file's beginning; what FFmpeg refuses becomes an EncodeFailed with a reason."""
     file.seek(0)
     if not file.read(1):
-        message = "the file is empty (0 bytes)"
-        raise EncodeFailed(message)
+        raise EncodeFailed("the file is empty (0 bytes)")
     file.seek(0)
     try:
         with av.open(
@@ -197,14 +195,12 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
     except av.FFmpegError as error:
         if isinstance(error, MemoryError):
             raise
-        message = f"the video is damaged, incomplete or of no known format: {error.strerror or error}"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"the video is damaged, incomplete or of no known format: {error.strerror or error}") from error
 
 
 def _refuse(url: str, *_rest: object) -> Any:
     """Stands for every other file that a video may name."""
-    message = f"the video refers to another file ({url!r}), which is not opened"
-    raise EncodeFailed(message)
+    raise EncodeFailed(f"the video refers to another file ({url!r}), which is not opened")
 
 
 def _stream_of(container: InputContainer) -> VideoStream:
@@ -214,8 +210,7 @@ def _stream_of(container: InputContainer) -> VideoStream:
     stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
     if stream is None:
         others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        message = f"the file holds no video, but {others}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"the file holds no video, but {others}")
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"err_detect": "explode", "threads": "1"}
     return stream
@@ -233,8 +228,7 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
                 shown.append((_tick_of(packet), packet.duration or 0))
     _check_whole(container, stream, count, until)
     if not shown:
-        message = "the video has no frames"
-        raise EncodeFailed(message)
+        raise EncodeFailed("the video has no frames")
     times = np.unique(np.array([time for time, _length in shown], np.int64))
     last, length = max(shown)
     if length <= 0 and len(times) > 1:
@@ -246,8 +240,7 @@ def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
     """The packets of all streams. Raises EncodeFailed for one that is known to be damaged, as the last of a file is that was cut."""
     for packet in container.demux():
         if packet.is_corrupt:
-            message = "the file ends early, or a part of it is damaged"
-            raise EncodeFailed(message)
+            raise EncodeFailed("the file ends early, or a part of it is damaged")
         if packet.size > 0:
             yield packet
 
@@ -261,8 +254,7 @@ def _end_of(packet: "Packet[Any]") -> Fraction:
 def _tick_of(packet: "Packet[Any]") -> int:
     time = packet.pts if packet.pts is not None else packet.dts
     if time is None:
-        message = "its frames have no time stamps"
-        raise EncodeFailed(message)
+        raise EncodeFailed("its frames have no time stamps")
     return time
 
 
@@ -285,23 +277,22 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
     if "matroska" in formats and container.duration is not None:
         is_cut = is_cut or Fraction(container.duration, av.time_base) - until > _LATEST_SECONDS
     if is_cut:
-        message = f"the file ends early: {packets} frames are there, after {float(until):.2f} s, and its header says there is more"
-        raise EncodeFailed(message)
+        raise EncodeFailed(
+            f"the file ends early: {packets} frames are there, after {float(until):.2f} s, and its header says there is more"
+        )
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a stream, in order, from where the container is. Raises EncodeFailed for one that is damaged."""
     for frame in container.decode(stream):
         if frame.is_corrupt:
-            message = f"the video is damaged at {float(frame.time or 0):.2f} s"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s")
         yield frame
 
 
 def _time_of(frame: VideoFrame) -> int:
     if frame.pts is None:
-        message = "its frames have no time stamps"
-        raise EncodeFailed(message)
+        raise EncodeFailed("its frames have no time stamps")
     return frame.pts
 
 
@@ -331,7 +322,6 @@ def _size_of(frame: VideoFrame, stream: VideoStream) -> Size:
     """How large a frame is shown, upright."""
     width, height = frame.width, frame.height
     if min(width, height) < 1:
-        message = f"the video has no pixels: {width} x {height}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"the video has no pixels: {width} x {height}")
     shown = Size(max(1, round(width * (stream.sample_aspect_ratio or 1))), height)
     return Size(*reversed(shown)) if _turn_of(frame) in _ON_THEIR_SIDE else shown

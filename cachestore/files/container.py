@@ -72,8 +72,7 @@ class Header:
 def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
     if dtype not in DTYPE_BYTES:
-        message = f"dtype {dtype!r} cannot be stored; safetensors knows {', '.join(DTYPE_BYTES)}"
-        raise FormatError(message)
+        raise FormatError(f"dtype {dtype!r} cannot be stored; safetensors knows {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype] * prod(shape)
 
 
@@ -91,8 +90,7 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
     if len(text) > HEADER_LIMIT_BYTES or len(tensors) > TENSOR_LIMIT:
         size = f"{len(tensors)} tensors with a header of {len(text)} bytes"
-        message = f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}"
-        raise FormatError(message)
+        raise FormatError(f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}")
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
@@ -104,8 +102,7 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
-        message = f"{where} says its header has {length} bytes, but the file has {file_bytes} (cap {HEADER_LIMIT_BYTES})"
-        raise FormatError(message)
+        raise FormatError(f"{where} says its header has {length} bytes, but the file has {file_bytes} (cap {HEADER_LIMIT_BYTES})")
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 
@@ -119,8 +116,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
     except _Malformed as error:
-        message = f"{where} is not a container that cachestore can read: {error}; run {to_repair(where)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{where} is not a container that cachestore can read: {error}; run {to_repair(where)}") from error
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     return Header(ordered, metadata, data_start)
 
@@ -131,62 +127,50 @@ class _Malformed(ValueError):
 
 def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
     if not text.startswith(b"{"):
-        message = "the header does not start with {"
-        raise _Malformed(message)
+        raise _Malformed("the header does not start with {")
     try:
         # Decoded here, because `json.loads` would guess UTF-16 and UTF-32 from bytes.
         fields = json.loads(text.decode("utf-8", "surrogatepass"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        message = f"the header is not JSON ({type(error).__name__}: {error})"
-        raise _Malformed(message) from error
+        raise _Malformed(f"the header is not JSON ({type(error).__name__}: {error})") from error
     if not isinstance(fields, dict) or len(fields) > TENSOR_LIMIT + 1:  # pyright: ignore[reportUnknownArgumentType] - JSON
-        message = f"the header is not an object of at most {TENSOR_LIMIT} tensors"
-        raise _Malformed(message)
+        raise _Malformed(f"the header is not an object of at most {TENSOR_LIMIT} tensors")
     return fields  # pyright: ignore[reportUnknownVariableType] - every value is checked below
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        message = "a name stands twice"
-        raise _Malformed(message)
+        raise _Malformed("a name stands twice")
     return fields
 
 
 def _no_constant(name: str) -> None:
-    message = f"{name} is not JSON"
-    raise _Malformed(message)
+    raise _Malformed(f"{name} is not JSON")
 
 
 def _check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        message = "__metadata__ does not map names to strings"
-        raise _Malformed(message)
+        raise _Malformed("__metadata__ does not map names to strings")
 
 
 def _parse_place(name: str, value: Any) -> TensorPlace:
     if not name or len(name) > _NAME_LIMIT or "\0" in name:
-        message = f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not"
-        raise _Malformed(message)
+        raise _Malformed(f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownArgumentType]
-        message = f"{name[:80]!r} has not exactly dtype, shape and data_offsets"
-        raise _Malformed(message)
+        raise _Malformed(f"{name[:80]!r} has not exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        message = f"{name[:80]!r} has the unknown dtype {dtype!r}"
-        raise _Malformed(message)
+        raise _Malformed(f"{name[:80]!r} has the unknown dtype {dtype!r}")
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= _RANK_LIMIT):  # pyright: ignore[reportUnknownArgumentType]
-        message = f"{name[:80]!r} has a shape or offsets that are not small whole numbers"
-        raise _Malformed(message)
+        raise _Malformed(f"{name[:80]!r} has a shape or offsets that are not small whole numbers")
     place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
     if place.end - place.start != DTYPE_BYTES[dtype] * prod(place.shape):
-        message = (
+        raise _Malformed(
             f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
         )
-        raise _Malformed(message)
     if place.start % DTYPE_BYTES[dtype]:
-        message = f"{name[:80]!r} does not start at a multiple of its element's size"
-        raise _Malformed(message)
+        raise _Malformed(f"{name[:80]!r} does not start at a multiple of its element's size")
     return place
 
 
@@ -198,9 +182,7 @@ def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int | None) -
     position = 0
     for place in sorted(tensors.values(), key=lambda place: (place.start, place.end)):
         if place.start != position:
-            message = f"there is a hole or an overlap at byte {min(position, place.start)} of the data"
-            raise _Malformed(message)
+            raise _Malformed(f"there is a hole or an overlap at byte {min(position, place.start)} of the data")
         position = place.end
     if data_bytes is not None and position != data_bytes:
-        message = f"the tensors end at byte {position}, the data at {data_bytes}"
-        raise _Malformed(message)
+        raise _Malformed(f"the tensors end at byte {position}, the data at {data_bytes}")

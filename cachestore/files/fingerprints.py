@@ -45,8 +45,7 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
                 state.update(block)
             unchanged = identity(path, os.fstat(file.fileno())) == name
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        message = f"cannot digest {path}: {error.strerror}"
-        raise BadInput(message) from error
+        raise BadInput(f"cannot digest {path}: {error.strerror}") from error
     digest = state.hexdigest()
     if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
         cache[name] = digest
@@ -71,8 +70,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except OSError as error:
-        message = f"cannot fingerprint {root}: {error.strerror}"
-        raise BadInput(message) from error
+        raise BadInput(f"cannot fingerprint {root}: {error.strerror}") from error
     if not is_folder:
         yield root.name, root
         return
@@ -82,12 +80,10 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
         for path in (Path(folder) / name for name in names if not name.startswith(".")):
             found[path.relative_to(root).as_posix()] = path
     if not found:
-        message = f"cannot fingerprint {root}: the folder holds no file, and every such folder would have one fingerprint"
-        raise BadInput(message)
+        raise BadInput(f"cannot fingerprint {root}: the folder holds no file, and every such folder would have one fingerprint")
     yield from sorted(found.items())
 
 
 def _refuse(error: OSError) -> None:
     """Raise BadInput for a folder that cannot be listed: without its files another model would have the same fingerprint."""
-    message = f"cannot fingerprint {error.filename}: {error.strerror}"
-    raise BadInput(message) from error
+    raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}") from error

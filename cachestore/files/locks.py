@@ -46,8 +46,7 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> "Generat
                 path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)
     except (Timeout, NotImplementedError, OSError) as error:
-        message = f"the lock {path} was not free within {seconds:g} s"
-        raise LockTimeout(message) from error
+        raise LockTimeout(f"the lock {path} was not free within {seconds:g} s") from error
     try:
         yield
     finally:

@@ -68,8 +68,7 @@ def noticing_its_end(layout: Layout) -> "Generator[None]":
         check_for_reading(layout)
         if not str(error.filename).startswith(f"{layout.root}{os.sep}"):
             raise
-        message = f"{error.filename} was there a moment ago and is not any more; run the same command again"
-        raise ReadFailed(message) from error
+        raise ReadFailed(f"{error.filename} was there a moment ago and is not any more; run the same command again") from error
 
 
 @contextmanager
@@ -106,17 +105,16 @@ def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
     except FileNotFoundError as error:
         raise _gone(layout) from error
     except FormatError as error:
-        message = f"cannot tell whether the store at {layout.root} is the one that was opened: {error}"
-        raise ReadFailed(message) from error
+        raise ReadFailed(f"cannot tell whether the store at {layout.root} is the one that was opened: {error}") from error
     if found != layout.store_id:
-        message = (
+        raise ReadFailed(
             f"the store at {layout.root} is not the one that was opened there (was another disk mounted, or another folder moved there?);"
             " put the first one back, or open this one anew, then run the same command again"
         )
-        raise ReadFailed(message)
     if placed is not None and not _is_there(layout, folder, placed):
-        message = f"{placed} is not in the store that was opened (was its disk unmounted while it was placed?); run the same command again"
-        raise ReadFailed(message)
+        raise ReadFailed(
+            f"{placed} is not in the store that was opened (was its disk unmounted while it was placed?); run the same command again"
+        )
 
 
 def _is_there(layout: Layout, folder: int | None, path: Path) -> bool:

@@ -66,8 +66,7 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
         if is_link(path):
-            message = f"{path} is a link; links inside a store are refused ({to_verify(path)} lists them)"
-            raise FormatError(message) from error
+            raise FormatError(f"{path} is a link; links inside a store are refused ({to_verify(path)} lists them)") from error
         if _is_strange(path):  # a socket cannot even be opened
             raise FormatError(_no_regular_file(path)) from error
         refuse_reading(path, error)
@@ -223,8 +222,7 @@ def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> by
     """
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
-            message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
-            raise FormatError(message)
+            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
         return read_at(descriptor, status.st_size, 0)
 
 
@@ -235,8 +233,7 @@ def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
     """
     with opened(path) as (descriptor, status):
         if status.st_size > limit_bytes:
-            message = f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have"
-            raise FormatError(message)
+            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
         if status.st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
@@ -305,8 +302,9 @@ def reason_of(error: OSError) -> str:
 
 def _refuse_link(folder: Path) -> None:
     if is_link(folder):
-        message = f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
-        raise FormatError(message)
+        raise FormatError(
+            f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
+        )
 
 
 def descriptor_limit(default: int = 1024) -> int:

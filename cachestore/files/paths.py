@@ -466,8 +466,7 @@ def encode_name(name: str) -> str:
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
     if not encoded.strip() or len(encoded) > _NAME_LIMIT:
-        message = f"a data set's name has 1 to {_NAME_LIMIT} characters once encoded; {name!r} does not: pass another --name"
-        raise BadInput(message)
+        raise BadInput(f"a data set's name has 1 to {_NAME_LIMIT} characters once encoded; {name!r} does not: pass another --name")
     return encoded
 
 

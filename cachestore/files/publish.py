@@ -137,8 +137,7 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
     try:
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != digest_of(chunks):
-            message = f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault"
-            raise WriteFailed(message)
+            raise WriteFailed(f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault")
         return _finish(layout, temporary, final)
     except OSError as error:
         _refuse(final, error, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks))
@@ -210,8 +209,7 @@ def write_outside(final: Path, data: Buffer) -> None:
             os.fsync(file.fileno())
         temporary.replace(final)
     except OSError as error:
-        message = f"cannot write {final}: {reason_of(error)}; what stood there is as it was"
-        raise WriteFailed(message) from error
+        raise WriteFailed(f"cannot write {final}: {reason_of(error)}; what stood there is as it was") from error
     finally:
         _remove(temporary)
 

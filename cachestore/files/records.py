@@ -40,17 +40,13 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
         number = int(found_version)
         raw = canonical(body)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        message = f"{where} is not a record of cachestore: {type(error).__name__}; run {to_repair(where)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{where} is not a record of cachestore: {type(error).__name__}; run {to_repair(where)}") from error
     if found_kind != kind or not isinstance(body, dict):
-        message = f"{where} holds {found_kind!r} where {kind!r} belongs; run {to_verify(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} holds {found_kind!r} where {kind!r} belongs; run {to_verify(where)}")
     if number > version and checksum != _checksum(raw, kind, 1):
-        message = f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one"
-        raise FormatError(message)
+        raise FormatError(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one")
     if checksum != _checksum(raw, kind, number):
-        message = f"{where} does not match its checksum; run {to_repair(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} does not match its checksum; run {to_repair(where)}")
     return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used
 
 

@@ -115,8 +115,7 @@ def _check_by_path(layout: Layout, path: Path) -> None:
 
 
 def _refuse_strange(path: Path) -> None:
-    message = f"{path} is a link, lies behind one, or is no regular file: it is left alone ({to_verify(path)} lists it)"
-    raise FormatError(message)
+    raise FormatError(f"{path} is a link, lies behind one, or is no regular file: it is left alone ({to_verify(path)} lists it)")
 
 
 def _failed(path: Path, error: OSError) -> WriteFailed:

@@ -105,8 +105,7 @@ class _OpenFile:
     def read(self, start: int, size: int) -> memoryview:
         found = memoryview(read_at(self.descriptor, size, start))
         if len(found) < size:
-            message = f"{self.path} ends before its last column; run {to_repair(self.path)}"
-            raise FormatError(message)
+            raise FormatError(f"{self.path} ends before its last column; run {to_repair(self.path)}")
         return found
 
 
@@ -334,8 +333,7 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     raw = (map_whole if io == "mmap" else read_whole)(path, limit_bytes=TABLE_LIMIT_BYTES)
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < ALIGNMENT or length > len(raw) - 8:
-        message = f"{path} is too short for its header; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} is too short for its header; run {to_repair(path)}")
     container = parse_header(bytes(raw[8 : 8 + length]), len(raw), where=path)
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     whole = memoryview(raw)
@@ -343,12 +341,10 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
     found = {name: [place.dtype, list(place.shape), _digest_piecewise(columns[name])] for name, place in container.tensors.items()}
     if checksums != found:
-        message = f"{path} does not match its checksums; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
     for name, column in columns.items():
         if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
-            message = f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run {to_repair(path)}"
-            raise FormatError(message)
+            raise FormatError(f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run {to_repair(path)}")
     widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
     return Table(header, columns, widths, container.metadata["digest"], found)
 
@@ -424,19 +420,15 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
     number = _number_of(found, kind, version, where=where)
     header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
     if number > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
-        message = f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one"
-        raise FormatError(message)
+        raise FormatError(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")
     if digest != _digest(header_text, checksums_text, found):
-        message = f"{where} does not match its checksums; run {to_repair(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} does not match its checksums; run {to_repair(where)}")
     try:
         header, checksums = json.loads(header_text), json.loads(checksums_text)
     except (ValueError, RecursionError) as error:
-        message = f"{where} lacks a header or checksums; run {to_repair(where)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{where} lacks a header or checksums; run {to_repair(where)}") from error
     if not isinstance(header, dict) or not isinstance(checksums, dict):
-        message = f"{where} has a header or checksums that are no objects; run {to_repair(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} has a header or checksums that are no objects; run {to_repair(where)}")
     return header, checksums  # pyright: ignore[reportUnknownVariableType] - read field by field where it is used
 
 
@@ -449,6 +441,5 @@ def _digest(header: str, checksums: str, written_as: str) -> str:
 def _number_of(found: str, kind: str, version: int, *, where: Path) -> int:
     found_kind, _, number = found.partition("/")
     if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
-        message = f"{where} holds {found!r} where {kind}/{version} belongs; run {to_verify(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} holds {found!r} where {kind}/{version} belongs; run {to_verify(where)}")
     return int(number)

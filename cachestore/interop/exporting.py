@@ -164,8 +164,7 @@ def export_cache(
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
-        message = f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can"
-        raise BadInput(message)
+        raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
     choice = _Choice(resolution_only, variant_only, frozenset(leave_out))
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
@@ -208,8 +207,7 @@ def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
     if not generations or (generation is not None and generation not in generations):
         names = ", ".join(map(repr, list_names(reader.layout))) or "none"
         what = f"data set {name!r}" if not generations else f"generation {generation} of {name!r}"
-        message = f"{reader.layout.root} has no {what}; it has {names} (`cachestore stats` lists them)"
-        raise BadInput(message)
+        raise BadInput(f"{reader.layout.root} has no {what}; it has {names} (`cachestore stats` lists them)")
     chosen = generations[-1] if generation is None else generation
     return read_catalog(reader.layout.catalog(name, chosen), generation=chosen)
 
@@ -379,11 +377,11 @@ class _Export:
         """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
         key, stored, meta = self._entry(column, place)
         if column.count(row) > cells_each(column.options):
-            message = f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.format.name} keeps one of a sample"
-            raise EncodeFailed(message)
+            raise EncodeFailed(
+                f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.format.name} keeps one of a sample"
+            )
         if "own crops" not in self.writing.takes and WITHIN in framing_of(json.loads(self.catalog.extras[row])):
-            message = f"it has a crop of its own, and {self.format.name} puts whole pictures into buckets: cut the file itself"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"it has a crop of its own, and {self.format.name} puts whole pictures into buckets: cut the file itself")
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self._latents(column, stored, meta, self.catalog.ids[row])
@@ -412,8 +410,7 @@ class _Export:
         """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
         key = column.cell(place).key
         if key is None:
-            message = "it was not made; `cachestore why` tells the reason"
-            raise EncodeFailed(message)
+            raise EncodeFailed("it was not made; `cachestore why` tells the reason")
         return key, self.reader.get_raw([key])[0], self.reader.describe(key).meta
 
     def left_out(self) -> list[str]:
@@ -517,8 +514,7 @@ class _Export:
         chosen = tuple(one for one in found if _resolution(one) == self.choice.resolution)
         if not chosen:
             known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
-            message = f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}"
-            raise BadInput(message)
+            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}")
         return chosen
 
     @cached_property
@@ -571,15 +567,15 @@ class _Export:
             family.written_as(self.format.name)
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
-                message = f"text of {family.name} has no form in {self.format.name}; it has one in {able}"
-                raise BadInput(message)
+                raise BadInput(f"text of {family.name} has no form in {self.format.name}; it has one in {able}")
         for column in self._pictures:
             self._check_views(column)
         is_one = len(self._pictures) <= 1 or self._family_of[self._pictures[0].encoder].name not in self.writing.one_resolution
         if not is_one:
             several = ", ".join(str(_resolution(column)) for column in self._pictures)
-            message = f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
-            raise BadInput(message)
+            raise BadInput(
+                f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
+            )
         if any(len(masks.keys) for masks in self._masks):
             self._check_takes("masks", "masks, which it reads from their own files")
 
@@ -589,24 +585,20 @@ class _Export:
         if sides_each(options) > 1 and "flips" not in self.choice.leave_out:
             self._check_takes("flips", "mirrored pictures")
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
-            message = (
+            raise BadInput(
                 f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
                 " that was drawn: precompute with --crop center under another --name, and export that"
             )
-            raise BadInput(message)
         variants, variant = cells_each(options) // sides_each(options), self.choice.variant
         if variants > 1 and variant is None:
             of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
-            message = f"{of}: pass --variant-only with a number from 0 to {variants - 1}"
-            raise BadInput(message)
+            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
         if variant is not None and not 0 <= variant < variants:
-            message = f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}"
-            raise BadInput(message)
+            raise BadInput(f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
-            message = f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest"
-            raise BadInput(message)
+            raise BadInput(f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest")
 
     def _family(self, column: KeyColumn) -> Family:
         """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
@@ -638,8 +630,7 @@ class _Export:
             and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
         ]
         if len(alike) != 1:
-            message = f"nothing tells which family the latents of {self.catalog.name!r} are of, so pass --family"
-            raise BadInput(message)
+            raise BadInput(f"nothing tells which family the latents of {self.catalog.name!r} are of, so pass --family")
         return alike[0]
 
     def _named(self, row: int, column: KeyColumn, place: int) -> Named:
@@ -665,8 +656,9 @@ class _Export:
         family = self._family_of[column.encoder]
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
-            message = f"it holds {', '.join(sorted(stored)) or 'nothing'}, and text of {family.name} needs {', '.join(lacking)} too"
-            raise EncodeFailed(message)
+            raise EncodeFailed(
+                f"it holds {', '.join(sorted(stored)) or 'nothing'}, and text of {family.name} needs {', '.join(lacking)} too"
+            )
         tensors = {name: self._cast(name, stored[name], self.writing.text_casts) for name in own}
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
 
@@ -781,8 +773,7 @@ class _Target:
         """The file's place. A name from a catalog never leads out of the folder. Raises EncodeFailed."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
-            message = f"{path} leads out of {self.folder}"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"{path} leads out of {self.folder}")
         return final
 
     def close(self) -> None:

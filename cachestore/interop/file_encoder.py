@@ -77,8 +77,7 @@ class Captions:
         caption = str(request["caption"])
         places = self.places.get(caption, ())
         if not places:
-            message = self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}")
-            raise EncodeFailed(message)
+            raise EncodeFailed(self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}"))
         place, text = (places[0], None) if len(places) == 1 else self._agreed(places)
         digest = digest_text(caption)
         key = caption_key(self.recipe.fingerprint, caption)
@@ -108,8 +107,7 @@ class Captions:
             assert refused is not None
             raise refused
         names = " and ".join(place.path for place, _text in read)
-        message = f"{names} are all of its caption and hold different values: leave the right one in the folder"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
 
     def _read(self, place: Place) -> Text:
         return self.cache.text(place, self.cache.bytes_at(place), self.family)
@@ -158,8 +156,7 @@ class Pictures:
         reference = str(request["image"])
         place = self.places.get(reference)
         if place is None:
-            message = self.doubtful.get(reference, f"no file of {self.cache.root} is of the picture {reference!r}")
-            raise EncodeFailed(message)
+            raise EncodeFailed(self.doubtful.get(reference, f"no file of {self.cache.root} is of the picture {reference!r}"))
         picture = read(reference)
         digest = digest_bytes(picture)
         place, data, latents = self._largest(reference, place)
@@ -204,8 +201,7 @@ class Pictures:
             names = " and ".join(
                 f"{place.path} (byte {place.start})" if place.size else place.path for place, _data, _latents in largest[:3]
             )
-            message = f"{names} are all of {reference!r}, and as large: leave the one that counts in the folder"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"{names} are all of {reference!r}, and as large: leave the one that counts in the folder")
         if len(set(areas)) > 1:
             self.several.add(reference)
         return largest[0]
@@ -222,21 +218,18 @@ class Pictures:
         fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
         if those and not fitting:
             sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])
-            message = (
+            raise EncodeFailed(
                 f"{those[0].path} says that it was cut to {sizes}, and its latents are of {bucket[0]}x{bucket[1]}: it is of another run"
             )
-            raise EncodeFailed(message)
         if len({canonical(dict(one.facts)) for one in fitting}) > 1:
             names = " and ".join(one.path for one in fitting[:3])
-            message = f"{names} say different things of it: leave the one that counts there"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"{names} say different things of it: leave the one that counts there")
         return fitting[0] if fitting else Told("", {})
 
     def _check_channels(self, place: Place, latents: Latents) -> None:
         channels = int(self.recipe.read["channels"])
         if latents.tensor[1][0] != channels:
-            message = f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}")
 
     def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
         """What was read already."""
@@ -272,11 +265,10 @@ def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None
     if "size" not in told or measured is None or tuple(told["size"]) in measured:
         return
     (width, height), own = told["size"], measured.upright
-    message = (
+    raise EncodeFailed(
         f"{said} {width} x {height} pixels, and it has {own[0]} x {own[1]}: it may be of an earlier picture of this name;"
         " `cachestore precompute` encodes it"
     )
-    raise EncodeFailed(message)
 
 
 def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured: "_Measured | None", place: Place) -> None:
@@ -293,11 +285,10 @@ def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured:
         within = within_of(request, Size(*measured.upright))
         if within is None or ({"resized", "crop"} <= told.keys() and _is_within(told, within, Size(*measured.upright))):
             return
-    message = (
+    raise EncodeFailed(
         f"it has its own crop {list(request[WITHIN])}: latents in {place.path} are of the whole picture, as nothing tells that they are of"
         " this part; `cachestore precompute` encodes it"
     )
-    raise EncodeFailed(message)
 
 
 def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:

@@ -229,8 +229,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         family = _family(request, matches, made, there)
         kinds = _asked(request, matches, there, family)
         if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in samples):
-            message = f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text"
-            raise BadUsage(message)
+            raise BadUsage(f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text")
         encoders = _encoders(cache, matches, family, _claimed_makes(request, made, kinds))
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
         plan = _plan(request, listing, samples, encoders, cached)
@@ -276,17 +275,14 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
 
 def _check(request: ImportRequest) -> None:
     if not Path(request.folder).is_dir():
-        message = f"{request.folder} is no folder; pass the folder in which {request.format} keeps its cache"
-        raise BadInput(message)
+        raise BadInput(f"{request.folder} is no folder; pass the folder in which {request.format} keeps its cache")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
-        message = f"cannot import {unknown[0]!r}; known are text and latents"
-        raise BadInput(message)
+        raise BadInput(f"cannot import {unknown[0]!r}; known are text and latents")
     if request.model is None and not request.claims:
-        message = (
+        raise BadInput(
             "files of other trainers do not say which model made them: pass --model with its folder, or --claim NAME=VALUE with what you"
             " know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint"
         )
-        raise BadInput(message)
 
 
 def _check_roots(request: ImportRequest, files: Sequence[str], samples: Iterable[Sample]) -> None:
@@ -304,11 +300,10 @@ def _check_roots(request: ImportRequest, files: Sequence[str], samples: Iterable
     if any(PurePosixPath(path).is_relative_to(inner.as_posix()) for path in paths):
         inside, outside = (folder, root) if folder.is_relative_to(root) else (root, folder)
         advice = f", or {folder} as --data" if Path(request.data).is_dir() else ""
-        message = (
+        raise BadInput(
             f"{request.format} caches beside the pictures, and {inside} lies in {outside}: paths in the one are other pictures' paths in"
             f" the other; pass {root} as the cache's folder{advice}"
         )
-        raise BadInput(message)
 
 
 def _root(request: ImportRequest) -> Path:
@@ -574,17 +569,16 @@ def _family(request: ImportRequest, matches: Matches, made: Mapping[str, Encoder
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
     if matches.family is None and len(named) > 1:
-        message = f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import"
-        raise BadInput(message)
+        raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
     family = matches.family or next(iter(named.values()), None) or told
     if family is None:
-        message = f"neither the files of {request.folder} nor the model tell which family they are of: pass --family, such as sdxl or flux"
-        raise BadInput(message)
+        raise BadInput(
+            f"neither the files of {request.folder} nor the model tell which family they are of: pass --family, such as sdxl or flux"
+        )
     if told is not None and told != family:
-        message = (
+        raise BadInput(
             f"the files of {request.folder} are of {family.name}, and {request.model} is of {told.name}: pass the model that made them"
         )
-        raise BadInput(message)
     if request.format not in family.states:
         family.written_as(request.format)  # raises
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
@@ -665,8 +659,9 @@ def _encoders(cache: CacheFiles, matches: Matches, family: Family, claimed: Mapp
     if "text" in claimed:
         if cache.format.name not in family.text:
             able = ", ".join(sorted(family.text)) or "none"
-            message = f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
-            raise BadInput(message)
+            raise BadInput(
+                f"text of {family.name} is not understood in {cache.format.name}'s form (in that of {able}): pass --encode latents"
+            )
         recipe = text_recipe(family, cache.format, claimed["text"].claims)
         found.append(FileEncoder(recipe, Captions(recipe, cache, matches.text, matches.doubtful, family), cache))
     if "latents" in claimed:
@@ -724,13 +719,11 @@ def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) ->
     for column in plan.columns:
         earlier = previous.column(column.encoder, column.role)
         if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
-            message = (
+            raise RecipeMismatch(
                 f"{column.encoder} of the data set {plan.catalog!r} is there already and was made, imported or claimed otherwise:"
                 " pass another --name, or --replace to let this take its place"
             )
-            raise RecipeMismatch(message)
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
-        message = (
+        raise RecipeMismatch(
             f"the data set {plan.catalog!r} has {len(previous.ids)} samples, and none of them is in {request.data}: pass another --name"
         )
-        raise RecipeMismatch(message)

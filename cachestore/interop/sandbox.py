@@ -57,8 +57,7 @@ class TorchFiles:
     def read(self, data: bytes) -> Contents:
         """The tensors and plain values of one file. Raises EncodeFailed: refused, too large, or the child died of it or took too long."""
         if len(data) > LARGEST_BYTES:
-            message = f"it has more than {LARGEST_BYTES >> 20} MiB"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"it has more than {LARGEST_BYTES >> 20} MiB")
         child = self._started()
         late = threading.Event()
 
@@ -73,8 +72,7 @@ class TorchFiles:
         except (OSError, EOFError, ValueError) as error:
             self.close()
             how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"made the process that read it end ({_how(child)})"
-            message = f"it {how}; it is passed over"
-            raise EncodeFailed(message) from error
+            raise EncodeFailed(f"it {how}; it is passed over") from error
         finally:
             watch.cancel()
             watch.join()
@@ -120,14 +118,12 @@ def _exchange(child: "subprocess.Popen[bytes]", data: bytes) -> Contents | str:
     child.stdin.flush()
     length = int.from_bytes(_read(child.stdout, _LENGTH_BYTES), "little")
     if length > _HEADER_BYTES:
-        message = "an answer of impossible length"
-        raise ValueError(message)
+        raise ValueError("an answer of impossible length")
     head: Mapping[str, Any] = json.loads(_read(child.stdout, length))
     if "error" in head:
         return str(head["error"])
     if sum(int(size) for _name, _dtype, _shape, size in head["tensors"]) > 2 * LARGEST_BYTES:
-        message = "an answer of impossible size"
-        raise ValueError(message)
+        raise ValueError("an answer of impossible size")
     tensors: dict[str, Raw] = {
         str(name): (str(dtype), tuple(map(int, shape)), _read(child.stdout, int(size))) for name, dtype, shape, size in head["tensors"]
     }
@@ -262,8 +258,7 @@ class CacheFiles:
                 raise OSError(errno.EINVAL, "it is no regular file but a fifo, a device or a folder", str(path))
             size = status.st_size if place.size is None else place.size
             if size > LARGEST_BYTES or place.start + size > status.st_size:
-                message = f"{place.path}: {size} bytes from {place.start} on are more than the file, or than a value may have"
-                raise EncodeFailed(message)
+                raise EncodeFailed(f"{place.path}: {size} bytes from {place.start} on are more than the file, or than a value may have")
             file.seek(place.start)
             data = bytearray()
             while len(data) < size and (block := file.read(size - len(data))):
@@ -274,14 +269,11 @@ class CacheFiles:
         try:
             return read()
         except EncodeFailed as error:
-            message = f"{place.path}: {error}"
-            raise type(error)(message) from error
+            raise type(error)(f"{place.path}: {error}") from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
-            message = f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})"
-            raise EncodeFailed(message) from error
+            raise EncodeFailed(f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
 
     @staticmethod
     def _check_finite(place: Place, tensors: Mapping[str, Any]) -> None:
         if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-            message = f"{place.path}: {bad[0]} holds NaN or infinite numbers"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"{place.path}: {bad[0]} holds NaN or infinite numbers")

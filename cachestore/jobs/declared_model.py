@@ -44,8 +44,9 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     """The request that would make what an import is claimed to hold of one encoder. Raises BadInput without a model."""
     model = hints.get("model")
     if model is None:
-        message = f"it was imported on the user's word ({dict(hints.get('claims', {}))}), without a model: --model says which one made it"
-        raise BadInput(message)
+        raise BadInput(
+            f"it was imported on the user's word ({dict(hints.get('claims', {}))}), without a model: --model says which one made it"
+        )
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     return PrecomputeRequest(
         data=str(hints["data"]),
@@ -101,8 +102,7 @@ class Claimed:
         if "image" not in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
         if len(request.get("bucket", ())) < 2:
-            message = "the catalog does not say at which size it was encoded"
-            raise EncodeFailed(message)
+            raise EncodeFailed("the catalog does not say at which size it was encoded")
         from cachestore.encode import images
 
         data = read(str(request["image"]))

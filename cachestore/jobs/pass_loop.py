@@ -228,8 +228,7 @@ def _newest_round(job: Job, ref: PassRef) -> int:
     rounds = list_rounds(ref.folder(job.layout))
     if not rounds:
         check_for_reading(job.layout)
-        message = f"pass {ref.number} over the plan {ref.plan[:8]} was removed meanwhile; run the same command again"
-        raise Incomplete(message)
+        raise Incomplete(f"pass {ref.number} over the plan {ref.plan[:8]} was removed meanwhile; run the same command again")
     return rounds[-1]
 
 

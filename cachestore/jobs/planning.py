@@ -113,34 +113,26 @@ class PrecomputeRequest:
         """Raise BadInput for options that are malformed in themselves."""
         for name, (fits, words) in _FITTING.items():
             if not fits(value := getattr(self, name)):
-                message = f"--{name.replace('_', '-')} is {words}, not {value!r}"
-                raise BadInput(message)
+                raise BadInput(f"--{name.replace('_', '-')} is {words}, not {value!r}")
         for name in ("data", "model", "vae", "text_encoder", "store"):
             refuse_address("DATA" if name == "data" else f"--{name.replace('_', '-')}", getattr(self, name) or "")
         if not self.data and not self.sources:
-            message = "DATA is missing: a path, or several"
-            raise BadInput(message)
+            raise BadInput("DATA is missing: a path, or several")
         if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
-            message = "a source has a resolution of its own, and several are given for all: give either"
-            raise BadInput(message)
+            raise BadInput("a source has a resolution of its own, and several are given for all: give either")
         if self.variants > 1 and self.crop != RANDOM:
-            message = f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random"
-            raise BadInput(message)
+            raise BadInput(f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random")
         self._check_videos()
 
     def _check_videos(self) -> None:
         if any(type(count) is not int or count < 1 for count in self.frames):
-            message = f"--frames is a number of frames from 1 on, or several with commas between, not {self.frames!r}"
-            raise BadInput(message)
+            raise BadInput(f"--frames is a number of frames from 1 on, or several with commas between, not {self.frames!r}")
         if self.fps is not None and not (type(self.fps) in {int, float} and isfinite(self.fps) and _LEAST_FPS <= self.fps <= _MOST_FPS):
-            message = f"--fps is a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}, not {self.fps!r}"
-            raise BadInput(message)
+            raise BadInput(f"--fps is a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}, not {self.fps!r}")
         if type(self.clips) is not int or self.clips < 1:
-            message = f"--clips is a number from 1 on, not {self.clips!r}"
-            raise BadInput(message)
+            raise BadInput(f"--clips is a number from 1 on, not {self.clips!r}")
         if (self.fps is not None or self.clips > 1) and not self.frames:
-            message = "--fps and --clips are for videos, of which none is encoded without --frames"
-            raise BadInput(message)
+            raise BadInput("--fps and --clips are for videos, of which none is encoded without --frames")
 
     def arguments(self) -> list[str]:
         """The request as arguments of `cachestore precompute`; what has its default is left out."""
@@ -193,18 +185,14 @@ class PrecomputeRequest:
         known = {one.name for one in fields(cls)}
         body: dict[str, Any] = {name: value for name, value in hints.items() if name in known}
         if "imported" in hints:
-            message = f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again"
-            raise BadInput(message)
+            raise BadInput(f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again")
         if "data" not in body or "model" not in body:
-            message = "this catalog does not say how it was made; run `cachestore precompute` with its source and model again"
-            raise BadInput(message)
+            raise BadInput("this catalog does not say how it was made; run `cachestore precompute` with its source and model again")
         if str(body["model"]).startswith(LOADED):
-            message = f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again"
-            raise BadInput(message)
+            raise BadInput(f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again")
         body["sources"] = tuple(Source(**source) for source in body.get("sources", ()))
         if any(source.data == IN_MEMORY for source in body["sources"]):
-            message = "this was made of samples in memory; call cs.precompute with them again"
-            raise BadInput(message)
+            raise BadInput("this was made of samples in memory; call cs.precompute with them again")
         body |= {"encode": tuple(body.get("encode", ())), "store": store}
         body["frames"] = tuple(body.get("frames", ()))
         if isinstance(body.get("resolution"), list):
@@ -436,8 +424,7 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
 def _refuse(not_made: Sequence[str]) -> NoReturn:
     from cachestore.encode.needs import in_words
 
-    message = f"{in_words(not_made)}. --strict refuses such a model, and nothing was encoded: leave --strict out to make the rest"
-    raise BadUsage(message)
+    raise BadUsage(f"{in_words(not_made)}. --strict refuses such a model, and nothing was encoded: leave --strict out to make the rest")
 
 
 def _unlike_scripts(encoders: Sequence[Encoder]) -> tuple[str, ...]:
@@ -538,8 +525,9 @@ def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
     """The samples. Raises BadUsage for one with a video, as nothing says how many frames to take of it."""
     for sample in samples:
         if sample.images.get(VIDEO):
-            message = f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
-            raise BadUsage(message)
+            raise BadUsage(
+                f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
+            )
         yield sample
 
 
@@ -582,14 +570,12 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
 def _check_shown(request: PrecomputeRequest) -> None:
     """Refuse what does not go with a text encoder that is shown pictures. Raises BadInput."""
     if request.flip:
-        message = "--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out"
-        raise BadInput(message)
+        raise BadInput("--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out")
     if request.policy.dropout:
-        message = (
+        raise BadInput(
             "captions are to be dropped, and this model's text encoder is shown each sample's own pictures, so that no embeddings stand for"
             " the empty caption of all of them: leave the dropout of --captions out"
         )
-        raise BadInput(message)
 
 
 def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None:
@@ -600,12 +586,12 @@ def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None
     if not isinstance(encoder, LatentsEncoder):
         return
     if not encoder.setup.has_frames:
-        message = f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
-        raise BadInput(message)
+        raise BadInput(
+            f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
+        )
     check_frames(request.frames, encoder.setup.temporal_factor)
     if importlib.util.find_spec(_PYAV) is None:
-        message = f"videos are read by PyAV, which is not installed. {how_to_install('video')}"
-        raise MissingExtra(message)
+        raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
@@ -629,8 +615,7 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
         return [request_for(role, options, value, sample.images) for value in sample.captions]
     values = sample.images.get(role, ())
     if values and role == MASK and not sample.images.get(IMAGE):
-        message = f"sample {sample.id!r} has a mask and no picture that it belongs to"
-        raise BadInput(message)
+        raise BadInput(f"sample {sample.id!r} has a mask and no picture that it belongs to")
     if values and role == VIDEO:
         _check_video(options, sample)
     own = options_for(options, sample.extras)
@@ -640,17 +625,15 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
 def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
     """Refuse a video beside what does not go with it. Raises BadInput."""
     if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
-        message = (
+        raise BadInput(
             f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, and one of them is trained"
             " on: leave one out, or give each a row; a picture that the model is shown is `control`"
         )
-        raise BadInput(message)
     if sample.images.get(CONTROL) and (options.get("crop") == RANDOM or "clips" in options):
-        message = (
+        raise BadInput(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips would not cut as the video: leave them"
             " out"
         )
-        raise BadInput(message)
 
 
 def _shown_to(encoder: Encoder) -> str | None:
@@ -747,11 +730,10 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
-        message = (
+        raise RecipeMismatch(
             f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists {len(ids)}: "
             "pass another --name, or --replace if this source is to take its place"
         )
-        raise RecipeMismatch(message)
     for column in () if replace_allowed else previous.columns:
         _compare_column(plan, column, previous)
     if ids - before:
@@ -770,17 +752,15 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
-        message = (
+        raise RecipeMismatch(
             f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
             "pass --replace to make it anew, or another --name"
         )
-        raise RecipeMismatch(message)
     if not _covers(plan, column.options, previous, earlier.options):
-        message = (
+        raise RecipeMismatch(
             f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
             "pass --replace to make it anew, or another --name"
         )
-        raise RecipeMismatch(message)
 
 
 def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:

@@ -128,8 +128,7 @@ def precompute(
     """
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(options) - known):
-        message = f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
-        raise BadInput(message)
+        raise BadInput(f"precompute has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
     check_calls(on_progress, cancel)
     loaded = None if isinstance(model, str | os.PathLike) else _read_loaded(model)
     named = as_place("model", cast("object", model), "a path or a hub id") if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
@@ -245,8 +244,7 @@ def process_count(request: PrecomputeRequest) -> int:
     """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher. Raises BadInput."""
     if request.procs is not None:
         if request.procs < 1 or (request.procs > 1 and request.rank is not None):
-            message = f"--procs starts local ranks, from 1 on, and does not go with --rank; got {request.procs}"
-            raise BadInput(message)
+            raise BadInput(f"--procs starts local ranks, from 1 on, and does not go with --rank; got {request.procs}")
         return request.procs
     is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
@@ -426,8 +424,7 @@ def _check_agreement(layout: Layout, intent: Intent, beat: Beat, say: Say, *, st
     for other in who_differs(layout, intent, worker=beat.worker):
         words = in_words(layout, intent, other)
         if strict or is_same_launch(other["launch"], beat.launch):
-            message = f"{words}. Every rank must be given the same source and model; nothing was encoded by this one"
-            raise BadInput(message)
+            raise BadInput(f"{words}. Every rank must be given the same source and model; nothing was encoded by this one")
         say(f"another run works on the same data set: {words}. Both go on; the one that listed its source last publishes the data set")
 
 
@@ -473,8 +470,7 @@ def _look_again(layout: Layout, wanted: Wanted, reconciler: Reconciler, encoder:
 def _check_room(layout: Layout, looked: "Forecast") -> None:
     if looked.estimated_bytes > looked.free_bytes:
         need = f"about {looked.estimated_bytes} bytes are needed, {looked.free_bytes} are free"
-        message = f"{need} at {layout.root}; make room, then run the same command again"
-        raise WriteFailed(message)
+        raise WriteFailed(f"{need} at {layout.root}; make room, then run the same command again")
 
 
 def _held_to(report: Report, request: PrecomputeRequest) -> Report:
@@ -482,8 +478,7 @@ def _held_to(report: Report, request: PrecomputeRequest) -> Report:
     allowed = allowed_failures(request.max_failures, report.wanted)
     if report.failed > allowed and request.strict:
         named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
-        message = f"{report.failed} of {report.wanted} units could not be encoded: {named}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"{report.failed} of {report.wanted} units could not be encoded: {named}")
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 
 
@@ -495,8 +490,7 @@ def allowed_failures(text: str, units: int) -> int:
     except ValueError:
         value = -1
     if not value >= 0 or (share and value > 100):
-        message = f"--max-failures is a count or a share such as 2%, not {text!r}"
-        raise BadInput(message)
+        raise BadInput(f"--max-failures is a count or a share such as 2%, not {text!r}")
     return int(units * value / 100) if share else int(value)
 
 
@@ -539,8 +533,7 @@ def _started(pid: int) -> str:
 def _threads(asked: int | None, local_world_size: int) -> int:
     """How many threads read and decode: as asked, else by the processors that each process of this machine has for itself."""
     if asked is not None and asked < 0:
-        message = f"--workers is a number of threads from 0 on, not {asked}"
-        raise BadInput(message)
+        raise BadInput(f"--workers is a number of threads from 0 on, not {asked}")
     return max(1, min(READ_THREADS, processors() // local_world_size - 1)) if asked is None else asked
 
 
@@ -591,13 +584,11 @@ class _NoSource:
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
         """Never called."""
-        message = f"fill reads no files, but {reference!r} was asked for"
-        raise OSError(message)
+        raise OSError(f"fill reads no files, but {reference!r} was asked for")
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
         """Never called."""
-        message = f"fill reads no files, but {reference!r} was asked for"
-        raise OSError(message)
+        raise OSError(f"fill reads no files, but {reference!r} was asked for")
 
     def stat(self, reference: str) -> tuple[int, int] | None:
         """Nothing to look at."""
@@ -656,8 +647,7 @@ def fill(
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
     _ = store.snapshot  # raises where the store is closed
     if store.mode != "a":
-        message = f'{store.layout.root} is open for reading; open it with mode="a" to fill it'
-        raise BadInput(message)
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
     allowed_failures(str(max_failures), 0)  # refused now, not after the work
     items: dict[Key, Any] = {}
     for key, item in as_pairs("wanted", wanted):

@@ -194,8 +194,7 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
     if not sys.executable:
-        message = "this Python does not know its own executable, so that no worker can be started: pass inline=True"
-        raise BadInput(message)
+        raise BadInput("this Python does not know its own executable, so that no worker can be started: pass inline=True")
     oom_kills = _oom_kills()
     with ExitStack() as stack:
         running: list[_Running] = []
@@ -230,8 +229,7 @@ def _start(
 ) -> None:
     """Start the workers. Their stdin ends when this process does: nobody ever writes to it."""
     if answers is not None and os.name != "posix":
-        message = "samples in memory are handed to workers over pipes that this system does not have: pass inline=True, or paths"
-        raise BadInput(message)
+        raise BadInput("samples in memory are handed to workers over pipes that this system does not have: pass inline=True, or paths")
     theirs, ours = os.pipe()
     stack.callback(os.close, ours)
     try:
@@ -465,8 +463,7 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         raise BadInput(message or "the arguments were refused")
     said = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    message = f"no worker reached the end: {said}. Run the same command again: it goes on where it stopped.{last}"
-    raise Incomplete(message)
+    raise Incomplete(f"no worker reached the end: {said}. Run the same command again: it goes on where it stopped.{last}")
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

@@ -604,8 +604,9 @@ class Worker:
         if self.task.cancel is None or not self.task.cancel.is_set():
             return
         self._publish_gathered()
-        message = f"stopped on request; what is encoded is published in {self.task.layout.root}, and the same command goes on from there"
-        raise Incomplete(message)
+        raise Incomplete(
+            f"stopped on request; what is encoded is published in {self.task.layout.root}, and the same command goes on from there"
+        )
 
     def _publish_gathered(self) -> None:
         """Acknowledge what is encoded, though its partitions are not finished; who takes them over finds it. Nothing gathered is fine."""
@@ -645,8 +646,7 @@ class _Reading:
     def open(self, reference: str) -> Generator[BinaryIO]:
         found = self._source.stat(reference)
         if self._opened.get(reference, found) != found:
-            message = f"{reference} changed while it was read"
-            raise OSError(message)
+            raise OSError(f"{reference} changed while it was read")
         with self._source.open(reference) as (file, stat):
             if reference not in self._opened:
                 self._opened[reference] = found
@@ -667,10 +667,9 @@ class Patience:
         if state != self._last:
             self._last, self._since = state, self.clock()
         if min(self.clock() - self._since, still_seconds) > bound_seconds:
-            message = (
+            raise Incomplete(
                 f"{who()}; nothing moved for {bound_seconds / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
             )
-            raise Incomplete(message)
 
 
 def _asked(batch: Sequence[_Looked]) -> list[tuple[Key, Any]]:
@@ -682,8 +681,9 @@ def _checked(
 ) -> Mapping[Key, Mapping[str, Any]]:
     """Hold an answer against the question: exactly the keys that were asked for, by set equality."""
     if set(answer) != {key for key, _payload in asked}:
-        message = f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
-        raise EncodeFailed(message)
+        raise EncodeFailed(
+            f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
+        )
     for tensors in answer.values():
         _check_names(encoder, tensors)
     return answer
@@ -692,8 +692,7 @@ def _checked(
 def _check_names(encoder: Encoder, tensors: Any) -> None:
     is_mapping = isinstance(tensors, Mapping)
     if not is_mapping or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
-        message = f"the encoder {encoder.recipe.encoder!r} returned no tensors by name for a key"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"the encoder {encoder.recipe.encoder!r} returned no tensors by name for a key")
 
 
 def _outcome(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:

@@ -234,15 +234,13 @@ class BucketBatchSampler:
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
-            message = f"this is no state of a BucketBatchSampler: it lacks {', '.join(missing)}"
-            raise BadInput(message)
+            raise BadInput(f"this is no state of a BucketBatchSampler: it lacks {', '.join(missing)}")
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
-                message = (
+                raise BadInput(
                     f"the {what} was {state[name]!r} when the state was saved and is {ours!r} now: its place means nothing in this order"
                 )
-                raise BadInput(message)
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
     def _resume_at(self, epoch: int, consumed: int) -> None:
@@ -281,11 +279,10 @@ class BucketBatchSampler:
             return _Share(0, 1, found.world_size, found.rank)
         if found.world_size > 1 and (self._split is None or found.rank is None):
             reason = "was not told how they share the batches" if self._split is None else f"cannot tell which it is ({found.conflict})"
-            message = (
+            raise BadInput(
                 f"{found.world_size} processes train together ({found.found_in}) and this sampler {reason}: pass"
                 ' rank=... and num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which hands them out itself)'
             )
-            raise BadInput(message)
         return _Share(found.rank or 0, found.world_size, found.world_size, found.rank)
 
     def _tell_data(self) -> None:
@@ -297,8 +294,9 @@ class BucketBatchSampler:
 def check_buckets(data: object) -> None:
     """Raise BadInput for what is no data set with buckets."""
     if not hasattr(data, "buckets"):
-        message = f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
-        raise BadInput(message)
+        raise BadInput(
+            f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
+        )
 
 
 def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
@@ -308,10 +306,9 @@ def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tu
     rank = None if rank is None else as_whole("rank", rank)
     world = None if world is None else as_whole("num_replicas", world)
     if rank is None or world is None or split is not None or not 0 <= rank < world:
-        message = (
+        raise BadInput(
             f"rank and num_replicas go together, rank from 0 up, and without split; got rank {rank}, num_replicas {world}, split {split!r}"
         )
-        raise BadInput(message)
     return rank, world
 
 
@@ -333,8 +330,7 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
         return
     sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
     if not sizes:
-        message = "there is no batch in an epoch: the data set has no samples"
-        raise BadInput(message)
+        raise BadInput("there is no batch in an epoch: the data set has no samples")
     named = [f"{count} of {_in_words(bucket)}" for count, bucket in sizes[:_NAMED_BUCKETS]]
     listed = ", ".join([*named, *(["…"] if len(sizes) > _NAMED_BUCKETS else [])])
     each = "" if world == 1 else f" on each of {world} ranks"
@@ -342,11 +338,10 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))
     advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
     total = sum(count for count, _bucket in sizes)
-    message = (
+    raise BadInput(
         f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({listed}), and a batch is of"
         f' one; {advice}, and tail="pad" or "wrap" fills batches up'
     )
-    raise BadInput(message)
 
 
 def _report_left_out(data: Bucketed, order: Order, world: int) -> None:

@@ -35,8 +35,7 @@ class BatchBuffers:
             pin: page-locked memory, from which a device copies while the processor goes on. Raises BadInput without an accelerator.
         """
         if pin and not torch.accelerator.is_available():
-            message = "pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True"
-            raise BadInput(message)
+            raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True")
         self._pin = pin
         self._flat: dict[str, Taken] = {}
         self._made: dict[str, Taken] = {}

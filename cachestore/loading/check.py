@@ -30,20 +30,17 @@ def differing_files(
     given = {"model": model, "vae": vae, "text_encoder": text_encoder}
     places = {name: as_path(name, place) for name, place in given.items() if place is not None}
     if not places:
-        message = "pass the model's folder: data.check(model=...)"
-        raise BadInput(message)
+        raise BadInput("pass the model's folder: data.check(model=...)")
     for name, place in places.items():
         if not place.exists():
-            message = f"{name} {place} does not exist; of a hub model pass the folder that huggingface_hub.snapshot_download returns"
-            raise BadInput(message)
+            raise BadInput(f"{name} {place} does not exist; of a hub model pass the folder that huggingface_hub.snapshot_download returns")
     return [words for encoder, recipe in sorted(recipes.items()) for words in _differences(encoder, recipe, places)]
 
 
 def _differences(encoder: str, recipe: Recipe, places: Mapping[str, Path]) -> Iterator[str]:
     files: dict[str, str] | None = recipe.make.get("files")
     if files is None:
-        message = f"{encoder} was not made by files of a model, so none can be compared"
-        raise BadInput(message)
+        raise BadInput(f"{encoder} was not made by files of a model, so none can be compared")
     for name, digest in files.items():
         found = [path for path in _candidates(name, places) if path.is_file()]
         if not found:

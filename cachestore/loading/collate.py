@@ -21,8 +21,7 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
     Raises BadInput for no samples, and for samples that do not fit into one batch.
     """
     if not samples:
-        message = "there is no batch of no samples; the list that came to collate is empty"
-        raise BadInput(message)
+        raise BadInput("there is no batch of no samples; the list that came to collate is empty")
     padding = {name: value for block in blocks for name, value in block.padding.items()}
     batch: dict[str, Any] = {}
     for name in dict.fromkeys(name for sample in samples for name in sample):
@@ -46,15 +45,13 @@ def _all_rows(name: str, values: Sequence[Any], samples: Sequence[SampleDict]) -
     if len(rows) == len(values):
         return rows
     has, lacks = (next(sample for sample in samples if isinstance(sample.get(name), torch.Tensor) is found) for found in (True, False))
-    message = f"{_named(has)} has {name} and {_named(lacks)} has none; {_ADVICE}"
-    raise BadInput(message)
+    raise BadInput(f"{_named(has)} has {name} and {_named(lacks)} has none; {_ADVICE}")
 
 
 def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDict]) -> torch.Tensor:
     for row, sample in zip(rows, samples, strict=True):
         if row.shape != rows[0].shape:
-            message = f"{name} of {_named(samples[0])} is {list(rows[0].shape)}, of {_named(sample)} {list(row.shape)}; {_ADVICE}"
-            raise BadInput(message)
+            raise BadInput(f"{name} of {_named(samples[0])} is {list(rows[0].shape)}, of {_named(sample)} {list(row.shape)}; {_ADVICE}")
     return torch.stack(list(rows))
 
 

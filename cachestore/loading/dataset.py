@@ -228,30 +228,26 @@ class CachedDataset(Dataset[SampleDict]):
         if policy is None or not len(self._rows):
             return
         if difference := policy.differs_from(self._kept):
-            message = (
+            raise BadInput(
                 f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
                 " `cs.precompute`) again with captions= this policy, which encodes only what is new"
             )
-            raise BadInput(message)
         if any(list(text.column.at) != list(self._catalog.captions_at) for text in self._texts):
-            message = "it does not have one entry for each caption; run `cachestore precompute` again"
-            raise FormatError(message)
+            raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
         if policy.dropout:
             self._check_alone()
         if policy.dropout and not all(_caption_key(text, "") in self._reader for text in self._texts):
-            message = "the caption policy drops captions, and the empty one is not encoded; run `cachestore precompute` again"
-            raise MissingEntry(message)
+            raise MissingEntry("the caption policy drops captions, and the empty one is not encoded; run `cachestore precompute` again")
 
     def _check_alone(self) -> None:
         """Refuse what needs the embeddings of a caption alone, where text encoders were shown each sample's own pictures beside it."""
         if not any(SHOWN in text.column.options for text in self._texts):
             return
-        message = (
+        raise BadInput(
             "its text encoder was shown each sample's own pictures, so no caption has embeddings without"
             " them; captions of your own, such as empty ones, are encoded from a manifest that has them in place of the samples' own,"
             " under another --name"
         )
-        raise BadInput(message)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, the shared epoch, and what was found out of all rows: no rows, no descriptors."""
@@ -344,8 +340,7 @@ class CachedDataset(Dataset[SampleDict]):
         except IndexError:
             count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
-            message = f"{self.called} has {count} samples, and none at {outside}"
-            raise IndexError(message) from None
+            raise IndexError(f"{self.called} has {count} samples, and none at {outside}") from None
 
     def share(self, places: Sequence[SupportsIndex]) -> Share | None:
         """What these samples, at least one, give to a batch, of other data sets too; None where they are not alike. Raises IndexError."""
@@ -439,8 +434,7 @@ class CachedDataset(Dataset[SampleDict]):
             help_text = (
                 "`fields` leaves them out" if text_columns(self._catalog) else "run `cachestore precompute` with --encode text,latents"
             )
-            message = f"it has no text embeddings; {help_text}"
-            raise BadInput(message)
+            raise BadInput(f"it has no text embeddings; {help_text}")
         self._check_alone()
         as_text("caption", caption)
         return [_caption_key(text, caption) for text in self._texts]
@@ -449,11 +443,10 @@ class CachedDataset(Dataset[SampleDict]):
         try:
             return list(self._reader.get_raw(keys))
         except MissingEntry as error:
-            message = (
+            raise MissingEntry(
                 f"the caption {caption[:60]!r} is not encoded; put it on a line of prompts.txt and run `cachestore precompute prompts.txt"
                 " --encode text --name prompts` with the same --model and --store"
-            )
-            raise MissingEntry(message) from error
+            ) from error
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
         """The data set of some samples, by place or id, in this order: with buckets, for a BucketBatchSampler; open files are shared.
@@ -462,8 +455,7 @@ class CachedDataset(Dataset[SampleDict]):
         has cut has the places: `data.select(part.indices)`. Raises IndexError, and for ids as `index` does.
         """
         if isinstance(samples, str):
-            message = f"select takes several samples; for one alone: data.select([{samples!r}])"
-            raise BadInput(message)
+            raise BadInput(f"select takes several samples; for one alone: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several places or ids")
         places = [self.index(one) if isinstance(one, str) else _place(one, len(self._rows)) for one in listed]
         chosen = np.asarray(places, dtype=np.int64)
@@ -509,11 +501,10 @@ class CachedDataset(Dataset[SampleDict]):
             found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
         if found:
             named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
-            message = (
+            raise RecipeMismatch(
                 f"this is not the model that {self.called} was made with: {named}. Train with that model, or run"
                 " `cachestore precompute --replace` with this one"
             )
-            raise RecipeMismatch(message)
 
     @property
     def name(self) -> str:
@@ -576,12 +567,10 @@ class CachedDataset(Dataset[SampleDict]):
         row = next((row for row, found in enumerate(self._catalog.ids) if found == normal), None)
         if row is not None and not self._catalog.is_complete(row):
             command = self._reader.layout.command(f"why {shlex.quote(normal)}")
-            message = f"sample {sample_id!r} of {self.called} could not be encoded whole; {command} says why"
-            raise MissingEntry(message)
+            raise MissingEntry(f"sample {sample_id!r} of {self.called} could not be encoded whole; {command} says why")
         whose = "this part of " if self._options.selection is not None else ""
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
-        message = f"{whose}{self.called} has no sample {sample_id!r}; {listed}"
-        raise BadInput(message)
+        raise BadInput(f"{whose}{self.called} has no sample {sample_id!r}; {listed}")
 
     @property
     def buckets(self) -> Mapping[Bucket, Sequence[int]]:
@@ -729,11 +718,10 @@ class CachedDataset(Dataset[SampleDict]):
         extras: dict[str, Any] = json.loads(self._catalog.extras[row])
         clash = sorted(taken.intersection(extras))
         if clash:
-            message = (
+            raise BadInput(
                 f"sample {self._catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
                 " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
             )
-            raise BadInput(message)
         return extras
 
 
@@ -757,28 +745,24 @@ class _Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            message = f"{_called(self.root, self.name)}: {error}"
-            raise type(error)(message) from error
+            raise type(error)(f"{_called(self.root, self.name)}: {error}") from error
 
 
 def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
     generations = list_generations(layout, name)
     if not generations:
         names = ", ".join(map(repr, list_names(layout))) or "none"
-        message = f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one)"
-        raise BadInput(message)
+        raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one)")
     if generation is None:
         return generations[-1]
     if generation not in generations:
-        message = f"{_called(layout.root, name)} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}"
-        raise BadInput(message)
+        raise BadInput(f"{_called(layout.root, name)} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}")
     return generation
 
 
 def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(fields, str):
-        message = f"fields is a set of names: fields={{{fields!r}}}"
-        raise BadInput(message)
+        raise BadInput(f"fields is a set of names: fields={{{fields!r}}}")
     return None if fields is None else frozenset(as_text("a field", name) for name in as_many("fields", fields, "a set of names"))
 
 

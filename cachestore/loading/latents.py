@@ -31,23 +31,22 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
     if block is None:
         return
     if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
-        message = (
+        raise BadInput(
             f"the store keeps the {block.stored} of these latents, which gives no {wanted}; run `cachestore precompute --latents moments`"
         )
-        raise BadInput(message)
     if block.is_scaled and wanted == "raw":
-        message = (
+        raise BadInput(
             "these latents were imported as another trainer had normalised them, and are handed out so; raw ones come from `cachestore"
             " precompute` with their VAE"
         )
-        raise BadInput(message)
 
 
 def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], noise: torch.Generator) -> torch.Tensor:
     """The latents of one entry, without a batch axis. `noise` is used only to draw a sample."""
     if block.stored not in stored:
-        message = f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
-        raise FormatError(message)
+        raise FormatError(
+            f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
+        )
     tensor = stored[block.stored]
     if is_as_stored(block, wanted):
         return tensor

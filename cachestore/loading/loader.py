@@ -38,8 +38,9 @@ class Loader(DataLoader[Any]):
         if find_ranks().world_size > 1 and self._split is not None:
             _refuse_unpinned(self._cached)
             if self._split == "outside":
-                message = "this loader yields the batches of all ranks: hand it to `accelerator.prepare`, and iterate what that returns"
-                raise BadInput(message)
+                raise BadInput(
+                    "this loader yields the batches of all ranks: hand it to `accelerator.prepare`, and iterate what that returns"
+                )
         sampler = self.batch_sampler
         batches: Iterator[Batch] = super().__iter__()
         for number, batch in enumerate(batches, 1):
@@ -125,11 +126,10 @@ def _choose_split(framework: Framework) -> Split | None:
         return "outside"
     found = find_ranks()
     if state is not None and found.world_size > 1 and found.found_in != "torch.distributed":
-        message = (
+        raise BadInput(
             f"{found.world_size} processes train together ({found.found_in}) and accelerate is imported, but nothing says yet whether"
             ' it will deal the batches: make the Accelerator first, or pass framework="accelerate" or framework="ddp"'
         )
-        raise BadInput(message)
     return "found"
 
 
@@ -139,11 +139,10 @@ def _refuse_unpinned(data: Batched) -> None:
         return
     generation: Any = getattr(data, "generation", None)
     called: Any = getattr(data, "called", "this one")
-    message = (
+    raise BadInput(
         "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
         f" the data set with generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
     )
-    raise BadInput(message)
 
 
 def _can_pin() -> bool:

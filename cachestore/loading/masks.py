@@ -20,8 +20,9 @@ def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) 
     Raises FormatError where the entry holds none.
     """
     if block.stored not in stored:
-        message = f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
-        raise FormatError(message)
+        raise FormatError(
+            f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
+        )
     mask = stored[block.stored]
     out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
     read_masks_into(mask[None], patch, out[None])

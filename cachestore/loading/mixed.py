@@ -69,12 +69,10 @@ class MixedDataset(Dataset[SampleDict]):
         self.datasets: tuple[CachedDataset, ...] = tuple(as_many("datasets", datasets, "a list of CachedDatasets"))
         for data in self.datasets:
             if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-                message = f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}"
-                raise BadInput(message)
+                raise BadInput(f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}")
         self._weights = [1.0] * len(self.datasets) if weights is None else _as_weights(weights)
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
-            message = f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}"
-            raise BadInput(message)
+            raise BadInput(f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}")
         first = next((data for data in self.datasets if len(data)), None)
         for data in self.datasets:
             _check_alike(self.datasets[0] if first is None else first, data)
@@ -285,16 +283,13 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
     names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
-        message = f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}"
-        raise BadInput(message)
+        raise BadInput(f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}")
     if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
-        message = (
+        raise BadInput(
             f"{names} cannot be mixed: one hands out exactly one control image for each sample, the other lists of them (a part does as its"
             " whole)"
         )
-        raise BadInput(message)
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])
     if differing:
-        message = f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings"
-        raise BadInput(message)
+        raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")

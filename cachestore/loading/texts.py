@@ -21,15 +21,13 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if form.width is None:
         return joined
     if form.width < joined.shape[-1]:
-        message = f"an entry is {joined.shape[-1]} wide where its recipe makes {form.width} of it; run `cachestore verify`"
-        raise FormatError(message)
+        raise FormatError(f"an entry is {joined.shape[-1]} wide where its recipe makes {form.width} of it; run `cachestore verify`")
     return torch.nn.functional.pad(joined, (0, form.width - joined.shape[-1]))
 
 
 def _stored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if name not in stored:
-        message = f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {name}; run `cachestore verify`"
-        raise FormatError(message)
+        raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {name}; run `cachestore verify`")
     return stored[name]
 
 
@@ -52,8 +50,7 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
     """The length of a batch of rows of these lengths. Raises FormatError where one is longer than its recipe allows."""
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
-        message = f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`"
-        raise FormatError(message)
+        raise FormatError(f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`")
     return -(-(padding.length or longest) // padding.multiple) * padding.multiple
 
 

@@ -62,8 +62,7 @@ def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: f
         return frozenset(whole)
     known = whole.union(*(text.block.fields() for text in texts))
     if unknown := sorted(asked - known):
-        message = f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
-        raise BadInput(message)
+        raise BadInput(f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
     return asked
 
 
@@ -72,17 +71,15 @@ def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
     found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
     if asked is not None and asked not in found:
         names = ", ".join(map(str, filter(None, found))) or "none"
-        message = f"it was not encoded at the resolution {asked!r}; it has {names}"
-        raise BadInput(message)
+        raise BadInput(f"it was not encoded at the resolution {asked!r}; it has {names}")
     if len(found) < 2:
         return None
     if asked is None:
         names = ", ".join(map(str, found))
-        message = (
+        raise BadInput(
             f"it was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
             f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
         )
-        raise BadInput(message)
     return asked
 
 
@@ -116,8 +113,7 @@ def trained_column(catalog: Catalog, resolution: int | None) -> LatentsColumn | 
     if not len(pictures.column.keys) or not len(videos.column.keys):
         return videos if len(videos.column.keys) else pictures
     if pictures.column.fingerprint != videos.column.fingerprint:
-        message = "its pictures and videos were encoded by two VAEs; run `cachestore precompute` again"
-        raise FormatError(message)
+        raise FormatError("its pictures and videos were encoded by two VAEs; run `cachestore precompute` again")
     return LatentsColumn(joined(pictures.column, videos.column), videos.block)
 
 

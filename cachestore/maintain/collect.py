@@ -236,11 +236,11 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
-        message = f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)"
-        raise BadInput(message)
+        raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
     if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        message = f"pid {beats[0]['pid']} on {beats[0]['host']} is at work on the data set {name!r}: stop it, or wait until it has ended"
-        raise BadInput(message)
+        raise BadInput(
+            f"pid {beats[0]['pid']} on {beats[0]['host']} is at work on the data set {name!r}: stop it, or wait until it has ended"
+        )
     freed = 0
     if apply:
         mark_dropped(layout, name)
@@ -326,8 +326,7 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
     except FileNotFoundError:
         return
     except OSError as error:
-        message = f"{path} cannot be read ({reason_of(error)}), so nobody can tell what is needed; nothing was removed"
-        raise FormatError(message) from error
+        raise FormatError(f"{path} cannot be read ({reason_of(error)}), so nobody can tell what is needed; nothing was removed") from error
     yield from (key for key, _sample in needed_by(catalog))
     for column in catalog.columns:  # no row names the empty caption, which each data set with text may be asked for
         if column.role == CAPTION:
@@ -379,11 +378,10 @@ def verify(
 
 def _refuse_lost_catalogs(layout: Layout) -> None:
     for told in lost_catalogs(layout):
-        message = (
+        raise FormatError(
             f"generation {told.generation} of the data set {told.name!r} is gone though a pass published it, so nobody can tell what is"
             f" needed: run {layout.command('repair')}, or {layout.command(f'drop {shlex.quote(told.name)}')} if it is to go"
         )
-        raise FormatError(message)
 
 
 def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tuple[list[CondemnedList], list[str]]:

@@ -205,8 +205,9 @@ def _check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
     told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
     known = {label for one in told for label in labels_of([Source(**one)])}
     if unknown := sorted(set(source) - known):
-        message = f"no data set here was made of a source called {unknown[0]!r}; sources are {', '.join(sorted(known)) or 'not named'}"
-        raise BadInput(message)
+        raise BadInput(
+            f"no data set here was made of a source called {unknown[0]!r}; sources are {', '.join(sorted(known)) or 'not named'}"
+        )
 
 
 def _at(request: PrecomputeRequest, moved: _Moved) -> PrecomputeRequest:
@@ -232,14 +233,12 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
     for encoder in wanted.encoders:
         if encoder.recipe.fingerprint not in made_with:
             made = f"{encoder.recipe.encoder} of {catalog.name!r}"
-            message = f"{request.model} is not the model that {made} was made with; pass --model with the right one"
-            raise RecipeMismatch(message)
+            raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
     if gone := _gone(layout, catalog, wanted):
-        message = (
+        raise BadInput(
             f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({_some(gone)}), and a new pass would leave"
             " them out; nothing was encoded: put them back, or say by --source where they are (`cachestore precompute` goes on without)"
         )
-        raise BadInput(message)
     return precompute_here(request, store_id=layout.store_id).encoded_here
 
 
@@ -384,8 +383,7 @@ def verify(
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
     moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
     if recompute == 0 and (given := [*moved.models, *(["source"] if source is not None else [])]):
-        message = f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)"
-        raise BadInput(message)
+        raise BadInput(f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)")
     if recompute == 0:
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
@@ -400,8 +398,7 @@ def verify(
         chosen = choose(wanted, recompute, seed)
         if not chosen and report.entries and report.ok:
             why = "; ".join(unknown) or "no data set has them"
-            message = f"none of the {report.entries} entries in {layout.root} can be encoded again and compared: {why}"
-            raise BadInput(message)
+            raise BadInput(f"none of the {report.entries} entries in {layout.root} can be encoded again and compared: {why}")
         tally = _remake_all(layout, chosen, makers)
     check_for_reading(layout)
     damaged = {finding.key for finding in report.findings}
@@ -482,11 +479,10 @@ def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: _
     encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
     if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
-        message = (
+        raise RecipeMismatch(
             f"{hints['model']} is not what {column.encoder} of the data set {catalog.name!r} is claimed to be of"
             f" ({_changes(claimed, now.make)}); nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
         )
-        raise RecipeMismatch(message)
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
@@ -503,11 +499,10 @@ def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn
     now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
     changes = _changes(catalog.recipes[column.fingerprint].make, now.make)
     made = f"{column.encoder} of the data set {catalog.name!r}"
-    message = (
+    raise RecipeMismatch(
         f"{request.model} is not what {made} was made with ({changes}); nothing was encoded;"
         " pass --model (or --vae, --text-encoder) with the right one"
     )
-    raise RecipeMismatch(message)
 
 
 def _changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:

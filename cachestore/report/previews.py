@@ -331,5 +331,4 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
     why = reader.layout.command(f"why {shlex.quote(sample)}")
-    message = f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of ({why} says what there is)"
-    raise BadInput(message)
+    raise BadInput(f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of ({why} says what there is)")

@@ -82,8 +82,7 @@ def write_report(
         WriteFailed: the file cannot be written.
     """
     if batch_size < 1:
-        message = f"a batch has at least one sample, not {batch_size}"
-        raise BadInput(message)
+        raise BadInput(f"a batch has at least one sample, not {batch_size}")
     target = as_path("output", output).absolute()
     with Reader(path) as reader:
         names = sorted(list_names(reader.layout))
@@ -104,8 +103,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
         there = ", ".join(map(repr, names[:3])) or "none"
-        message = f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)"
-        raise BadInput(message)
+        raise BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)")
     return name
 
 

@@ -62,8 +62,7 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
         are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
         if any(are_sources) and not all(are_sources):
             place = are_sources.index(False)
-            message = f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}"
-            raise BadInput(message)
+            raise BadInput(f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}")
         given = listed if any(are_sources) else given
     sources: list[Source] = []
     held: dict[int, object] = {}
@@ -96,8 +95,9 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
     counts = Counter(labels)
     if twice := next((label for label in labels if counts[label] > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
-        message = f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
-        raise BadInput(message)
+        raise BadInput(
+            f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
+        )
     return labels
 
 
@@ -172,8 +172,7 @@ def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
             named = ", ".join(labels_of(sources)[:5])
-            message = f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved"
-            raise BadInput(message)
+            raise BadInput(f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved")
         return tuple(replace(source, data=os.fspath(moved)) for source in labelled(sources))
     called = zip(labelled(sources), labels_of(sources), strict=True)
     return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)
@@ -209,8 +208,7 @@ class _Together:
     def _of(self, reference: str) -> tuple[Files, str]:
         label, _slash, own = reference.partition("/")
         if label not in self.listings:
-            message = f"no source is called {label!r}, of which {reference!r} should be"
-            raise FileNotFoundError(message)
+            raise FileNotFoundError(f"no source is called {label!r}, of which {reference!r} should be")
         return self.listings[label], own
 
 
@@ -240,11 +238,10 @@ def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[L
             elif _is_prompt(named):
                 remarks.collapsed += 1
             else:
-                message = (
+                raise BadInput(
                     f"two samples have the id {named.id!r}: one of {sources[owner].data} and one of {source.data};"
                     " give one of these sources a name, which then stands before the ids of its samples"
                 )
-                raise BadInput(message)
         remarks.add(seen, f"{label}/")
         remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
 
@@ -252,8 +249,7 @@ def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[L
 def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
     """A sample as one of several sources lists it."""
     if taken := next((column for column in columns if column in sample.extras), None):
-        message = f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it"
-        raise BadInput(message)
+        raise BadInput(f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it")
     images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
     name = f"{source.name}/{sample.id}" if source.name else sample.id
     return replace(sample, id=name, images=images, extras={**sample.extras, **columns})

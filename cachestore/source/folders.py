@@ -94,8 +94,7 @@ class Folder:
             data = file.read()
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(data) != after.st_size:
-            message = f"{path} changed while it was read"
-            raise OSError(message)
+            raise OSError(f"{path} changed while it was read")
         return data, trusted((after.st_size, after.st_mtime_ns))
 
     @contextmanager
@@ -107,8 +106,7 @@ class Folder:
             yield file, trusted((before.st_size, before.st_mtime_ns))
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            message = f"{path} changed while it was read"
-            raise OSError(message)
+            raise OSError(f"{path} changed while it was read")
 
     def head(self, reference: str, size: int) -> bytes:
         """The first bytes of a file. Raises OSError."""
@@ -248,8 +246,7 @@ class Problems:
         if self.count:
             more = f"; and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
             named = "; ".join(one.removeprefix(f"{where}, ") for one in self.named)
-            message = f"{self.count} things in {where} cannot be used: {named}{more}"
-            raise BadInput(message)
+            raise BadInput(f"{self.count} things in {where} cannot be used: {named}{more}")
 
 
 _NAMED: Final = 20
@@ -291,10 +288,8 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
     if path.suffix.lower() == ".txt" and os.path.isfile(path):  # noqa: PTH113
         return _list_rows(path.parent, path, partial(_from_prompts, path), "whole", caption)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
-        message = f"{path} does not exist, or may not be looked at by this user"
-        raise BadInput(message)
-    message = f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar"
-    raise BadInput(message)
+        raise BadInput(f"{path} does not exist, or may not be looked at by this user")
+    raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
 
 Parse = Callable[["Remarks"], Iterator[Sample]]
@@ -320,8 +315,7 @@ def _list_rows(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines
     def walk(remarks: Remarks) -> Iterator[Sample]:
         yield from _checked(parse, path, caption, remarks)
         if _digest(path) != before:
-            message = f"{path} changed while it was read; run the same command again"
-            raise BadInput(message)
+            raise BadInput(f"{path} changed while it was read; run the same command again")
 
     kind = path.name.lower() if path.name in _METADATA else path.suffix.lower()
     if kind != ".txt":
@@ -337,8 +331,7 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}; let this user read it"
-        raise BadInput(message) from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
 
 
 def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
@@ -352,8 +345,7 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
             shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
-            message = f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ"
-            raise BadInput(message)
+            raise BadInput(f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ")
         ids.add(sample.id)
         yield _with_caption(sample, caption, remarks)
     if has_captions and not has_text and not remarks.missing:
@@ -418,8 +410,7 @@ def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = part.decode("utf-8")
             except UnicodeDecodeError as error:
-                message = f"{path} is not UTF-8 (byte {start + len(raw) - len(part) + error.start}): save it as UTF-8"
-                raise BadInput(message) from error
+                raise BadInput(f"{path} is not UTF-8 (byte {start + len(raw) - len(part) + error.start}): save it as UTF-8") from error
             for line in text.removesuffix("\n").removesuffix("\r").split("\r"):
                 number += 1
                 yield number, line
@@ -552,8 +543,7 @@ def _side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rem
         except OSError as error:
             if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise where it is refused
                 continue
-            message = f"the captions {beside} cannot be read: {error.strerror or error}"
-            raise BadInput(message) from error
+            raise BadInput(f"the captions {beside} cannot be read: {error.strerror or error}") from error
         return captions_in(text, caption_lines, sample, remarks)
     return ()
 
@@ -580,8 +570,7 @@ def decode_text(raw: bytes, where: Path | str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"{where} is not UTF-8 (byte {error.start}): save it as UTF-8"
-        raise BadInput(message) from error
+        raise BadInput(f"{where} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
 
 
 def _from_rows(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
@@ -594,8 +583,7 @@ def _from_rows(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Ite
         where = f"{path}, line {number}"
         row = _cells(cast("dict[Any, Any]", content), where) if isinstance(content, dict) else _json_row(content, where)
         if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
-            message = f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}"
-            raise BadInput(message)
+            raise BadInput(f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}")
         named = _with_file(named_row(row, where, remarks), where)
         check_row(named, where, row)
         return (from_row(named, where, caption_lines, remarks),)
@@ -610,15 +598,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
-        message = f"{path}, line {rows.reader.line_num}: {error}"
-        raise BadInput(message) from error
+        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}") from error
 
 
 def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """The values of a table's row. An empty cell of a reference is none."""
     if None in row:
-        message = f"{where}: more cells than the first line has columns"
-        raise BadInput(message)
+        raise BadInput(f"{where}: more cells than the first line has columns")
     return {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
 
 
@@ -640,17 +626,14 @@ def _json_row(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
-        message = f"{where}: not JSON ({error})"
-        raise BadInput(message) from error
+        raise BadInput(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        message = f"{where}: a row is an object, this is a {type(row).__name__}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: a row is an object, this is a {type(row).__name__}")
     return cast("dict[str, Any]", row)
 
 
 def _no_constant(name: str) -> Any:
-    message = f"{name} is no JSON"
-    raise ValueError(message)
+    raise ValueError(f"{name} is no JSON")
 
 
 def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
@@ -675,11 +658,10 @@ def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
     """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
     if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
-        message = (
+        raise BadInput(
             f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
             f" ones are {', '.join(_KNOWN)}"
         )
-        raise BadInput(message)
 
 
 def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
@@ -689,11 +671,10 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
         one, other = list(found.items())[:2]
-        message = (
+        raise BadInput(
             f"{where}: {one[0]} and {other[0]} mean the same and differ ({_shortened(one[1])} and {_shortened(other[1])}): remove one, or"
             " give it another name"
         )
-        raise BadInput(message)
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
@@ -710,19 +691,16 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
     images = {role: references for role, references in images.items() if references}
     if empty := next((role for role, references in images.items() if "" in references), None):
-        message = f"{where}: the reference of {empty} is empty; leave the column out, or write null"
-        raise BadInput(message)
+        raise BadInput(f"{where}: the reference of {empty} is empty; leave the column out, or write null")
     given = row.get("id")
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
-        message = f"{where}: an id is a text or a whole number, not {given!r}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: an id is a text or a whole number, not {given!r}")
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
     extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
     taken = sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys())
     extras = _with_framing(extras, where, has_picture=IMAGE in images)
     if taken:
-        message = f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name"
-        raise BadInput(message)
+        raise BadInput(f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name")
     sample = normal(str(given)) if given is not None else normal(default)
     if caption_lines != "whole":
         captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
@@ -736,19 +714,17 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
     extras = {column: value for column, value in extras.items() if value is not None or column not in {CROP, SIZE}}
     size, crop = extras.get(SIZE), extras.get(CROP)
     if size is not None and not (_are_whole(size, 2) and min(size) >= 1):
-        message = f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
-        raise BadInput(message)
+        raise BadInput(
+            f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
+        )
     if crop is None:
         return extras
     if not _are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
-        message = f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
     if not has_picture:
-        message = f"{where}: crop is a part of the picture, and this row has no image"
-        raise BadInput(message)
+        raise BadInput(f"{where}: crop is a part of the picture, and this row has no image")
     if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
-        message = f"{where}: the crop {crop} sticks out of a picture of the size {size}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: the crop {crop} sticks out of a picture of the size {size}")
     return extras
 
 
@@ -763,8 +739,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
         return ()
     values: list[object] = [*value] if isinstance(value, list) else [value]
     if not all(isinstance(one, str) for one in values):
-        message = f"{where} is a text or a list of texts, not {value!r}"
-        raise BadInput(message)
+        raise BadInput(f"{where} is a text or a list of texts, not {value!r}")
     return tuple(map(str, values))
 
 

@@ -104,8 +104,7 @@ class Memory:
         if not reference.startswith(MEMORY):
             return Path(reference)
         if reference not in self.places:
-            message = f"no sample has a picture {reference!r}"
-            raise FileNotFoundError(message)
+            raise FileNotFoundError(f"no sample has a picture {reference!r}")
         return as_bytes(self.fetch(self.places[reference]), reference)
 
 
@@ -119,8 +118,7 @@ def as_bytes(picture: Any, where: str) -> bytes | Path:
         return Path(cast("str | os.PathLike[str]", found))
     if _is_pil(found):
         return _as_tiff(found)
-    message = f"{where} is {type(found).__name__}, and no picture: it must be bytes, a path, or a PIL image"
-    raise OSError(message)
+    raise OSError(f"{where} is {type(found).__name__}, and no picture: it must be bytes, a path, or a PIL image")
 
 
 def _is_pil(picture: object) -> bool:
@@ -138,8 +136,7 @@ def _as_tiff(picture: Any) -> bytes:
     try:
         upright.save(buffer, "TIFF", compression="raw", exif=b"")
     except (KeyError, ValueError) as error:
-        message = f"a PIL image of mode {picture.mode!r} cannot be written: {error}"
-        raise OSError(message) from error
+        raise OSError(f"a PIL image of mode {picture.mode!r} cannot be written: {error}") from error
     return buffer.getvalue()
 
 
@@ -154,23 +151,20 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
     if all(hasattr(data, name) for name in ("features", "column_names")):
         return _gather_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        message = f"a source is a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
-        raise BadInput(message)
+        raise BadInput(f"a source is a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}")
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, list(cast("Mapping[object, object]", data))[:5]))
-        message = f"a source is no mapping: choose one of its parts ({names})"
-        raise BadInput(message)
+        raise BadInput(f"a source is no mapping: choose one of its parts ({names})")
     samples = cast("Sequence[Sample]", data)
 
     def fetch(place: _Place) -> object:
         sample = samples[place.row]
         those = _several(sample.images.get(place.column, ()))
         if sample.id != place.sample or place.number >= len(those):
-            message = (
+            raise OSError(
                 f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, and was {place.sample!r} when the samples"
                 " were listed: a sequence gives the same sample each time it is asked for a place"
             )
-            raise OSError(message)
         return those[place.number]
 
     memory = Memory(fetch)
@@ -186,14 +180,12 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
     def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
-            message = f"sample {row} is {type(sample).__name__}, not a cs.Sample"
-            raise BadInput(message)
+            raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample")
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in _ROLES), None):
-            message = f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}"
-            raise BadInput(message)
+            raise BadInput(f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
@@ -212,8 +204,7 @@ def _references(memory: Memory, place: _Place, value: object) -> list[str]:
             continue
         if not isinstance(picture, bytes | bytearray | memoryview | Mapping) and not _is_pil(picture):
             what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
-            message = f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them"
-            raise BadInput(message)
+            raise BadInput(f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them")
         found.append(_named(memory, replace(place, number=number)))
     return found
 
@@ -230,8 +221,9 @@ def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLine
         canonical(dict(row))
     except (TypeError, ValueError) as error:
         column = next((column for column, value in row.items() if not _is_json(value)), "")
-        message = f"{where}: the column {column!r} cannot be kept beside the sample ({error}); leave it out, or make it a text"
-        raise BadInput(message) from error
+        raise BadInput(
+            f"{where}: the column {column!r} cannot be kept beside the sample ({error}); leave it out, or make it a text"
+        ) from error
     return from_row(row, where, caption_lines, remarks)
 
 
@@ -248,8 +240,7 @@ def _is_json(value: object) -> bool:
 
 def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
     if not hasattr(data, "__len__"):
-        message = "a streamed data set has no length and is another one each time; load it (streaming=False), or save it as tars"
-        raise BadInput(message)
+        raise BadInput("a streamed data set has no length and is another one each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
     columns = _picture_columns(plain.features)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
@@ -296,11 +287,10 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
     found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
     for name, kind in found.items():
         if getattr(kind, "decode", False):
-            message = (
+            raise BadInput(
                 f"the column {name!r} decodes what it holds, and the bytes of the files are needed:"
                 f" data = data.cast_column({name!r}, datasets.{type(kind).__name__}(decode=False))"
             )
-            raise BadInput(message)
     roles = {name: name for name, kind in found.items() if name in _ROLES and _is_video(kind) == (name == VIDEO)}
     for role in (IMAGE, VIDEO):
         others = [name for name, kind in found.items() if name not in roles.values() and _is_video(kind) == (role == VIDEO)]
@@ -308,8 +298,7 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
             roles[role] = others.pop()
         if others:
             names = [name for name in _ROLES if (name == VIDEO) == (role == VIDEO)]
-            message = f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it"
-            raise BadInput(message)
+            raise BadInput(f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it")
     return roles
 
 
@@ -357,8 +346,7 @@ def list_rows(path: Path, files: Files | None) -> Listing:
     with path.open("rb") as file:
         head: Any = json.loads(file.readline() or b"null")
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
-            message = f"{path} holds no rows that another process of ours wrote"
-            raise BadInput(message)
+            raise BadInput(f"{path} holds no rows that another process of ours wrote")
         rows = [json.loads(line) for line in file]
     told = cast("dict[str, Any]", head)
     asked_as = told.pop("asked_as")
@@ -400,6 +388,5 @@ class _Ours:
         if not reference.startswith(MEMORY):
             return self.folder, reference
         if self.holder is None:
-            message = f"{reference} is in the memory of another process, which said over no pipe to ask for it"
-            raise OSError(message)
+            raise OSError(f"{reference} is in the memory of another process, which said over no pipe to ask for it")
         return self.holder, f"{self.asked_as}/{reference}"

@@ -217,12 +217,10 @@ class Asked:
         with selectors.DefaultSelector() as selector:
             selector.register(self._in, selectors.EVENT_READ)
             if not selector.select(max(0.0, until - time.monotonic())):
-                message = f"nothing came for {self._patience:.0f} s"
-                raise TimeoutError(message)
+                raise TimeoutError(f"nothing came for {self._patience:.0f} s")
         more = os.read(self._in, _CHUNK)
         if not more:
-            message = "its end of the pipe is closed"
-            raise BrokenPipeError(message)
+            raise BrokenPipeError("its end of the pipe is closed")
         self._buffer += more
 
 

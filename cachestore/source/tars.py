@@ -67,8 +67,7 @@ class _Tar:
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != self.stat:
             file.close()
-            message = f"{self.path} changed since its members were listed; run the same command again"
-            raise OSError(message)
+            raise OSError(f"{self.path} changed since its members were listed; run the same command again")
         return file
 
 
@@ -118,8 +117,7 @@ class _Members:
         member = self._member(reference)
         data = self.head(reference, member.size)
         if len(data) != member.size:
-            message = f"{member.tar.path} ends within {reference}"
-            raise OSError(message)
+            raise OSError(f"{member.tar.path} ends within {reference}")
         return data, trusted((member.size, member.tar.stat[1]))
 
     @contextmanager
@@ -149,8 +147,7 @@ class _Members:
     def _member(self, reference: str) -> _Member:
         member = self.places.get(reference)
         if member is None:
-            message = f"no tar of this source has a member {reference!r}"
-            raise FileNotFoundError(message)
+            raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
         return member
 
 
@@ -172,8 +169,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
     if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
-        message = f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "")
-        raise BadInput(message)
+        raise BadInput(f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else ""))
     return expanded
 
 
@@ -181,11 +177,10 @@ def _refuse_compressed(path: Path) -> None:
     """Raise BadInput for a tar that is compressed, by its name."""
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
     if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
-        message = (
+        raise BadInput(
             f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
             f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
         )
-        raise BadInput(message)
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -205,8 +200,7 @@ def _expanded(name: str) -> Iterator[str]:
         return
     first, last = found.groups()
     if not int(first) <= int(last) <= int(first) + _MOST:
-        message = f"{name}: the range {found.group()} goes down, or is longer than {_MOST:,}"
-        raise BadInput(message)
+        raise BadInput(f"{name}: the range {found.group()} goes down, or is longer than {_MOST:,}")
     for number in range(int(first), int(last) + 1):
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 
@@ -222,8 +216,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     names = [path.name for path in paths]
     if twice := next((name for name in names if names.count(name) > 1), None):
         one, other = (path for path in paths if path.name == twice)
-        message = f"two tars of one source are named alike: {one} and {other}"
-        raise BadInput(message)
+        raise BadInput(f"two tars of one source are named alike: {one} and {other}")
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
@@ -309,11 +302,9 @@ def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
     except ValueError as error:
         if isinstance(error, BadInput):
             raise
-        message = f"{where}: not JSON ({error})"
-        raise BadInput(message) from error
+        raise BadInput(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        message = f"{where}: a row is an object, this is a {type(row).__name__}"
-        raise BadInput(message)
+        raise BadInput(f"{where}: a row is an object, this is a {type(row).__name__}")
     return dict(named_row(cast("dict[str, Any]", row), where, remarks))
 
 
@@ -365,5 +356,4 @@ def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
     file.seek(offset)
     block = file.read(BLOCK_BYTES)
     if any(block) or offset > size:
-        message = f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar"
-        raise BadInput(message)
+        raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")

@@ -84,10 +84,9 @@ class Appender:
             sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(entry.meta))) + _TENSOR_HEADER_BYTES
         )
         if header_bytes > HEADER_BYTES:
-            message = (
+            raise BadInput(
                 f"entry {key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its tensors"
             )
-            raise BadInput(message)
         closed: list[Acknowledged] = []
         if self._entries and (
             self._size_bytes + entry.size_bytes > self.limits.size_bytes or self._header_bytes + header_bytes > self.limits.header_bytes
@@ -123,8 +122,7 @@ class Appender:
     def check_process(self) -> None:
         """Raise CacheStoreError in another process than the one that made it."""
         if self._pid != os.getpid():
-            message = "a writer belongs to the process that made it; open the store again in this one"
-            raise CacheStoreError(message)
+            raise CacheStoreError("a writer belongs to the process that made it; open the store again in this one")
 
 
 def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:

@@ -203,8 +203,7 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
     _check_home(catalog, path, generation)
     if catalog.digest != digest:
-        message = f"{path} is another catalog than the one that was opened before; run {to_verify(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} is another catalog than the one that was opened before; run {to_verify(path)}")
     return catalog
 
 
@@ -231,19 +230,18 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
         )
         encode_name(catalog.name)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run {to_repair(path)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run {to_repair(path)}") from error
     if type(catalog.generation) is not int or type(catalog.listing) is not int:
-        message = f"{path} does not say which generation and listing it is; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} does not say which generation and listing it is; run {to_repair(path)}")
     return catalog
 
 
 def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
     """Refuse what is another data set's, or another generation of its own, under this name: the pairing would be another."""
     if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
-        message = f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(
+            f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run {to_repair(path)}"
+        )
 
 
 def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
@@ -262,8 +260,7 @@ def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> Key
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        message = f"{value!r:.80} is no text"
-        raise TypeError(message)
+        raise TypeError(f"{value!r:.80} is no text")
     return value
 
 
@@ -280,8 +277,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
         for column in catalog.columns
     )
     if not (fits and cells and len(catalog.extras) == rows):
-        message = f"the columns of {path} do not have one row for each of its {rows} samples; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"the columns of {path} do not have one row for each of its {rows} samples; run {to_repair(path)}")
 
 
 def list_names(layout: Layout) -> list[str]:

@@ -45,8 +45,9 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     foreign = [name for name in names if name not in _FOLDERS]
     status = look_at(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
-        message = f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
-        raise BadInput(message)
+        raise BadInput(
+            f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
+        )
     make_root(layout)
     publish_marker(layout)
     return _open_listed(layout)

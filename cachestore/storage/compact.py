@@ -109,8 +109,9 @@ def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
     check_for_writing(layout)
     free = free_bytes(layout.root)
     if need > free:
-        message = f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
-        raise WriteFailed(message)
+        raise WriteFailed(
+            f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
+        )
 
 
 @dataclass(slots=True)

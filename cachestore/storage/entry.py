@@ -70,8 +70,7 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
         spec = TensorSpec(name, dtype, tuple(shape))
         view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
         if dtype not in DTYPE_BYTES or not is_shape(spec.shape) or spec.size_bytes != len(view):
-            message = f"tensor {name!r} of entry {key}: {len(view)} bytes do not make {dtype} {list(shape)}"
-            raise BadInput(message)
+            raise BadInput(f"tensor {name!r} of entry {key}: {len(view)} bytes do not make {dtype} {list(shape)}")
         specs.append(spec)
         buffers.append(view)
     return Entry(key, tuple(specs), tuple(buffers), meta, checksum_of(key, specs, buffers))
@@ -79,8 +78,7 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
 
 def _check_name(name: str, key: Key) -> None:
     if not name or len(name) > 128 or "/" in name or not name.isprintable():
-        message = f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not"
-        raise BadInput(message)
+        raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
 
 
 def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[Buffer]) -> bytes:

@@ -285,8 +285,7 @@ class Fetcher:
         descriptor, status = open_regular(path)
         if status.st_size != ref.size_bytes:
             os.close(descriptor)
-            message = f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}"
-            raise CorruptEntry(message)
+            raise CorruptEntry(f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}")
         mapping = None
         try:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None

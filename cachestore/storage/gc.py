@@ -134,8 +134,7 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
         except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
             continue
         if len(good) < len(removal.to_copy):
-            message = f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}"
-            raise CorruptEntry(message)
+            raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
         publish_segment(layout, good, origin=removal.contents.origin)
         ready.append(removal)
     if any(removal.to_copy for removal in ready):

@@ -77,8 +77,9 @@ def check(layout: Layout, name: IndexName) -> Verdict:
         identity = FileIdentity.of(status)
         is_too_long = status.st_size > _longest(descriptor)
     if is_too_long or digest_file(path) != name.digest:
-        message = f"the index {path} does not match the digest in its name; it is derived: {layout.command('repair')} builds it again"
-        raise FormatError(message)
+        raise FormatError(
+            f"the index {path} does not match the digest in its name; it is derived: {layout.command('repair')} builds it again"
+        )
     return Verdict(name, identity)
 
 
@@ -133,8 +134,7 @@ class Index:
     def _attach(self) -> lmdb.Environment:
         with opened(self._path) as (_descriptor, status):
             if FileIdentity.of(status) != self.verdict.identity:
-                message = f"{self._path} changed since it was checked; open the store again"
-                raise FormatError(message)
+                raise FormatError(f"{self._path} changed since it was checked; open the store again")
         if self._giving_back is not None:
             self._giving_back.detach()  # of the process that forked this one
         self._environment = _open(self._path, self.verdict.identity)

@@ -153,18 +153,18 @@ def _load(layout: Layout) -> Snapshot:
             check_for_reading(layout)
             if name not in list_indexes(layout):
                 continue
-            message = (
+            raise ReadFailed(
                 f"the index {layout.index(name)} was missing a moment ago and is there now; nothing was moved: run the same command again"
-            )
-            raise ReadFailed(message) from error
+            ) from error
         try:
             with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
                 return load_snapshot(layout, verdict=verdict)
         except FormatError as error:
             if is_no_index(error):
                 continue
-            message = f"the index {layout.index(name)} is whole, but cannot be opened ({error.__cause__}); nothing was moved: run it again"
-            raise ReadFailed(message) from error
+            raise ReadFailed(
+                f"the index {layout.index(name)} is whole, but cannot be opened ({error.__cause__}); nothing was moved: run it again"
+            ) from error
     return load_snapshot(layout)
 
 

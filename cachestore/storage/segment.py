@@ -118,8 +118,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     _check_format(header.metadata.get("format", ""), where)
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
-        message = f"the entry table of {where} does not match its checksum; run {to_repair(where)}"
-        raise FormatError(message)
+        raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
     grouped = _group(header)
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
@@ -129,30 +128,25 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
             for ordinal, (start, name) in enumerate(starts)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        message = f"the entry table of {where} does not fit its tensors; run {to_repair(where)}"
-        raise FormatError(message) from error
+        raise FormatError(f"the entry table of {where} does not fit its tensors; run {to_repair(where)}") from error
     if not set(grouped) <= {*table, _FILLER}:
-        message = f"{where} holds tensors that its entry table does not name; run {to_repair(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} holds tensors that its entry table does not name; run {to_repair(where)}")
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
 
 
 def _check_format(found: str, where: Path) -> None:
     kind, _, version = found.partition("/")
     if kind != FORMAT or not version.isdecimal():
-        message = f"{where} is a safetensors file, but not a segment of cachestore; run {to_verify(where)}"
-        raise FormatError(message)
+        raise FormatError(f"{where} is a safetensors file, but not a segment of cachestore; run {to_verify(where)}")
     if int(version) > VERSION:
-        message = f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one"
-        raise FormatError(message)
+        raise FormatError(f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one")
 
 
 def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:
     checksum, meta = row
     raw = bytes.fromhex(checksum)
     if len(raw) != CHECKSUM_BYTES or not isinstance(meta, dict):
-        message = "a row of the entry table is a checksum and an object"
-        raise ValueError(message)
+        raise ValueError("a row of the entry table is a checksum and an object")
     return raw, meta  # pyright: ignore[reportUnknownVariableType] - any JSON object
 
 

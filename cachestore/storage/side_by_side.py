@@ -99,5 +99,6 @@ class _Other:
         """In a forked child the thread is not there, nor what it was to do."""
         if os.getpid() != self._process:
             self.has_ended = True
-            message = "this process was forked while two threads shared some work, and one of them is not in it; do the work again"
-            raise RuntimeError(message)
+            raise RuntimeError(
+                "this process was forked while two threads shared some work, and one of them is not in it; do the work again"
+            )

@@ -129,18 +129,19 @@ def open_layout(layout_root: Layout) -> Layout:
         help_text = "`cachestore precompute … --store` makes one"
         if list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
-        message = f"there is no store at {layout_root.root} (no {path.name} in it{_looked_up_from(layout_root.root)}); {help_text}"
-        raise StoreNotFound(message) from error
+        raise StoreNotFound(
+            f"there is no store at {layout_root.root} (no {path.name} in it{_looked_up_from(layout_root.root)}); {help_text}"
+        ) from error
     except FormatError as error:
         if NEWER in str(error):
             raise
-        message = f"{error}; {layout_root.command('repair')} makes it anew"
-        raise FormatError(message) from error
+        raise FormatError(f"{error}; {layout_root.command('repair')} makes it anew") from error
     try:
         return Layout(layout_root.root, Mode(body["mode"]), _as_id(body["store_id"]))
     except (KeyError, ValueError) as error:
-        message = f"{path} does not say an id, and a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
-        raise FormatError(message) from error
+        raise FormatError(
+            f"{path} does not say an id, and a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
+        ) from error
 
 
 def _as_id(given: object) -> str:

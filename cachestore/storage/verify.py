@@ -216,8 +216,7 @@ def _check_subset(subset: object) -> None:
         refuse("subset", "(n, t): the n-th of t parts", cast("object", subset))
     part, parts = (as_whole("a number of subset", number) for number in cast("Sequence[Any]", subset))
     if not 1 <= part <= parts:
-        message = f"there is no part {part} of {parts}: parts are counted from 1"
-        raise BadInput(message)
+        raise BadInput(f"there is no part {part} of {parts}: parts are counted from 1")
 
 
 def _good_keys(looked: Sequence[_Looked]) -> frozenset[Key]:
@@ -501,11 +500,9 @@ def read_lost(path: Path) -> dict[Key, Sample | None]:
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
         keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        message = f"{path} is not a list of lost entries; run {to_repair(path)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{path} is not a list of lost entries; run {to_repair(path)}") from error
     if not is_at_home:
-        message = f"{path} lists the lost entries of another segment; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} lists the lost entries of another segment; run {to_repair(path)}")
     return keys
 
 

@@ -65,8 +65,7 @@ class ReadThrough:
         if encode is not None:
             check_function("encode", encode)
         if on_miss == "encode" and (encode is None or store.mode != "a"):
-            message = f'on_miss="encode" needs a function, and {store.layout.root} open with mode="a" in the process that encodes'
-            raise BadInput(message)
+            raise BadInput(f'on_miss="encode" needs a function, and {store.layout.root} open with mode="a" in the process that encodes')
         self._store = store
         self._encode = encode
         self._on_miss: OnMiss = on_miss
@@ -113,8 +112,7 @@ class ReadThrough:
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
         if set(answer) != {key for key, _item in missing}:
-            message = f"encode returned {len(answer)} keys that are not the {len(missing)} it was asked for"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"encode returned {len(answer)} keys that are not the {len(missing)} it was asked for")
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)
@@ -139,11 +137,10 @@ class ReadThrough:
 
     def _refuse(self, missing: Sequence[Key], count: int) -> None:
         named = ", ".join(map(str, missing[:_NAMED])) + (", …" if len(missing) > _NAMED else "")
-        message = (
+        raise MissingEntry(
             f"{len(missing)} of {count} keys are not in {self._store.layout.root}: {named}; make them with `cachestore.fill` before,"
             ' or pass on_miss="encode" or on_miss="skip"'
         )
-        raise MissingEntry(message)
 
     def close(self) -> None:
         """Publish what is gathered; does nothing where nothing is, or in a forked child, whose parent does it. May be used again after.
@@ -180,8 +177,7 @@ def _handed_out(
 def _named(key: Key, tensors: object) -> Mapping[str, Any]:
     if isinstance(tensors, Mapping) and all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
         return cast("Mapping[str, Any]", tensors)
-    message = f"encode returned no tensors by name for key {key}"
-    raise EncodeFailed(message)
+    raise EncodeFailed(f"encode returned no tensors by name for key {key}")
 
 
 def _copied(raw: Mapping[str, RawTensor]) -> dict[str, RawTensor]:

@@ -98,8 +98,7 @@ class Reader:
     def snapshot(self) -> Snapshot:
         """What is looked through. Raises CacheStoreError once this is closed: every answer comes from it, so none is given."""
         if self._is_closed:
-            message = f"the store at {self.layout.root} is closed here; open it again"
-            raise CacheStoreError(message)
+            raise CacheStoreError(f"the store at {self.layout.root} is closed here; open it again")
         return self._snapshot
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,8 +218,7 @@ class Reader:
         if missing:
             named = ", ".join(map(str, missing[:3]))
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
-            message = f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}"
-            raise MissingEntry(message)
+            raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
         return found
 
     def _read(self, key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
@@ -248,8 +246,7 @@ class Reader:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
-            message = f"entry {key} is not in {where}, where it was published; run {self.layout.command('repair')}"
-            raise CorruptEntry(message)
+            raise CorruptEntry(f"entry {key} is not in {where}, where it was published; run {self.layout.command('repair')}")
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
         return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
 

@@ -92,8 +92,7 @@ class Store(Reader):
 
     def _check_writable(self) -> None:
         if self.mode != "a" or self._pid != os.getpid():
-            message = f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes'
-            raise CacheStoreError(message)
+            raise CacheStoreError(f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes')
         _ = self.snapshot  # raises where it is closed
 
 

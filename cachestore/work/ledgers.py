@@ -99,8 +99,7 @@ def _outcome(row: Sequence[Any]) -> Outcome:
     facts: dict[str, Json] = dict(found)
     is_row = type(unit) is int and 0 <= unit < _BEYOND_INT64 and result in get_args(Result)
     if not (is_row and all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (size, time))):
-        message = "a row of a ledger is a unit's number, what became of it, and how its file stood"
-        raise ValueError(message)
+        raise ValueError("a row of a ledger is a unit's number, what became of it, and how its file stood")
     return Outcome(
         unit, result, Key.parse(key) if key else None, bytes.fromhex(digest).hex(), (size, time), facts, str(reason), bool(is_transient)
     )

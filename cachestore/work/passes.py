@@ -174,8 +174,7 @@ def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str,
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     own = {"plan": ref.plan, "pass": ref.number, "round": number}
     if any(body.get(name, value) != value for name, value in own.items()):  # the first stores' rounds do not say it
-        message = f"{path} is the round of another pass; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} is the round of another pass; run {to_repair(path)}")
     return body
 
 
@@ -188,11 +187,9 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         found = Round(number, units, str(body["launch"]), float(body["started"]), None if generation is None else int(generation))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        message = f"{path} names units that its plan does not have; run {to_repair(path)}"
-        raise FormatError(message) from error
+        raise FormatError(f"{path} names units that its plan does not have; run {to_repair(path)}") from error
     if len(units) != len(plan.recipes):
-        message = f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run {to_repair(path)}")
     return found
 
 
@@ -202,6 +199,5 @@ def _units_in(plan: Plan, recipe: int, listed: Sequence[int] | None) -> Sequence
     if listed is None:
         return there
     if any(type(place) is not int or place not in there for place in listed):
-        message = "a unit of another recipe or plan"
-        raise ValueError(message)
+        raise ValueError("a unit of another recipe or plan")
     return tuple(listed)

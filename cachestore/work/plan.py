@@ -127,8 +127,9 @@ class Plan:
         try:
             request = json.loads(self.unit_requests[place])
         except (ValueError, RecursionError) as error:
-            message = f"unit {place} of plan {self.name} has a request that is no JSON; `cachestore repair` puts the plan aside"
-            raise FormatError(message) from error
+            raise FormatError(
+                f"unit {place} of plan {self.name} has a request that is no JSON; `cachestore repair` puts the plan aside"
+            ) from error
         return Unit(place, self.unit_ids[place], self.recipe_of(place), request)
 
 
@@ -371,11 +372,13 @@ def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap
     try:
         plan = _parse(table, name)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {layout.command('repair')} puts it aside"
-        raise FormatError(message) from error
+        raise FormatError(
+            f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {layout.command('repair')} puts it aside"
+        ) from error
     if not _fits(plan):
-        message = f"{path} is not the plan that its folder names, or its columns do not fit; {layout.command('repair')} puts it aside"
-        raise FormatError(message)
+        raise FormatError(
+            f"{path} is not the plan that its folder names, or its columns do not fit; {layout.command('repair')} puts it aside"
+        )
     return plan
 
 
@@ -432,5 +435,4 @@ def read_outline(layout: Layout, name: str) -> Outline:
     try:
         return Outline(name, str(header["catalog"]), int(header["samples"]), tuple(int(start) for start in header["units_at"]) or (0,))
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{path} does not say how many units it has; run {layout.command('verify')}"
-        raise FormatError(message) from error
+        raise FormatError(f"{path} does not say how many units it has; run {layout.command('verify')}") from error

@@ -237,8 +237,7 @@ class Observer:
             found = read_round_record(self.layout, ref, number).get("units")
             listed = cast("list[Any]", found) if isinstance(found, list) else []
             if len(listed) != len(starts) - 1:
-                message = f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run {to_repair(path)}"
-                raise FormatError(message)
+                raise FormatError(f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run {to_repair(path)}")
             sizes = [starts[at + 1] - starts[at] if units is None else _count(units) for at, units in enumerate(listed)]
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]

@@ -82,11 +82,10 @@ def _refuse_put_aside(layout: Layout, plan: str) -> None:
     is_of_data_set = any(done is not None and done.report["name"] for done in passes)
     if not is_of_data_set and any(name.startswith(f"plans_{plan}_") for name in names_in(layout.quarantine)):
         folder = layout.plan_folder(plan)
-        message = (
+        raise FormatError(
             f"the rows of {folder} were damaged and put aside, so nobody can tell what is needed: run the `fill` or precompute that made"
             " them again, or remove that folder if what it made is to go"
         )
-        raise FormatError(message)
 
 
 def keys_of_passes(layout: Layout, passes: frozenset[PassRef]) -> Iterator[Key]:
@@ -115,8 +114,7 @@ def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
     path = ref.folder(layout).round(0)
     generation = read_round_record(layout, ref, 0).get("generation")
     if generation is not None and type(generation) is not int:
-        message = f"{path} does not say which generation its units are from; run {to_repair(path)}"
-        raise FormatError(message)
+        raise FormatError(f"{path} does not say which generation its units are from; run {to_repair(path)}")
     return generation
 
 

@@ -28,8 +28,7 @@ class Fast(torch.nn.Module):
 class Broken(Fast):
     def forward(self, inputs):
         del inputs
-        message = "no compiler"
-        raise RuntimeError(message)
+        raise RuntimeError("no compiler")
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,7 @@ def test_a_caption_of_the_probe_that_fails_fails_no_other_and_loads_nothing_agai
 
 def test_a_model_that_encodes_no_caption_of_the_probe_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
     def broken(*_args, **_options):
-        message = "no kernel image is available"
-        raise RuntimeError(message)
+        raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(cachestore.encode.prompts, "_named", broken)
     with pytest.raises(BadInput, match=r"StableDiffusionPipeline was loaded and cannot encode: .*no kernel image is available"):
@@ -80,8 +79,7 @@ def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, p
     def small(*args):
         def call(payloads):
             if len(payloads) > 1:
-                message = "CUDA out of memory"
-                raise torch.OutOfMemoryError(message)
+                raise torch.OutOfMemoryError("CUDA out of memory")
             return whole(payloads)
 
         whole = real(*args)
@@ -96,8 +94,7 @@ def test_a_model_that_does_not_fit_into_memory_is_one_error(built, prompts, tmp_
     import torch
 
     def full(*_args, **_options):
-        message = "CUDA out of memory. Tried to allocate 9.00 GiB"
-        raise torch.OutOfMemoryError(message)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
     with pytest.raises(BadInput, match=r"text_encoder from .* does not fit into memory .*Tried to allocate 9\.00 GiB.*smaller dtype"):
@@ -114,8 +111,7 @@ def test_a_vae_whose_probe_fails_is_loaded_once_and_tried_with_each_picture_alon
     def failing_at_first(self, keys, pixels):
         calls.append(len(keys))
         if len(calls) == 1:
-            message = "a transient fault"
-            raise RuntimeError(message)
+            raise RuntimeError("a transient fault")
         return real(self, keys, pixels)
 
     monkeypatch.setattr(cachestore.encode.vae.Vae, "_encoded", failing_at_first)

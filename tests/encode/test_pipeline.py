@@ -124,8 +124,7 @@ def test_an_error_is_raised_to_who_asks_next_and_the_thread_ends():
 
     def fail():
         gate.wait(30)
-        message = "the disk refuses"
-        raise OSError(message)
+        raise OSError("the disk refuses")
 
     def use():
         with Behind(9) as behind:

@@ -492,8 +492,7 @@ def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, ca
 
     def only_single(captions):
         if len(captions) > 1:
-            message = "one at a time"
-            raise ValueError(message)
+            raise ValueError("one at a time")
         return call(captions)
 
     encoder._modules._call = only_single
@@ -580,10 +579,9 @@ def test_a_pipeline_that_diffusers_cannot_import_is_refused_with_the_reason(with
         """As diffusers 0.33 without torchvision."""
 
         def __getattr__(self, name):
-            message = (
+            raise RuntimeError(
                 f"Failed to import {name} because of the following error (look up to see its traceback):\nNo module named 'torchvision'"
             )
-            raise RuntimeError(message)
 
     monkeypatch.setattr(introspection.importlib, "import_module", lambda name: Diffusers())
     with pytest.raises(BadInput, match=r"OmniGenPipeline has no row .* diffusers cannot import it: No module named 'torchvision'\."):

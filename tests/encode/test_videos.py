@@ -285,8 +285,7 @@ def test_an_error_of_reading_is_no_fault_of_the_video():
     class Failing(BytesIO):
         def read(self, size=-1, /):
             if self.tell() > 2000:
-                message = "input/output error"
-                raise OSError(message)
+                raise OSError("input/output error")
             return super().read(size)
 
     with pytest.raises(OSError, match="input/output error"):

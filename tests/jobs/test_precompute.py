@@ -158,8 +158,7 @@ def test_a_store_opened_for_reading_cannot_be_filled(root):
 def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
     def refuse(batch):
         if any(item == "bad" for _key, item in batch):
-            message = "no value for bad"
-            raise ValueError(message)
+            raise ValueError("no value for bad")
         return encode(batch)
 
     with cs.open(root, mode="a") as store:
@@ -261,8 +260,7 @@ def test_wanted_is_always_reused_and_encoded_and_failed_and_missing(tmp_path_fac
 
     def refuse(items):
         if "bad" in items:
-            message = "bad"
-            raise ValueError(message)
+            raise ValueError("bad")
 
     for wanted in runs:
         encoder = FakeEncoder(limit=limit, before_encode=refuse)
@@ -374,8 +372,7 @@ def test_a_unit_that_fails_for_good_is_tried_once(root):
 
     def refuse(items):
         tried.extend(items)
-        message = "no"
-        raise ValueError(message)
+        raise ValueError("no")
 
     report = fakes.run(root, captions("bad"), FakeEncoder(before_encode=refuse))
     assert tried == ["bad"]

@@ -482,8 +482,7 @@ def test_pictures_of_equal_bytes_count_as_one_encoded_and_the_rest_reused(root):
 def test_every_sample_of_a_failed_caption_is_listed(root):
     def refuse(items):
         if "bad" in items:
-            message = "no"
-            raise ValueError(message)
+            raise ValueError("no")
 
     report = fakes.run(root, captions("bad", "good", "bad"), FakeEncoder(before_encode=refuse))
     assert [failure["sample"] for failure in report.failures] == ["0000", "0002"]
@@ -494,8 +493,7 @@ def test_every_sample_of_a_failed_caption_is_listed(root):
 def test_a_failed_unit_that_no_sample_refers_to_is_listed_without_one(root):
     def refuse(items):
         if "" in items:
-            message = "no"
-            raise ValueError(message)
+            raise ValueError("no")
 
     encoder = FakeEncoder(before_encode=refuse)
     report = run_pass(fakes.job(root, captions("a"), [encoder], extra=[(0, {"caption": ""})]))
@@ -605,8 +603,7 @@ def test_a_generation_published_between_comparison_and_publication_is_compared_t
 
 def test_a_catalog_that_comparison_refuses_is_not_published(root):
     def refuse(previous):
-        message = f"generation {previous.generation} was made otherwise"
-        raise RecipeMismatch(message)
+        raise RecipeMismatch(f"generation {previous.generation} was made otherwise")
 
     one = fakes.job(root, captions("a"), [FakeEncoder()], listing=2, compare=refuse)
     fakes.run(root, captions("b"), FakeEncoder(), listing=1)

@@ -403,8 +403,7 @@ def test_every_entry_holds_what_was_made_of_its_own_input(root, threads):
 def refuses(*bad):
     def before(items):
         if set(bad) & set(items):
-            message = f"cannot encode {items}"
-            raise ValueError(message)
+            raise ValueError(f"cannot encode {items}")
 
     return before
 
@@ -442,8 +441,7 @@ def test_lack_of_memory_and_io_errors_are_transient(root, error):
 def too_many(most):
     def before(items):
         if len(items) > most:
-            message = "CUDA out of memory. Tried to allocate 2.00 GiB"
-            raise RuntimeError(message)
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     return before
 
@@ -518,8 +516,7 @@ def test_a_disk_that_refuses_ends_the_work_and_leaves_no_ledger(root, monkeypatc
     bench = Bench(root, captions("a", "b"), FakeEncoder())
 
     def full(*_args, **_options):
-        message = "disk full"
-        raise WriteFailed(message)
+        raise WriteFailed("disk full")
 
     monkeypatch.setattr("cachestore.storage.append.publish", full)
     with pytest.raises(WriteFailed):
@@ -893,8 +890,7 @@ def test_no_thread_outlives_a_worker(root):
 def test_an_error_of_a_reading_thread_reaches_the_caller(root):
     class Broken(FakeEncoder):
         def prepare(self, resolved):
-            message = "a fault in the encoder's own code"
-            raise RuntimeError(message)
+            raise RuntimeError("a fault in the encoder's own code")
 
     bench = Bench(root, captions(*map(str, range(20))), Broken())
     with pytest.raises(RuntimeError, match="own code"):
@@ -907,8 +903,7 @@ def test_a_model_that_cannot_be_used_ends_the_run_and_fails_no_unit(root, step):
     encoder = FakeEncoder()
 
     def refuse(*_arguments):
-        message = "cannot load vae"
-        raise BadInput(message)
+        raise BadInput("cannot load vae")
 
     setattr(encoder, step, refuse)
     bench = Bench(root, captions("a", "b", "c"), encoder)

@@ -48,8 +48,7 @@ def _free_port():
         with suppress(OSError), socket.socket() as free:
             free.bind(("127.0.0.1", port))
             return port
-    message = "no port below 32,000 is free"
-    raise OSError(message)
+    raise OSError("no port below 32,000 is free")
 
 
 @pytest.fixture(scope="module")

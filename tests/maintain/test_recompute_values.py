@@ -232,8 +232,7 @@ def test_a_picture_that_changed_since_is_counted_and_is_no_wrong_value(store, da
 def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store, makers):
     def refuse(items):
         if b"picture 3" in items:
-            message = "out of luck"
-            raise EncodeFailed(message)
+            raise EncodeFailed("out of luck")
 
     makers.options["before_encode"] = refuse
     report = cs.verify(store, recompute=100)
@@ -243,8 +242,7 @@ def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store
 
 def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
     def fail(_items):
-        message = "no such weights"
-        raise BadInput(message)
+        raise BadInput("no such weights")
 
     makers.options["before_encode"] = fail
     with pytest.raises(BadInput, match="no such weights"):

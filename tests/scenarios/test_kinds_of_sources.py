@@ -305,8 +305,7 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
 
         def __getitem__(self, place):
             if place == 1 and self.is_listed:
-                message = "row 1 cannot be read"
-                raise RuntimeError(message)
+                raise RuntimeError("row 1 cannot be read")
             return super().__getitem__(place)
 
     data = Broken(of_kind("bytes", tmp_path))

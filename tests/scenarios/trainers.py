@@ -42,7 +42,6 @@ def run_script(folder, source, *arguments, seconds=LIMIT_SECONDS, name="trainer.
     except subprocess.TimeoutExpired as expired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        message = f"{name} did not end within {seconds:g} s:\n{out}\n{err}"
-        raise Hung(message) from expired
+        raise Hung(f"{name} did not end within {seconds:g} s:\n{out}\n{err}") from expired
     assert process.returncode == 0, f"{out}\n{err}"
     return out

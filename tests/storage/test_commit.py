@@ -55,8 +55,7 @@ class TestCreating:
         def stale(layout):
             if denied:
                 denied.pop()
-                message = "no store yet"
-                raise StoreNotFound(message)
+                raise StoreNotFound("no store yet")
             return real(layout)
 
         monkeypatch.setattr(committing, "open_layout", stale)
@@ -66,8 +65,7 @@ class TestCreating:
 
     def test_a_store_that_stays_denied_is_an_error_after_a_while(self, layout, monkeypatch):
         def stale(_layout):
-            message = "no store yet"
-            raise StoreNotFound(message)
+            raise StoreNotFound("no store yet")
 
         monkeypatch.setattr(committing, "open_layout", stale)
         monkeypatch.setattr(committing, "STALE_SECONDS", 0.0)

@@ -253,8 +253,7 @@ def test_a_disk_that_refuses_loses_nothing(store, monkeypatch):
 
 
 def refuse(*_arguments, **_options):
-    message = "no space left"
-    raise cs.WriteFailed(message)
+    raise cs.WriteFailed("no space left")
 
 
 # Options and processes

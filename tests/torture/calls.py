@@ -258,8 +258,7 @@ def prepare(job: Job, folder: Path) -> Path:
         finally:
             os._exit(code)
     if os.waitpid(pid, 0)[1]:
-        message = f"the store of {job.name} could not be made"
-        raise RuntimeError(message)
+        raise RuntimeError(f"the store of {job.name} could not be made")
     return template
 
 
@@ -288,8 +287,9 @@ def _calls(job: Job, world: int, template: Path, folder: Path) -> dict[int, list
     pids = [_start(job, root, rank, world, counting(logs[rank]) if rank in logs else None) for rank in range(world)]
     codes = _wait(pids, _Notes(root))
     if any(codes) or any(_Notes(root).ended(rank)["how"] != "finished" for rank in range(world)):
-        message = f"{job.name} at {world} ranks does not finish undisturbed: {codes}, {[_Notes(root).ended(rank) for rank in range(world)]}"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            f"{job.name} at {world} ranks does not finish undisturbed: {codes}, {[_Notes(root).ended(rank) for rank in range(world)]}"
+        )
     found: dict[int, list[Call]] = {}
     for rank, log in logs.items():
         words = (line.split() for line in log.read_text().splitlines())

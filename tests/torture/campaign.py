@@ -134,8 +134,7 @@ def timed(call: Callable[Given, Answer], *given: Given.args, **named: Given.kwar
         if left > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
             return
-        message = f"it takes longer than {HANG_SECONDS:g} s"
-        raise Hang(message)
+        raise Hang(f"it takes longer than {HANG_SECONDS:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     others, _interval = signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)

@@ -70,8 +70,7 @@ def record(job: Job, template: Path, folder: Path, *, dead_after: int | None = N
                 os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code != 0 and (dead is None or code != -signal.SIGKILL):
-            message = f"{job.name} ended with {code} while it was recorded"
-            raise RuntimeError(message)
+            raise RuntimeError(f"{job.name} ended with {code} while it was recorded")
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -179,8 +178,7 @@ class Disk:
             case "truncate" | "ftruncate":
                 pass  # of locks, which hold nothing
             case _:
-                message = f"nobody knows what {name!r} does to a disk"
-                raise ValueError(message)
+                raise ValueError(f"nobody knows what {name!r} does to a disk")
 
     def _file(self, name: str) -> File:
         found = self.names[name]

@@ -104,8 +104,7 @@ def kind_of(path: str) -> str:
     for kind, fits in KINDS.items():
         if fits(path):
             return kind
-    message = f"{path} is of no kind that is damaged"
-    raise LookupError(message)
+    raise LookupError(f"{path} is of no kind that is damaged")
 
 
 def files_of(store: Path) -> dict[str, list[str]]:

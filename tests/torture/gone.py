@@ -242,8 +242,9 @@ def _calls(job: Job, world: int, rank: int, template: Path, folder: Path) -> str
     pids = [_start(job, root, n, world, counting if n == rank else None) for n in range(world)]
     codes = _wait(pids, _Notes(root))
     if any(codes) or any(_Notes(root).ended(n)["how"] != "finished" for n in range(world)):
-        message = f"{job.name} at {world} ranks does not finish undisturbed: {codes}, {[_Notes(root).ended(n) for n in range(world)]}"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            f"{job.name} at {world} ranks does not finish undisturbed: {codes}, {[_Notes(root).ended(n) for n in range(world)]}"
+        )
     return log.read_text()
 
 

@@ -85,8 +85,7 @@ class Unfinished(Exception):
 def _patch(module: ModuleType, name: str, value: object) -> None:
     """Replace something that must be there: what patches what nobody reads would test nothing."""
     if not hasattr(module, name):
-        message = f"{module.__name__} has no {name} any more"
-        raise AttributeError(message)
+        raise AttributeError(f"{module.__name__} has no {name} any more")
     setattr(module, name, value)
 
 
@@ -151,12 +150,10 @@ def _in_catalog(root: Path) -> set[Key]:
     """The keys that the newest catalog names: each sample has one of each encoder."""
     catalog = newest_catalog(Layout(root), "train")
     if catalog is None or len(catalog) != 4 or len(catalog.columns) != 2:
-        message = f"the catalog is not whole: {catalog}"
-        raise Unfinished(message)
+        raise Unfinished(f"the catalog is not whole: {catalog}")
     found = {key for column in catalog.columns for row in range(len(catalog)) for key in column.row_keys(row) if key is not None}
     if len(found) != 7:
-        message = f"the catalog names {len(found)} keys, not four pictures and three captions"
-        raise Unfinished(message)
+        raise Unfinished(f"the catalog names {len(found)} keys, not four pictures and three captions")
     return found
 
 
@@ -171,8 +168,7 @@ def _precomputed_before(root: Path) -> None:
 def _changed(root: Path) -> set[Key]:
     found = _in_catalog_of_any(root)
     if len(found) != 8:
-        message = f"the catalog names {len(found)} keys, not four pictures and four captions"
-        raise Unfinished(message)
+        raise Unfinished(f"the catalog names {len(found)} keys, not four pictures and four captions")
     return found
 
 

@@ -91,8 +91,7 @@ def bare_copy(mutant: Mutant | None, folder: Path) -> None:
     text = path.read_text()
     if text.count(mutant.protected) != 1:
         times = text.count(mutant.protected)
-        message = f"{mutant.file} has {mutant.protected!r} {times} times: bring tests/torture/mutants.py up to date"
-        raise ValueError(message)
+        raise ValueError(f"{mutant.file} has {mutant.protected!r} {times} times: bring tests/torture/mutants.py up to date")
     path.write_text(text.replace(mutant.protected, mutant.bare))
 
 
@@ -105,8 +104,7 @@ def play(mutant: Mutant | None, campaign: str, points: int, seed: int) -> Seen:
         surroundings = {**os.environ, "PYTHONPATH": paths}
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=folder, env=surroundings)
         if ended.returncode != 0:
-            message = f"the campaign {campaign!r} ended with {ended.returncode}: {ended.stderr[-2000:]}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"the campaign {campaign!r} ended with {ended.returncode}: {ended.stderr[-2000:]}")
         said = json.loads(ended.stdout.splitlines()[-1])
         assert Path(said["package"]).is_relative_to(folder), said["package"]
         return Seen(said["points"], tuple(said["violations"]))

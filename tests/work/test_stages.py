@@ -13,8 +13,7 @@ def beat(**stages):
 def refuse_after(seconds, stages, clock):
     with stages.busy("append"):
         clock.sleep(seconds)
-        message = "the disk refuses"
-        raise OSError(message)
+        raise OSError("the disk refuses")
 
 
 def test_where_nothing_was_done_there_is_nothing_to_tell():

@@ -144,8 +144,7 @@ def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
 
 def test_a_worker_gives_its_lock_back_even_if_its_last_beat_cannot_be_written(layout, monkeypatch):
     def full(*_):
-        message = "disk full"
-        raise OSError(message)
+        raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"), beat(layout) as one:
         monkeypatch.setattr("cachestore.work.workers.overwrite", full)

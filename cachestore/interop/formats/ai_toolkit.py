@@ -115,15 +115,13 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for another picture's or model's latents."""
     raw = contents.tensors.get("latent")
     if raw is None or raw[0] == "U8":
-        what = (
+        raise refuse(
             f"it has no latent, but {', '.join(sorted(contents.tensors)) or 'nothing'}" if raw is None else "it holds pixels, not latents"
         )
-        raise refuse(what)
     info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
-        what = f"it says its latents are of {space!r}, not of {family.name}"
-        raise Misplaced(what)
+        raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}")
     _check_own(info, place)
     tensor = without_batch("latent", raw, 3)
     facts: dict[str, Json] = {**place.facts, **_facts(info)}
@@ -140,11 +138,11 @@ def _check_own(info: Mapping[str, Json], place: Place) -> None:
         and place.expected is not None
         and len({unicodedata.normalize("NFC", name) for name in (said, place.expected)}) > 1
     ):
-        what = f"it says it is of {said!r}, and its name makes it one of {place.expected!r}"
-        raise Misplaced(what)
+        raise Misplaced(f"it says it is of {said!r}, and its name makes it one of {place.expected!r}")
     if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
-        what = f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
-        raise Misplaced(what)
+        raise Misplaced(
+            f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
+        )
 
 
 def _parsed(text: str) -> Json:
@@ -167,8 +165,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     del place
     tensors = dict(contents.tensors)
     if "text_embed" not in tensors or "pooled_embed" not in tensors:
-        what = f"it has no text_embed with pooled_embed, but {', '.join(sorted(tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no text_embed with pooled_embed, but {', '.join(sorted(tensors)) or 'nothing'}")
     prompt, pooled = without_batch(PROMPT, tensors.pop("text_embed"), 2), without_batch(POOLED, tensors.pop("pooled_embed"), 1)
     return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
 
@@ -187,8 +184,7 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
 
 def _info(family: Family, named: Named) -> dict[str, Json]:
     if named.resized is None or named.crop is None:
-        what = "it is not known how the picture was scaled and cut, and the name depends on it"
-        raise refuse(what)
+        raise refuse("it is not known how the picture was scaled and cut, and the name depends on it")
     left, top, right, bottom = named.crop
     values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
     return dict(zip(_INFO, (*values, family.written_as(AI_TOOLKIT), _VERSION), strict=True))

@@ -45,8 +45,7 @@ _DTYPES: Final[Mapping[str, str]] = {
 def dtype_name(dtype: str) -> str:
     """How torch, and trainers with it, call a dtype. Raises EncodeFailed for one they have no name for."""
     if dtype not in _DTYPES:
-        message = f"trainers have no name for the dtype {dtype}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"trainers have no name for the dtype {dtype}")
     return _DTYPES[dtype]
 
 
@@ -65,15 +64,13 @@ def read_npz(data: bytes) -> Contents:
     except EncodeFailed:
         raise
     except Exception as error:  # The boundary to zipfile and numpy, which on hostile bytes raise a dozen kinds.
-        message = f"it is no readable npz file ({type(error).__name__}: {error})"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"it is no readable npz file ({type(error).__name__}: {error})") from error
 
 
 def _check_size(members: Sequence[zipfile.ZipInfo]) -> None:
     size = sum(member.file_size for member in members)
     if len(members) > _MEMBERS or size > LARGEST_BYTES:
-        message = f"it unpacks to {len(members)} arrays of {size >> 20} MiB, of at most {_MEMBERS} of {LARGEST_BYTES >> 20} MiB"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"it unpacks to {len(members)} arrays of {size >> 20} MiB, of at most {_MEMBERS} of {LARGEST_BYTES >> 20} MiB")
 
 
 def _read_npy(data: bytes) -> Raw:
@@ -94,8 +91,7 @@ def read_safetensors(data: bytes) -> Contents:
         length = int.from_bytes(data[:_LENGTH_BYTES], "little")
         header: Mapping[str, Json] = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except Exception as error:  # The boundary to the library, whose own error is no ValueError.
-        message = f"it is no readable safetensors file ({type(error).__name__}: {error})"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"it is no readable safetensors file ({type(error).__name__}: {error})") from error
     return Contents(tensors, dict(header.get("__metadata__") or {}))
 
 

@@ -73,13 +73,11 @@ def _rows_of(path: Path) -> list[tuple[int, int, int]]:
                 for row in table.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - of letters and digits alone
             ]
     except sqlite3.Error as error:
-        message = f"{path} is no readable table ({error})"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"{path} is no readable table ({error})") from error
     if not all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row) or any(
         row[2] > _LARGEST for row in rows
     ):
-        message = f"{path} tells of values of impossible places or sizes"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"{path} tells of values of impossible places or sizes")
     return rows
 
 
@@ -148,8 +146,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture. Raises EncodeFailed."""
     raw = contents.tensors.get("latents")
     if raw is None:
-        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     shape = raw[1]
     tensor = reshaped(raw, (shape[0], *shape[2:])) if len(shape) == 4 and shape[1] == 1 else without_batch("latents", raw, 3)
     others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != "latents"}
@@ -162,7 +159,6 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     del place, family
     tensors = dict(contents.tensors)
     if "t5_embed" not in tensors or "clip_embed" not in tensors:
-        what = f"it has no t5_embed with clip_embed, but {', '.join(sorted(tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no t5_embed with clip_embed, but {', '.join(sorted(tensors)) or 'nothing'}")
     made = {PROMPT: without_batch(PROMPT, tensors.pop("t5_embed"), 2), POOLED: without_batch(POOLED, tensors.pop("clip_embed"), 1)}
     return Text(made, {_PREFIX + name: raw for name, raw in tensors.items()})

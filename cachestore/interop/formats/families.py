@@ -61,8 +61,7 @@ class Family:
         """The family's name in files of a trainer. Raises BadInput where it has none."""
         if trainer not in self.names:
             known = ", ".join(family.name for family in FAMILIES if trainer in family.names)
-            message = f"caches of {self.name} are not known of {trainer}; known are {known}"
-            raise BadInput(message)
+            raise BadInput(f"caches of {self.name} are not known of {trainer}; known are {known}")
         return self.names[trainer][0]
 
 
@@ -158,8 +157,7 @@ _BY_NAME: Final = {family.name: family for family in FAMILIES}
 def family_named(name: str) -> Family:
     """The row of a family. Raises BadInput that lists the known ones."""
     if name not in _BY_NAME:
-        message = f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}"
-        raise BadInput(message)
+        raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 

@@ -79,8 +79,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
     if len(keys) != 1:
-        what = f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[keys[0]]
     tensor = _framed(raw) if family.has_frames else _unframed(raw)
     others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != keys[0]}
@@ -101,8 +100,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
     said = contents.values.get("caption1")
     if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
-        what = f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now"
-        raise refuse(what)
+        raise refuse(f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now")
     names = _TEXTS[family.name]
     made: dict[str, Raw] = {}
     others: dict[str, Raw] = {}
@@ -114,8 +112,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
         else:
             made[name] = without_batch(key, raw, 1 if name == POOLED else 2)
     if lacking := sorted(set(names.values()) - set(made)):
-        what = f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     return Text(made, others, contents.values)
 
 
@@ -123,19 +120,17 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
     named, latents = views[0].named, views[0].latents
     if named.size is None:
-        what = "the picture's own size is not known, and it is part of the name"
-        raise refuse(what)
+        raise refuse("the picture's own size is not known, and it is part of the name")
     shape = latents.tensor[1]
     frames = shape[1] if len(shape) == 4 else 1
     key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
     own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
     own |= _controls(family, views[0].controls)
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in own):
-        what = (
+        raise refuse(
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which it trains on latents of control images too,"
             " and it has none: precompute the source with a column `control`"
         )
-        raise refuse(what)
     width, height = named.size
     metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
     stem = PurePosixPath(stem_of(named.reference)).name
@@ -146,8 +141,7 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
-        what = f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}"
-        raise refuse(what)
+        raise refuse(f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}")
     made: dict[str, Raw] = {}
     for number, raw in enumerate(controls):
         shape = raw[1]

@@ -107,8 +107,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture; of a file of several sizes the largest. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _KEY.fullmatch(key)]
     if not keys:
-        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     key = max(keys, key=lambda key: (int(np.prod(contents.tensors[key][1])), key))
     suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
     others = {
@@ -167,8 +166,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
             pooled, rows = _taken(tensors, "l_pooled", "t5_out")
             ids = tensors.pop("txt_ids", None)
             if ids is not None and not is_zero(ids):
-                what = "its txt_ids are not zeros"
-                raise refuse(what)
+                raise refuse("its txt_ids are not zeros")
             made = {PROMPT: _rows(rows), POOLED: without_batch("l_pooled", pooled, 1)}
     return Text(made, {_PREFIX + name: raw for name, raw in tensors.items()})
 
@@ -180,8 +178,7 @@ def _rows(raw: Raw) -> Raw:
 def _taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
     """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
     if lacking := [name for name in names if name not in tensors]:
-        what = f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}")
     return [tensors.pop(name) for name in names]
 
 
@@ -193,14 +190,12 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """
     named = views[0].named
     if named.size is None:
-        what = "the picture's own size is not known, and it is part of the name"
-        raise refuse(what)
+        raise refuse("the picture's own size is not known, and it is part of the name")
     made: dict[str, Raw] = {}
     for view in views:
         for name, raw in _arrays_of(family, view, named.size).items():
             if made.setdefault(name, raw) != raw:
-                what = f"two resolutions share the bucket of {name}, and its values differ"
-                raise refuse(what)
+                raise refuse(f"two resolutions share the bucket of {name}, and its values differ")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
     return path, Contents(made)
 

@@ -129,8 +129,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
     try:
         body: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        message = f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre"
-        raise BadInput(message) from error
+        raise BadInput(f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre") from error
     found = _TELLS.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
@@ -190,8 +189,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture. Raises EncodeFailed."""
     name = "latents" if "latents" in contents.tensors else _WHOLE
     if name not in contents.tensors:
-        what = f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[name]
     tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
     others = {_PREFIX + other: value for other, value in contents.tensors.items() if other != name}
@@ -209,14 +207,12 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     del place
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
     if PROMPT not in tensors or POOLED not in tensors:
-        what = f"it has no {PROMPT} with {POOLED}, but {', '.join(sorted(tensors)) or 'nothing'}"
-        raise refuse(what)
+        raise refuse(f"it has no {PROMPT} with {POOLED}, but {', '.join(sorted(tensors)) or 'nothing'}")
     prompt = without_batch(PROMPT, tensors.pop(PROMPT), 2)
     pooled = without_batch(POOLED, tensors.pop(POOLED), 1)
     ids = tensors.pop(_TIME_IDS, None)
     if ids is not None and not is_zero(ids):
-        what = f"its {_TIME_IDS} are not zeros"
-        raise refuse(what)
+        raise refuse(f"its {_TIME_IDS} are not zeros")
     return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
 
 

@@ -170,8 +170,7 @@ FORMATS: Final = {
 def format_named(name: str) -> Format:
     """A format by its name. Raises BadInput that lists the known ones."""
     if name not in FORMATS:
-        message = f"the format {name!r} is not known; known are {', '.join(FORMATS)}"
-        raise BadInput(message)
+        raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
@@ -179,9 +178,7 @@ def written_format(name: str) -> tuple[Format, Writing]:
     """A format that can be exported, by its name. Raises BadInput that lists those that can."""
     able = {one.name: one.writing for one in FORMATS.values() if one.writing is not None}
     if name in FORMATS and name not in able:
-        message = f"{name} can be imported, not exported: it throws away a cache that its own code did not make"
-        raise BadInput(message)
+        raise BadInput(f"{name} can be imported, not exported: it throws away a cache that its own code did not make")
     if name not in able:
-        message = f"the format {name!r} is not known; what can be exported is {', '.join(able)}"
-        raise BadInput(message)
+        raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")
     return FORMATS[name], able[name]

@@ -35,8 +35,7 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
             _check(PROMPT, prompt, widths[THIRD].rows)
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
-                what = f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros"
-                raise refuse(what)
+                raise refuse(f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
@@ -100,5 +99,4 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        what = f"{name} is {list(raw[1])}, where its last axis should be {width}"
-        raise refuse(what)
+        raise refuse(f"{name} is {list(raw[1])}, where its last axis should be {width}")

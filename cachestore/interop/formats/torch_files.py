@@ -33,14 +33,12 @@ def read_torch(data: bytes) -> Contents:
     try:
         loaded: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # The boundary to torch's unpickler, which refuses what is no tensor, and fails on damage, in many ways.
-        message = f"torch refuses it ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"torch refuses it ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})") from error
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Json] = {}
     for number, (name, leaf) in enumerate(_leaves(loaded, "", 0)):
         if number >= _LEAVES:
-            message = f"it holds more than {_LEAVES} values"
-            raise EncodeFailed(message)
+            raise EncodeFailed(f"it holds more than {_LEAVES} values")
         if isinstance(leaf, torch.Tensor):
             tensors[name or WHOLE] = leaf
         else:
@@ -53,19 +51,16 @@ def _unpacked(data: bytes) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             unpacked = file.read(LARGEST_BYTES + 1)
     except (OSError, EOFError) as error:
-        message = f"it is no readable gzip file ({error})"
-        raise EncodeFailed(message) from error
+        raise EncodeFailed(f"it is no readable gzip file ({error})") from error
     if len(unpacked) > LARGEST_BYTES:
-        message = f"it unpacks to more than {LARGEST_BYTES >> 20} MiB"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"it unpacks to more than {LARGEST_BYTES >> 20} MiB")
     return unpacked
 
 
 def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Tensors and plain values with their names, in order."""
     if depth > _DEPTH:
-        message = f"it is nested deeper than {_DEPTH}"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"it is nested deeper than {_DEPTH}")
     prefix = f"{name}." if name else ""
     if isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
@@ -76,8 +71,7 @@ def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif value is None or isinstance(value, torch.Tensor | bool | int | float | str):
         yield name, value
     else:
-        message = f"{name or 'it'} is a {type(value).__name__}, which is neither a tensor nor a plain value"
-        raise EncodeFailed(message)
+        raise EncodeFailed(f"{name or 'it'} is a {type(value).__name__}, which is neither a tensor nor a plain value")
 
 
 def write_torch(tensors: Mapping[str, Raw]) -> bytes:
