@@ -223,12 +223,3 @@ def print_json(value: object) -> None:
 def printable(text: str) -> str:
     """Text from files and names with control characters escaped, so that none reaches the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
-
-
-def human_bytes(size: float) -> str:
-    """A size for a person."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

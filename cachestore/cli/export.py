@@ -2,7 +2,8 @@
 
 import argparse
 
-from cachestore.cli import FAILURES, OK, add_store, human_bytes, print_json, printable
+from cachestore.cli import FAILURES, OK, add_store, print_json, printable
+from cachestore.core.words import first_of, human_bytes
 
 HELP = "write a data set as another trainer's cache"
 _SHOWN = 5
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     for failure in report.failures:
         print(printable(f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}"))
     if report.foreign:
-        named = ", ".join(report.foreign[:_SHOWN]) + (", …" if len(report.foreign) > _SHOWN else "")
+        named = first_of(report.foreign, _SHOWN)
         print(printable(f"{len(report.foreign)} files are there with other bytes and are not an earlier export's (--replace): {named}"))
     for cast in report.casts:
         print(printable(f"not bit for bit as stored: {cast}"))

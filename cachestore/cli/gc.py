@@ -3,7 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, say
+from cachestore.cli import OK, add_store, print_json, say
+from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cachestore.cli import FAILURES, OK, print_json, printable
+from cachestore.core.words import first_of
 
 if TYPE_CHECKING:
     from cachestore.interop.importing import ImportReport
@@ -96,7 +97,7 @@ def _tell(report: "ImportReport") -> None:
         print(printable(f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}"))
     for what, paths in (("are no sample's", report.unmatched), ("are older than what they should be of", report.stale)):
         if paths:
-            print(printable(f"note: {len(paths)} files {what}: {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}"))
+            print(printable(f"note: {len(paths)} files {what}: {first_of(paths, _SHOWN)}"))
     counts = f"{made.encoded} values imported, {made.reused} were there, {made.failed} failed"
     print(printable(f"{made.samples} samples of {report.family}: {counts}"))
     print(printable(f"data set {made.name!r}, generation {made.generation}, in {made.store}"))

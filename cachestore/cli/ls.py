@@ -2,7 +2,8 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, human_bytes, print_json, say
+from cachestore.cli import OK, add_store, print_json, say
+from cachestore.core.words import human_bytes
 
 HELP = "list entries"
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cachestore.cli import FAILURES, OK, USAGE, human_bytes, print_error, print_json, printable
+from cachestore.cli import FAILURES, OK, USAGE, print_error, print_json, printable
 from cachestore.core.errors import BadInput, Incomplete
+from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.core.captions import CaptionPolicy

@@ -2,7 +2,8 @@
 
 import argparse
 
-from cachestore.cli import OK, add_source, add_store, human_bytes, print_json, say, source_of
+from cachestore.cli import OK, add_source, add_store, print_json, say, source_of
+from cachestore.core.words import human_bytes
 
 HELP = "write what a store holds as one page of HTML"
 

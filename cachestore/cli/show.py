@@ -5,8 +5,9 @@ import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_source, add_store, human_bytes, near_to, print_json, say, shared_by, source_of
+from cachestore.cli import OK, add_source, add_store, near_to, print_json, say, shared_by, source_of
 from cachestore.core.errors import BadInput
+from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.store.reader import Reader

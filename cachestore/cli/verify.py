@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, human_bytes, print_error, print_json, say, source_of
+from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, print_error, print_json, say, source_of
 from cachestore.core.errors import BadInput
+from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.storage.verify import VerifyReport

@@ -22,13 +22,9 @@ from cachestore.files.paths import to_verify
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_OPEN_FLAGS: Final = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
-)
+READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""For `os.open` to read, through links too. Windows translates line ends without O_BINARY."""
+_OPEN_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 
 _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.core.samples import IMAGE, Sample
+from cachestore.core.words import first_of
 from cachestore.interop.formats.families import SD_SCRIPTS
 from cachestore.interop.formats.matching import Added, same_words
 from cachestore.interop.formats.table import Format
@@ -18,7 +19,6 @@ from cachestore.source.folders import CaptionLines, Files, Remarks, captions_in
 SUFFIXES: Final = (".txt", ".caption")
 _MARK: Final = "\ufeff"
 """What may stand in front of UTF-8. Trainers keep it."""
-_NAMED: Final = 3
 
 
 def text_beside(files: Files, reference: str) -> str | None:
@@ -85,14 +85,10 @@ class EncodedCaptions:
         if self.cut:
             yield (
                 f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first, so that is their caption here"
-                f" ({_some(self.cut)}): pass --caption-lines first if you run precompute under this name"
+                f" ({first_of(self.cut)}): pass --caption-lines first if you run precompute under this name"
             )
         if self.other:
             yield (
                 f"{len(self.other)} captions have other words in their files than {self.wanted.name} encoded; their caption here is what it"
-                f" encoded ({_some(self.other)})"
+                f" encoded ({first_of(self.other)})"
             )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -21,6 +21,7 @@ from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, caption_
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, cast, to_state
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Source
+from cachestore.core.words import first_of
 from cachestore.encode import families
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
@@ -42,7 +43,6 @@ NOTE: Final = ".cachestore-export.json"
 """In an exported folder: which files are ours, and what was written to them."""
 _FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
-_SHOWN: Final = 3
 _STEP: Final = 64
 """Of the sides of buckets, where a data set does not say."""
 LEAVABLE: Final = ("flips", "masks")
@@ -434,7 +434,7 @@ class _Export:
         if missed:
             words.append(
                 f"{trainer} will not find {len(missed)} of {self.tally.latents} latents: it scales and cuts these pictures to other"
-                f" buckets, and encodes them again ({_some(missed)})"
+                f" buckets, and encodes them again ({first_of(missed)})"
             )
         torn = [shapes for shapes in self.tally.batches.values() if len(shapes) > 1]
         if torn:
@@ -446,7 +446,7 @@ class _Export:
         if self.tally.reworded:
             words.append(
                 f"{trainer} reads other text in the files of {len(self.tally.reworded)} captions, and encodes that itself"
-                f" ({_some(self.tally.reworded)})"
+                f" ({first_of(self.tally.reworded)})"
             )
         return words
 
@@ -704,10 +704,6 @@ def _folder(data: str) -> Path:
     """The folder to which the references of a source are relative: a manifest's own."""
     path = Path(data)
     return path.parent if path.suffix.lower() == ".jsonl" and not path.is_dir() else path
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:

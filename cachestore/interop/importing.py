@@ -21,6 +21,7 @@ from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, Recipe, canonical, digest_parts
 from cachestore.core.ranks import Placement
 from cachestore.core.samples import CAPTION, IMAGE, Sample
+from cachestore.core.words import first_of
 from cachestore.encode import families as recipes
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import MARKER, Layout
@@ -510,7 +511,7 @@ def _doubts(matches: Matches, counted: set[str]) -> list[str]:
 
 def _named(pictures: Collection[str]) -> str:
     """How many pictures, and the first of them."""
-    return f"{len(pictures)} pictures ({', '.join(sorted(pictures)[:3])}{', …' if len(pictures) > 3 else ''})"
+    return f"{len(pictures)} pictures ({first_of(sorted(pictures))})"
 
 
 def _kept(encoders: Iterable["FileEncoder"]) -> Iterator[str]:

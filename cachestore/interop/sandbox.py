@@ -21,6 +21,7 @@ from typing import IO, Any, Final, Self
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import canonical
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
+from cachestore.files.opening import READ_FLAGS
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family
 from cachestore.interop.formats.matching import Place
@@ -35,7 +36,6 @@ _HEADER_BYTES: Final = 1 << 24
 _ROOM_BYTES: Final = 2 * LARGEST_BYTES
 """Beside what Python and torch take: the file, and what it unpacks to."""
 _CPU_SECONDS: Final = 100
-_OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class TorchFiles:
@@ -251,7 +251,7 @@ class CacheFiles:
     def bytes_at(self, place: Place) -> bytes:
         """The bytes at a place. Raises OSError, also for what is no regular file; EncodeFailed for what is too large or cut short."""
         path = self.root / place.path
-        descriptor = os.open(path, _OPEN_FLAGS)
+        descriptor = os.open(path, READ_FLAGS)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

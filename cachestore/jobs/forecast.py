@@ -14,6 +14,7 @@ from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO
+from cachestore.core.words import human_bytes
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
@@ -301,13 +302,4 @@ def room_in_words(forecast: Forecast, root: Path) -> str:
         if forecast.is_guess
         else ""
     )
-    return f"{about}{_human(forecast.estimated_bytes)} needed{guess}, {_human(forecast.free_bytes)} free at {root}"
-
-
-def _human(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    return f"{about}{human_bytes(forecast.estimated_bytes)} needed{guess}, {human_bytes(forecast.free_bytes)} free at {root}"

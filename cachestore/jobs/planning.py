@@ -22,6 +22,7 @@ from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, Source
+from cachestore.core.words import first_of
 from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
@@ -715,7 +716,7 @@ def _without_pictures(plan: Plan) -> tuple[str, ...]:
     lacking = [row for row, each in enumerate(counts) if not any(each)]
     if not lacking or (len(lacking) == len(plan.ids) and plan.unit_count):
         return ()
-    named = ", ".join(plan.ids[row] for row in lacking[:3]) + (", …" if len(lacking) > 3 else "")
+    named = first_of(plan.ids[row] for row in lacking)
     return (f"{len(lacking)} samples have no picture ({named}): their batches hold no latents",)
 
 

@@ -20,6 +20,7 @@ from cachestore.core.inputs import cells_each, combined_digest, options_for, req
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, Source
 from cachestore.core.tensors import RawTensor, to_raw
+from cachestore.core.words import first_of
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
@@ -46,7 +47,6 @@ from cachestore.work.workers import host_name
 T = TypeVar("T")
 
 SEED: Final = 0
-_NAMED: Final = 3
 """Samples that a remark names."""
 _log = logging.getLogger("cachestore")
 OnFinding = Callable[[Finding], None]
@@ -236,8 +236,9 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
             raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
     if gone := _gone(layout, catalog, wanted):
         raise BadInput(
-            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({_some(gone)}), and a new pass would leave"
-            " them out; nothing was encoded: put them back, or say by --source where they are (`cachestore precompute` goes on without)"
+            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({first_of(gone)}),"
+            " and a new pass would leave them out; nothing was encoded: put them back, or say by --source where they are"
+            " (`cachestore precompute` goes on without)"
         )
     return precompute_here(request, store_id=layout.store_id).encoded_here
 
@@ -332,17 +333,13 @@ class _Tally:
         words: list[str] = []
         if self.gone:
             words.append(
-                f"{len(self.gone)} could not be made again, as their source is gone ({_some(self.gone)}); --source says where it is"
+                f"{len(self.gone)} could not be made again, as their source is gone ({first_of(self.gone)}); --source says where it is"
             )
         if self.changed:
-            words.append(f"{len(self.changed)} could not be made again, as their file has changed since ({_some(self.changed)})")
+            words.append(f"{len(self.changed)} could not be made again, as their file has changed since ({first_of(self.changed)})")
         if self.refused:
-            words.append(f"{len(self.refused)} could not be made again ({_some(self.refused)}): {self.why_refused}")
+            words.append(f"{len(self.refused)} could not be made again ({first_of(self.refused)}): {self.why_refused}")
         return words
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
 @naming_extras()
@@ -510,7 +507,7 @@ def _changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
-    return _some(names)
+    return first_of(names)
 
 
 _Groups = list[list[list[list[_Cell]]]]

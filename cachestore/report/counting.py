@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.core.words import first_of
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
 from cachestore.storage.entry import size_of
@@ -178,4 +179,4 @@ def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) ->
     if column.role == CAPTION and place < len(captions):
         return captions[place] or "(the empty caption)"
     named = list(dict.fromkeys(catalog.ids[row] for row in rows))
-    return ", ".join(named[:3]) + (", …" if len(named) > 3 else "")
+    return first_of(named)

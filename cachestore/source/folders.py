@@ -25,6 +25,8 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import CROP, SIZE
 from cachestore.core.keys import Json, canonical, digest_parts, digest_text
 from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.core.words import first_of
+from cachestore.files.opening import READ_FLAGS
 from cachestore.files.paths import MARKER
 
 Item = TypeVar("Item")
@@ -35,7 +37,6 @@ UNTRUSTED: Final[Stat] = (-1, -1)
 FRESH_SECONDS: Final = 2.0
 """A file modified so shortly before it was read may change again within the same time stamp: its time proves nothing."""
 
-_OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
@@ -219,11 +220,7 @@ class Remarks:
             (self.dead, "{} links lead nowhere ({}): what they should lead to is not in the data set"),
             (range(self.videos), "{} videos passed over (" + of_videos + ")"),
         )
-        return (*(words.format(len(some), _some([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
 
 
 @dataclass(slots=True)
@@ -378,7 +375,7 @@ def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Samp
 def _listed_columns(columns: Iterable[str]) -> str:
     """The names of columns, the first of very many."""
     names = list(columns)
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "") if names else "none"
+    return first_of(names, _NAMED) or "none"
 
 
 def _content(samples: Iterable[Sample]) -> str:
@@ -527,7 +524,7 @@ def _is_named_like_one(entry: "os.DirEntry[str]") -> bool:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading without ever waiting for a fifo's other end. Raises OSError, for what is no regular file too."""
-    descriptor = os.open(path, _OPEN_FLAGS)
+    descriptor = os.open(path, READ_FLAGS)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
@@ -682,7 +679,7 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
 
 
 def _shortened(texts: Sequence[str]) -> str:
-    return ", ".join(repr(text[:60]) for text in texts[:2]) + (", …" if len(texts) > 2 else "")
+    return first_of([repr(text[:60]) for text in texts], 2)
 
 
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:

@@ -14,6 +14,7 @@ from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry
 from cachestore.core.keys import Key, by_key
 from cachestore.core.tensors import RawTensor, to_numpy, to_raw, to_torch
+from cachestore.core.words import first_of
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT
 from cachestore.store.reader import AnyKey
@@ -27,7 +28,6 @@ AGE_SECONDS: Final = 300.0
 
 _META: Final = {"encoder": "values"}
 """As `fill` writes it."""
-_NAMED: Final = 3
 
 
 class ReadThrough:
@@ -136,7 +136,7 @@ class ReadThrough:
             self.close()
 
     def _refuse(self, missing: Sequence[Key], count: int) -> None:
-        named = ", ".join(map(str, missing[:_NAMED])) + (", …" if len(missing) > _NAMED else "")
+        named = first_of(missing)
         raise MissingEntry(
             f"{len(missing)} of {count} keys are not in {self._store.layout.root}: {named}; make them with `cachestore.fill` before,"
             ' or pass on_miss="encode" or on_miss="skip"'

@@ -8,12 +8,12 @@ bounded time for it and then do it themselves, as publishing twice is harmless.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any, Final
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
 from cachestore.core.samples import Sample
+from cachestore.core.words import first_of
 from cachestore.files.paths import Layout
 from cachestore.work.passes import PassRef, read_done
 from cachestore.work.plan import Plan, is_published, read_plan
@@ -158,5 +158,4 @@ def _rows(plan: Plan) -> Iterator[Sequence[Any]]:
 
 def _named(names: Iterator[str]) -> str:
     """The first names, and that there are more."""
-    first = list(islice(names, NAMED + 1))
-    return ", ".join(repr(name) for name in first[:NAMED]) + (", …" if len(first) > NAMED else "")
+    return first_of(map(repr, names), NAMED)

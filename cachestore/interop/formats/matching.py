@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw
 from cachestore.core.samples import IMAGE, Sample
+from cachestore.core.words import first_of
 from cachestore.interop.formats.families import Family
 
 _NAMED: Final = 5
@@ -120,7 +121,7 @@ class Matches:
         if len(captions) == 1:
             self.take_text(captions[0], replace(place, beside=samples[0].images[IMAGE][0]))
             return
-        names = ", ".join(sample.id for sample in samples[:_NAMED]) + (", …" if len(samples) > _NAMED else "")
+        names = first_of((sample.id for sample in samples), _NAMED)
         self.doubt_text(captions, f"{place.path} is of a picture that {len(samples)} samples with other captions share ({names})")
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.core.samples import Sample
+from cachestore.core.words import first_of
 from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of
 from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
 from cachestore.interop.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
@@ -159,7 +160,7 @@ def _read_indices(name: str, body: object, references: Collection[str], matches:
     listed = {*ends.known.values(), *ends.open_to()}
     lacking = sorted(set(references) - listed)
     if lacking and len(lacking) < len(references):
-        named = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        named = first_of(lacking)
         matches.remarks.append(f"{len(lacking)} pictures are in no bucket of {name}, so SimpleTuner left them out: {named}")
 
 
