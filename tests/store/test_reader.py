@@ -223,7 +223,7 @@ class TestFilling:
         commit(layout).close()
         program = """
 import threading
-from cachestore.store.writer import reader as module
+from cachestore.store import reader as module
 reader = Reader(sys.argv[1])
 held, done = threading.Event(), threading.Event()
 def hold():

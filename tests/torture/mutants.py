@@ -57,12 +57,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_CRASHES,
     ),
     "order of listings": Mutant(
-        "reconcile.py",
+        "jobs/reconcile.py",
         "                may_follow = self._may_follow(previous)\n",
         "                may_follow = True\n",
         *_OVERTAKING,
     ),
-    "link refusal": Mutant("files/opening.py", '    os.O_RDONLY\n    | getattr(os, "O_NOFOLLOW", 0)\n', "    os.O_RDONLY\n", *_EXCHANGE),
+    "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 
 _PROGRAM: Final = """
