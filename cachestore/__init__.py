@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cachestore.files.fingerprints import fingerprint as fingerprint
     from cachestore.interop.exporting import export_cache as export_cache
     from cachestore.interop.importing import import_cache as import_cache
-    from cachestore.jobs.precompute import fill as fill
+    from cachestore.jobs.fill import fill as fill
     from cachestore.jobs.precompute import precompute as precompute
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
@@ -70,7 +70,7 @@ _HOMES = {
     "Superseded": "core.errors",
     "WriteFailed": "core.errors",
     "export_cache": "interop.exporting",
-    "fill": "jobs.precompute",
+    "fill": "jobs.fill",
     "fingerprint": "files.fingerprints",
     "import_cache": "interop.importing",
     "key": "core.keys",

@@ -113,7 +113,8 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
 
 def lay_out(manifest: str, store: str) -> None:
     """Publish the plan in this process; prints what it took as JSON."""
-    from cachestore.jobs.planning import PrecomputeRequest, look_at_request
+    from cachestore.jobs.options import PrecomputeRequest
+    from cachestore.jobs.planning import look_at_request
     from cachestore.storage.commit import create_store
 
     begin = time.perf_counter()

@@ -399,7 +399,7 @@ def encode_and_log(batch):
 def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
-    from cachestore.jobs.planning import PrecomputeRequest
+    from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.precompute import precompute_here
 
     if "fill" in body:

@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
@@ -29,8 +29,8 @@ COMMANDS: Final = (
     "import",
     "export",
 )
-HIDDEN: Final = "read-torch-files"
-"""What `import` starts for itself; the parser does not know it, so no message lists it."""
+HIDDEN: Final = ("read-torch-files", "work")
+"""What `import` and `precompute` start for themselves; `--help` and messages do not list them."""
 
 _NEAR: Final = 3
 _LOOKED_AT: Final = 1000
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from cachestore.core.errors import CacheStoreError, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
-    parsed = argparse.Namespace(command=HIDDEN) if given == [HIDDEN] else make_parser().parse_args(given)
+    names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
+    parsed = make_parser(names, spelled={*given} & {*names}).parse_args(given)
+    parsed.line = given
     command: Any = _module_of(parsed.command)
     try:
         with naming_extras():
@@ -84,8 +86,8 @@ def _exit_code(error: Exception) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of some commands. Of those alone that are `spelled` out it knows the arguments, as they take time to load."""
     parser = argparse.ArgumentParser(
         prog="cachestore",
         description="The store for text embeddings and VAE latents.",
@@ -93,12 +95,24 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         command: Any = _module_of(name)
         added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
-        command.add_arguments(added)
+        if name in spelled:
+            command.add_arguments(added)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version. It is looked up when it is asked for, as that takes time."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
+        """End with the version on stdout."""
+        import cachestore
+
+        parser.exit(message=f"cachestore {cachestore.__version__}\n")
 
 
 def _module_of(command: str) -> Any:

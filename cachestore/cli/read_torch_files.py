@@ -5,6 +5,8 @@ import sys
 
 from cachestore.cli import OK
 
+HELP = "read files with pickles, asked for on stdin"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """It has none."""

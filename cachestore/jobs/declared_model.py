@@ -17,7 +17,8 @@ from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_st
 from cachestore.core.samples import IMAGE
 from cachestore.encode.buckets import Placement, Size
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
-from cachestore.jobs.planning import PrecomputeRequest, encoders_of
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.planning import encoders_of
 
 if TYPE_CHECKING:
     from cachestore.encode.views import View

@@ -76,6 +76,14 @@ class Report:
         return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
 
 
+def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
+    """The report, complete if no more units failed than allowed. Raises EncodeFailed where more did and the run is strict."""
+    if report.failed > allowed and strict:
+        named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
+        raise EncodeFailed(f"{report.failed} of {report.wanted} units could not be encoded: {named}")
+    return replace(report, complete=report.missing == 0 and report.failed <= allowed)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What the loop needs: a plan, who encodes, where inputs come from, and who this process is."""

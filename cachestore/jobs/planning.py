@@ -4,42 +4,36 @@ Everything here is the same on every rank; nothing here encodes.
 """
 
 import importlib.util
-import json
 import operator
-import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, RecipeMismatch, how_to_install
-from cachestore.core.inputs import RANDOM, RESOLUTIONS, SHOWN, SOURCE, cells_each, options_for, request_for
+from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
+from cachestore.core.inputs import RANDOM, RESOLUTIONS, SHOWN, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, Source
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
-from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
-from cachestore.files.paths import Layout, is_temporary
+from cachestore.files.paths import Layout
+from cachestore.jobs.comparison import compare
+from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.source.combined import (
     IN_MEMORY,
     Brought,
     files_of,
     files_of_sources,
-    labelled,
     list_path,
     list_sources,
     resolutions_of,
 )
-from cachestore.source.folders import IMAGE_SUFFIXES, CaptionLines, Files, Listing, Remarks
-from cachestore.source.tars import SUFFIX
-from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
+from cachestore.source.folders import IMAGE_SUFFIXES, Files, Listing, Remarks
+from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
@@ -51,256 +45,10 @@ if TYPE_CHECKING:
     from cachestore.encode.recipes import ModelRequest
 
 
-@dataclass(frozen=True, slots=True)
-class PrecomputeRequest:
-    """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
-
-    data: str
-    """The path of the source; empty where `sources` says what they are."""
-    model: str
-    store: str
-    encode: tuple[str, ...] = ("text", "latents")
-    resolution: int | tuple[int, ...] = 1024
-    """One, or several: each sample is then encoded at each of them."""
-    variants: int = 1
-    crop: Literal["center", "random"] = "center"
-    crop_seed: int = 0
-    flip: bool = False
-    bucket_step: int = 64
-    no_upscale: bool = False
-    frames: tuple[int, ...] = ()
-    """Counts of frames, of which a video gets the largest that it can fill; without any no video is encoded."""
-    fps: float | None = None
-    """Frames a second of videos; None takes each file's own frames as they come."""
-    clips: int = 1
-    """So many parts of each video, evenly from its beginning to its end; one is the beginning."""
-    name: str = "train"
-    captions: Literal["first", "all"] | CaptionPolicy = "first"
-    caption_lines: CaptionLines = "whole"
-    caption: str | None = None
-    vae: str | None = None
-    text_encoder: str | None = None
-    revision: str | None = None
-    variant: str | None = None
-    encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    text_dtype: str = "auto"
-    vae_dtype: str = "auto"
-    latents: Literal["moments", "mean", "sample"] = "moments"
-    procs: int | None = None
-    device: str = "auto"
-    batch_size: int | Literal["auto"] = "auto"
-    compile: bool = False
-    workers: int | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    strict: bool = False
-    max_failures: str = "0"
-    """A count, or a share of the units such as `2%`."""
-    replace: bool = False
-    sources: tuple[Source, ...] = ()
-    """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
-
-    @property
-    def policy(self) -> CaptionPolicy:
-        """Which captions are encoded. Raises BadInput for what is no policy."""
-        return CaptionPolicy.parse(self.captions)
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """The resolutions, each once, in order."""
-        return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
-
-    def check(self) -> None:
-        """Raise BadInput for options that are malformed in themselves."""
-        for name, (fits, words) in _FITTING.items():
-            if not fits(value := getattr(self, name)):
-                raise BadInput(f"--{name.replace('_', '-')} is {words}, not {value!r}")
-        for name in ("data", "model", "vae", "text_encoder", "store"):
-            refuse_address("DATA" if name == "data" else f"--{name.replace('_', '-')}", getattr(self, name) or "")
-        if not self.data and not self.sources:
-            raise BadInput("DATA is missing: a path, or several")
-        if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
-            raise BadInput("a source has a resolution of its own, and several are given for all: give either")
-        if self.variants > 1 and self.crop != RANDOM:
-            raise BadInput(f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random")
-        self._check_videos()
-
-    def _check_videos(self) -> None:
-        if any(type(count) is not int or count < 1 for count in self.frames):
-            raise BadInput(f"--frames is a number of frames from 1 on, or several with commas between, not {self.frames!r}")
-        if self.fps is not None and not (type(self.fps) in {int, float} and isfinite(self.fps) and _LEAST_FPS <= self.fps <= _MOST_FPS):
-            raise BadInput(f"--fps is a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}, not {self.fps!r}")
-        if type(self.clips) is not int or self.clips < 1:
-            raise BadInput(f"--clips is a number from 1 on, not {self.clips!r}")
-        if (self.fps is not None or self.clips > 1) and not self.frames:
-            raise BadInput("--fps and --clips are for videos, of which none is encoded without --frames")
-
-    def arguments(self) -> list[str]:
-        """The request as arguments of `cachestore precompute`; what has its default is left out."""
-        are_plain = all(source == Source(source.data) for source in self.sources) and len(self.sources) > 1
-        arguments = ["precompute", *(source.data for source in self.sources if are_plain), *([] if self.sources else [self.data])]
-        defaults = {one.name: one.default for one in fields(self)}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            option = "--" + one.name.replace("_", "-")
-            if one.name == "data" or value is None or value == defaults[one.name]:
-                continue
-            if one.name == "sources":
-                arguments += [] if are_plain else [option, canonical([source.as_json() for source in self.sources]).decode()]
-            elif one.name == "encode_arg":
-                for argument, given in value.items():
-                    arguments += _option(option, f"{argument}={canonical(given).decode()}")
-            elif isinstance(value, bool):
-                arguments.append(option)
-            elif isinstance(value, CaptionPolicy):
-                arguments += _option(option, canonical(value.as_json()).decode())
-            else:
-                arguments += _option(option, ",".join(map(str, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else str(value))
-        return arguments
-
-    def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
-        """What of `encode` these encoders make; all of it where that is nothing."""
-        return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
-
-    def hints(self) -> dict[str, Json]:
-        """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
-        body: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        body["data"] = _as_hint(self.data)
-        for name in _PLACES:
-            if body[name] is not None and Path(body[name]).exists():
-                body[name] = str(Path(body[name]).absolute())
-        body["encode"] = list(self.encode)
-        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in labelled(self.sources)]
-        if not self.sources:
-            del body["sources"]
-        body["frames"] = list(self.frames)
-        if isinstance(self.resolution, tuple):
-            body["resolution"] = list(self.resolution)
-        if isinstance(self.captions, CaptionPolicy):
-            body["captions"] = self.captions.as_json()
-        return {name: value for name, value in body.items() if name not in _NOT_HINTS}
-
-    @classmethod
-    def from_hints(cls, hints: Mapping[str, Json], *, store: str) -> "PrecomputeRequest":
-        """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
-        known = {one.name for one in fields(cls)}
-        body: dict[str, Any] = {name: value for name, value in hints.items() if name in known}
-        if "imported" in hints:
-            raise BadInput(f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again")
-        if "data" not in body or "model" not in body:
-            raise BadInput("this catalog does not say how it was made; run `cachestore precompute` with its source and model again")
-        if str(body["model"]).startswith(LOADED):
-            raise BadInput(f"this was made by a model in memory, {body['model']}; call cs.precompute with that model again")
-        body["sources"] = tuple(Source(**source) for source in body.get("sources", ()))
-        if any(source.data == IN_MEMORY for source in body["sources"]):
-            raise BadInput("this was made of samples in memory; call cs.precompute with them again")
-        body |= {"encode": tuple(body.get("encode", ())), "store": store}
-        body["frames"] = tuple(body.get("frames", ()))
-        if isinstance(body.get("resolution"), list):
-            body["resolution"] = tuple(body["resolution"])
-        if not isinstance(body.get("captions", "first"), str):
-            body["captions"] = CaptionPolicy.parse(body["captions"])
-        return cls(**body)
-
-
-def _as_hint(data: str) -> str:
-    """A path that will be found from anywhere; what was in memory, as such; nothing for nothing."""
-    if is_temporary(Path(data).name):
-        return IN_MEMORY
-    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars exists under no name
-    return str(Path(data).absolute()) if is_place else data
-
-
-def _makes(name: str) -> set[str]:
-    """The encoders that work where this is asked for: masks are made beside the latents of their pictures."""
-    return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}
-
-
-def _option(name: str, value: str) -> list[str]:
-    """An option with its value, joined where argparse would take the value for another option."""
-    return [f"{name}={value}"] if value.startswith("-") else [name, value]
-
-
-LOADED = "(loaded "
-"""How the model of a request is called that has no name, as it is an object of the caller's."""
-
-PLAN_SECONDS = 5.0
+PLAN_SECONDS: Final = 5.0
 """For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
 
-LATENTS = "latents"
-"""The encoder of pictures and videos."""
-
-_LEAST_FPS, _MOST_FPS = 0.1, 1000
-_PYAV = "av"
-
-_IDS = ("ids.text", "ids.offsets")
-_PLACES = ("model", "vae", "text_encoder")
-
-
-def _is_whole(least: int, value: object) -> bool:
-    return type(value) is int and value >= least
-
-
-def _are_whole(value: object) -> bool:
-    several = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-    return bool(several) and all(_is_whole(1, one) for one in several)
-
-
-def _is_whole_or(other: object, least: int, value: object) -> bool:
-    return value == other or _is_whole(least, value)
-
-
-def _is_any_of(kinds: tuple[type, ...], value: object) -> bool:
-    return isinstance(value, kinds)
-
-
-def _is_one_of(words: Collection[str], value: object) -> bool:
-    return isinstance(value, str) and value in words
-
-
-def _is_named(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _are_names(value: object) -> bool:
-    names = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
-    return bool(names) and all(isinstance(name, str) and (name in ("text", LATENTS) or is_text_encoder(name)) for name in names)
-
-
-def _is_device(value: object) -> bool:
-    return isinstance(value, str) and _DEVICE.fullmatch(value) is not None
-
-
-_DEVICES = ("auto", "cpu", "cuda", "cuda:N", "mps", "xpu", "xpu:N")
-_DEVICE = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
-_ONE_ON = "a whole number from 1 on"
-_FITTING: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "resolution": (_are_whole, "a whole number of pixels from 1 on, or several with commas between (from Python a list of them)"),
-    "variants": (partial(_is_whole, 1), _ONE_ON),
-    "bucket_step": (partial(_is_whole, 1), _ONE_ON),
-    "crop_seed": (partial(_is_whole, 0), "a whole number from 0 on"),
-    "procs": (partial(_is_whole_or, None, 1), _ONE_ON),
-    "workers": (partial(_is_whole_or, None, 0), "a number of threads from 0 on"),
-    "batch_size": (partial(_is_whole_or, "auto", 1), f"auto or {_ONE_ON}"),
-    "crop": (lambda value: value in ("center", RANDOM), "center or random"),
-    **dict.fromkeys(
-        ("flip", "no_upscale", "compile", "strict", "replace"),
-        (partial(_is_any_of, (bool,)), "given or not (from Python True or False)"),
-    ),
-    **dict.fromkeys(("text_dtype", "vae_dtype"), (partial(_is_one_of, ("auto", *DTYPES)), f"auto or one of {', '.join(DTYPES)}")),
-    "device": (_is_device, f"one of {', '.join(_DEVICES)}"),
-    "latents": (partial(_is_one_of, ("moments", "mean", "sample")), "moments, mean or sample"),
-    "caption_lines": (partial(_is_one_of, get_args(CaptionLines)), "whole, each or first"),
-    "encode": (_are_names, "a list of names, such as text,latents or text_encoder,text_encoder_2 (from Python a tuple of them)"),
-    **dict.fromkeys(("model", "store"), (_is_named, "a path, or of a model its id")),
-    "name": (partial(_is_any_of, (str,)), "a text"),
-    **dict.fromkeys(("caption", "revision", "variant"), (partial(_is_any_of, (str, type(None))), "a text")),
-    **dict.fromkeys(("vae", "text_encoder"), (lambda value: value is None or _is_named(value), "a path or a hub id")),
-}
-"""By option whether a value can be meant, and what it should be, in words."""
-_NOT_HINTS = frozenset(
-    {"store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace"}
-)
+_PYAV: Final = "av"
 
 
 @dataclass(frozen=True, slots=True)
@@ -718,81 +466,3 @@ def _without_pictures(plan: Plan) -> tuple[str, ...]:
         return ()
     named = first_of(plan.ids[row] for row in lacking)
     return (f"{len(lacking)} samples have no picture ({named}): their batches hold no latents",)
-
-
-def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
-    """Hold a plan against the newest catalog of its name: what changes, in words. Raises RecipeMismatch where it must be asked for.
-
-    It is called when a plan is laid out, and again before its catalog takes the place of one that was published meanwhile.
-    """
-    if previous is None:
-        return ()
-    words: list[str] = []
-    is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
-    ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
-    if before and not ids & before and not replace_allowed:
-        raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists {len(ids)}: "
-            "pass another --name, or --replace if this source is to take its place"
-        )
-    for column in () if replace_allowed else previous.columns:
-        _compare_column(plan, column, previous)
-    if ids - before:
-        words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
-    if before - ids:
-        words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
-    return tuple(words)
-
-
-def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
-    """Raise RecipeMismatch where a column that the plan makes anew would lose what it has: a resolution that is added loses nothing."""
-    columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
-    if not columns:
-        return
-    column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
-    now = plan.recipes[column.recipe]
-    if earlier.fingerprint != now.fingerprint:
-        changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
-            "pass --replace to make it anew, or another --name"
-        )
-    if not _covers(plan, column.options, previous, earlier.options):
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
-            "pass --replace to make it anew, or another --name"
-        )
-
-
-def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether samples of both would be made alike: a source that came or went since says nothing about the others."""
-    if dict(now) == dict(before):
-        return True
-    if RESOLUTIONS not in now and RESOLUTIONS not in before:
-        return False
-    both = _sources_in(plan.extras) & _sources_in(previous.extras)
-    return all(options_for(now, {SOURCE: label}) == options_for(before, {SOURCE: label}) for label in both)
-
-
-def _sources_in(extras: Sequence[str]) -> set[str]:
-    """The sources that samples are of; empty for those of one alone."""
-    return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
-
-
-def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
-    one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
-    is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
-    return is_no_less and _are_same_options(plan, one, previous, other)
-
-
-def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:
-    """The fields in which two recipes differ, by their path."""
-    found: list[str] = []
-    for name in sorted({*before, *now}):
-        one, other = before.get(name), now.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += _differences(cast("Mapping[str, Json]", one), cast("Mapping[str, Json]", other), f"{prefix}{name}.")
-        elif one != other:
-            found.append(f"{prefix}{name}")
-    return found

@@ -29,6 +29,9 @@ from cachestore.files.opening import read_at
 from cachestore.source.pipe import ASK, Answers, Pictures
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
+WORK: Final = "work"
+"""The command that a worker runs: `python -m cachestore work REQUEST`."""
+
 PARENT: Final = "CACHESTORE_PARENT"
 """Tells a worker the process that started it; the other end of its stdin is that process's alone."""
 

@@ -26,7 +26,8 @@ from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.declared_model import claimed_encoder, find_claimed_difference, is_imported
-from cachestore.jobs.planning import PrecomputeRequest, Wanted, encoders_of, files_of_request, look_at_request
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.planning import Wanted, encoders_of, files_of_request, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.maintain import collect as upkeep

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of
@@ -77,6 +77,15 @@ def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
     said = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
     said = said or [f"other captions or files of {_named(_changed(here, there)) or 'the same samples, in another order'}"]
     return f"{who} lists another source: {'; '.join(said)}"
+
+
+def check_agreement(layout: Layout, mine: Intent, beat: Beat, say: Callable[[str], None], *, strict: bool) -> None:
+    """Compare what this start means with what others are doing. Raises BadInput within one launch or if `strict`, else says it."""
+    for other in who_differs(layout, mine, worker=beat.worker):
+        words = in_words(layout, mine, other)
+        if strict or is_same_launch(other["launch"], beat.launch):
+            raise BadInput(f"{words}. Every rank must be given the same source and model; nothing was encoded by this one")
+        say(f"another run works on the same data set: {words}. Both go on; the one that listed its source last publishes the data set")
 
 
 def wait_for_rank_0(

@@ -405,7 +405,7 @@ def test_what_import_starts_for_itself_is_in_no_message(run):
     for arguments in (["--help"], ["nope"]):
         _code, out, err = run(*arguments)
         assert "export" in out + err
-        assert HIDDEN not in out + err
+        assert not any(name in out + err for name in HIDDEN)
 
 
 def test_plan_only_looks_into_the_store_that_is_there(run_json, data, store):
@@ -747,3 +747,7 @@ def test_show_writes_a_samples_latents_as_a_picture(run, run_json, tmp_path):
     assert run("show", path, "b", "--png", tmp_path / "b.png")[0] == ERROR
     assert run("show", path, "a", "--source", tmp_path)[0] == ERROR
     assert not (tmp_path / "b.png").exists()
+
+
+def test_the_version_is_that_of_the_package(run):
+    assert run("--version") == (OK, f"cachestore {cs.__version__}\n", "")

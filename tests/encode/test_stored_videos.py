@@ -21,7 +21,7 @@ from cachestore.cli.precompute import request_from
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
 from cachestore.interop.exporting import export_cache
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
 from cachestore.jobs.worker import _Reading
 from cachestore.source.folders import Remarks, list_source

@@ -18,7 +18,7 @@ from cachestore.cli import OK, main
 from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import needed_by

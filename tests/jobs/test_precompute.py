@@ -1,33 +1,43 @@
-"""The whole job without torch: `fill` and `run_pass`, in one process and in many, killed anywhere and run again."""
+"""`precompute`: a data set over its life, and the folder that holds everything that goes wrong."""
 
+import hashlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-from collections import Counter
-from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
-from cachestore.files.failpoints import VARIABLE
+from cachestore.cli import main
+from cachestore.cli.lines import training_lines
+from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_loop import Report, run_pass
-from cachestore.jobs.precompute import allowed_failures
-from cachestore.jobs.worker import Worker
-from cachestore.storage.snapshot import list_segments, load_snapshot
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.precompute import look_ahead, precompute_here
+from cachestore.jobs.processes import Child
+from cachestore.source.combined import gather_all
+from cachestore.storage.catalog import list_generations, list_names
+from cachestore.storage.commit import create_store
+from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
-from cachestore.work.passes import list_passes
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, pictures
+from tests.encode import tiny
+from tests.fakes import catalog
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    return makers
 
 
 @pytest.fixture
@@ -35,691 +45,907 @@ def root(tmp_path):
     return tmp_path / "store"
 
 
-def encode(batch):
-    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
-
-
-def fill_with(store, *names, function=encode, **options):
-    """Fill a store with values named by texts; the item of each is its name."""
-    return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
-
-
-def names(count):
-    return [f"name {n}" for n in range(count)]
-
-
-def holds(root, wanted):
-    """Whether a store is whole and holds exactly the keys of these names."""
-    report = verify(root)
-    with cs.open(root) as store:
-        return report.ok and set(store.keys()) == {cs.key(name) for name in wanted}
-
-
-# fill
-
-
-def test_filling_with_nothing_is_complete_and_calls_nobody(root):
-    with cs.open(root, mode="a") as store:
-        report = cs.fill(store, [], lambda batch: pytest.fail("called"))
-    assert (report.complete, report.wanted, report.samples, report.encoded) == (True, 0, 0, 0)
-    assert verify(root).ok
-
-
-def test_fill_shows_the_new_entries_in_the_store_that_was_filled(root):
-    with cs.open(root, mode="a") as store:
-        report = fill_with(store, "a", "b")
-        assert store.get(cs.key("a"), as_numpy=True)["value"].tobytes() == bytes(cs.key("a"))
-        assert len(store) == 2
-    assert (report.complete, report.wanted, report.encoded, report.encoded_here) == (True, 2, 2, 2)
-
-
-def test_a_second_fill_calls_nobody(root):
-    with cs.open(root, mode="a") as store:
-        fill_with(store, "a", "b")
-        report = fill_with(store, "a", "b", function=lambda batch: pytest.fail("called"))
-    assert (report.encoded, report.reused, report.encoded_here) == (0, 2, 0)
-
-
-def test_of_equal_keys_the_first_item_counts(root):
-    seen = []
-
-    def look(batch):
-        seen.extend(item for _key, item in batch)
-        return encode(batch)
-
-    with cs.open(root, mode="a") as store:
-        report = cs.fill(store, [(cs.key("a"), "first"), (cs.key("a"), "second")], look)
-    assert seen == ["first"]
-    assert report.wanted == 1
-
-
-def test_keys_may_come_and_go_in_any_form(root):
-    def answer(batch):
-        return {str(key) if number else bytes(key): value for number, (key, value) in enumerate(encode(batch).items())}
-
-    with cs.open(root, mode="a") as store:
-        report = cs.fill(store, [(str(cs.key("a")), 1), (bytes(cs.key("b")), 2)], answer)
-    assert report.complete
-    assert holds(root, ["a", "b"])
-
-
-def test_items_of_one_call_share_their_group_and_are_at_most_a_batch(root):
-    calls = []
-
-    def look(batch):
-        calls.append([item for _key, item in batch])
-        return encode(batch)
-
-    with cs.open(root, mode="a") as store:
-        fill_with(store, *names(25), function=look, batch_size=4, group_by=lambda name: int(name[5:]) % 3)
-    assert all(len(call) <= 4 and len({int(name[5:]) % 3 for name in call}) == 1 for call in calls)
-    assert sorted(name for call in calls for name in call) == sorted(names(25))
-
-
-def test_a_report_tells_how_busy_each_stage_was_over_all_workers_and_nothing_where_nothing_was_done(root):
-    first = fakes.run(root, captions("a", "b"), FakeEncoder(), threads=2)
-    assert set(first.stages) == {"read", "prepare", "encode", "append", "limiting"}
-    assert first.stages["append"]["busy_seconds"] > 0
-    assert fakes.run(root, captions("a", "b"), FakeEncoder()).stages == {}
-
-
-def test_fill_calls_in_the_callers_thread(root):
-    seen = set()
-
-    def look(batch):
-        seen.add(threading.get_ident())
-        return encode(batch)
-
-    with cs.open(root, mode="a") as store:
-        fill_with(store, *names(40), function=look)
-    assert seen == {threading.get_ident()}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 0}, {"batch_size": -1}, {"rank": 0}, {"rank": 2, "world_size": 2}, {"max_failures": "some"}, {"max_failures": -1}],
-)
-def test_options_that_cannot_be_used_are_refused_before_anything_is_encoded(root, options):
-    with cs.open(root, mode="a") as store, pytest.raises(BadInput):
-        fill_with(store, "a", function=lambda batch: pytest.fail("called"), **options)
-
-
-def test_a_malformed_key_is_refused(root):
-    with cs.open(root, mode="a") as store, pytest.raises(BadInput, match="32 hex digits"):
-        cs.fill(store, [("no key", 1)], encode)
-
-
-def test_a_store_opened_for_reading_cannot_be_filled(root):
-    cs.open(root, mode="a").close()
-    with cs.open(root) as store, pytest.raises(BadInput, match='mode="a"'):
-        fill_with(store, "a")
-
-
-def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
-    def refuse(batch):
-        if any(item == "bad" for _key, item in batch):
-            raise ValueError("no value for bad")
-        return encode(batch)
-
-    with cs.open(root, mode="a") as store:
-        report = fill_with(store, "a", "bad", "b", function=refuse)
-        assert (report.complete, report.failed, report.encoded) == (False, 1, 2)
-        assert "no value for bad" in report.failures[0]["reason"]
-        assert report.failures[0]["sample"] == str(cs.key("bad"))
-        assert fill_with(store, "a", "bad", "b", function=refuse, max_failures=1).complete
-        with pytest.raises(EncodeFailed, match="no value for bad"):
-            fill_with(store, "a", "bad", "b", function=refuse, strict=True)
-
-
-def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(root):
-    told, threads = [], set()
-
-    def tell(counts):
-        told.append(counts)
-        threads.add(threading.get_ident())
-
-    with cs.open(root, mode="a") as store:
-        report = fill_with(store, *names(40), on_progress=tell)
-    assert threads == {threading.get_ident()}
-    end = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
-    assert told[-1] == end
-
-
-def test_what_contradicts_itself_in_the_environment_is_said_once(root, monkeypatch, caplog):
-    monkeypatch.setattr("cachestore.jobs.precompute._said", set())
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with cs.open(root, mode="a") as store:
-        for number in range(2):
-            assert fill_with(store, f"name {number}").complete
-    assert [record.levelname for record in caplog.records if "rank None of 4" in record.getMessage()] == ["WARNING"]
-
-
-def test_a_new_pass_tries_failures_again(root):
-    with cs.open(root, mode="a") as store:
-        assert fill_with(store, "a", function=lambda batch: {}).failed == 1
-        assert fill_with(store, "a").complete
-
-
-def test_a_cancelled_fill_goes_on_from_there(root):
-    stop, made = threading.Event(), []
-
-    def count(batch):
-        made.extend(item for _key, item in batch)
-        if len(made) >= 8:
-            stop.set()
-        return encode(batch)
-
-    with cs.open(root, mode="a") as store:
-        with pytest.raises(Incomplete):
-            fill_with(store, *names(40), function=count, batch_size=4, cancel=stop)
-        assert len(made) == 8
-        report = fill_with(store, *names(40), function=count)
-    assert Counter(made) == Counter(names(40))
-    assert (report.wanted, report.encoded, report.encoded_here) == (40, 40, 32)
-
-
-def test_torch_tensors_and_arrays_may_be_returned_but_torch_is_not_imported(tmp_path):
-    source = """
-import sys, numpy, cachestore as cs
-with cs.open(sys.argv[1], mode="a") as store:
-    cs.fill(store, [(cs.key("a"), 1)], lambda batch: {key: {"x": numpy.ones(3)} for key, _ in batch})
-print([name for name in ("torch", "transformers", "diffusers") if name in sys.modules])
-"""
-    out, err = fakes.program(source, tmp_path / "store").communicate(timeout=50)
-    assert out == "[]\n", err
-
-
-# Reports
-
-
-@pytest.mark.parametrize(
-    ("text", "units", "allowed"),
-    [("0", 10, 0), ("3", 10, 3), ("0%", 10, 0), ("2%", 1000, 20), ("2%", 10, 0), ("100%", 7, 7), ("1.5%", 200, 3)],
-)
-def test_failures_may_be_allowed_as_a_count_or_a_share(text, units, allowed):
-    assert allowed_failures(text, units) == allowed
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "-2%", "%", "nan%", "inf%"])
-def test_what_is_neither_a_count_nor_a_share_is_refused(text):
-    with pytest.raises(BadInput, match="max-failures"):
-        allowed_failures(text, 10)
-
-
-def test_a_report_is_the_same_from_its_json():
-    report = Report(True, 1, 2, 1, 1, 0, 0, 1, 0.5, 10, "s", "n", "p", 3, ({"sample": "x", "encoder": "e", "reason": "r"},))
-    assert Report.from_json(report.as_json()) == report
-    assert Report.from_json({**report.as_json(), "of tomorrow": 1}) == report
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.sampled_from(["a", "b", "c", "bad", "same", "equal"]), max_size=6), min_size=1, max_size=4), st.integers(1, 4))
-def test_wanted_is_always_reused_and_encoded_and_failed_and_missing(tmp_path_factory, runs, limit):
-    """Over runs with other samples, doubles and failures; and what is complete holds an entry for each wanted unit."""
-    root = tmp_path_factory.mktemp("runs") / "store"
-
-    def refuse(items):
-        if "bad" in items:
-            raise ValueError("bad")
-
-    for wanted in runs:
-        encoder = FakeEncoder(limit=limit, before_encode=refuse)
-        report = fakes.run(root, captions(*wanted), encoder)
-        assert adds_up(report)
-        assert report.samples == len(wanted)
-        assert report.wanted == len(set(wanted))
-        assert report.failed == ("bad" in wanted)
-        assert report.encoded == report.encoded_here == len(encoder.encoded)
-        assert report.complete == ("bad" not in wanted)
-    assert verify(root).ok
-
-
-# One pass, many workers
-
-
-def as_threads(*jobs):
-    """Run jobs at once, each in a thread; their reports, or what they raised."""
-    found: list = [None] * len(jobs)
-
-    def go(number, one):
-        try:
-            found[number] = run_pass(one)
-        except Exception as error:  # noqa: BLE001 - handed to the test
-            found[number] = error
-
-    threads = [threading.Thread(target=go, args=(number, one)) for number, one in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def ranks(root, samples, world, *, make=FakeEncoder, **options):
-    return [fakes.job(root, samples, [make()], rank=rank, world=world, **options) for rank in range(world)]
-
-
-def test_ten_thousand_samples_with_one_caption_on_eight_ranks_encode_two_units(root):
-    """The caption and the empty one."""
-    samples, encoders = captions(*["the caption"] * 10_000), [FakeEncoder() for _rank in range(8)]
-    jobs = [fakes.job(root, samples, [encoder], rank=rank, world=8, extra=[(0, {"caption": ""})]) for rank, encoder in enumerate(encoders)]
-    reports = as_threads(*jobs)
-    assert sorted(item for encoder in encoders for item in encoder.encoded) == ["", "the caption"]
-    assert {(report.samples, report.wanted, report.encoded) for report in reports} == {(10_000, 2, 2)}
-
-
-def test_every_rank_returns_the_same_report_but_for_its_own_part(root):
-    reports = as_threads(*ranks(root, captions(*names(200)), 4))
-    same = [{name: value for name, value in report.as_json().items() if name != "encoded_here"} for report in reports]
-    assert all(one == same[0] for one in same)
-    assert sum(report.encoded_here for report in reports) == reports[0].encoded == 200
-
-
-def test_more_ranks_than_units_is_fine(root):
-    reports = as_threads(*ranks(root, captions("a", "b"), 6))
-    assert {(report.complete, report.encoded) for report in reports} == {(True, 2)}
-
-
-def test_a_rank_that_comes_when_all_is_done_gets_the_report_of_its_launch(root):
-    one, late = ranks(root, captions("a", "b"), 2)
-    report = run_pass(one)
-    assert run_pass(late) == Report.from_json(report.as_json(), encoded_here=0)
-    assert late.encoders[0].batches == []
-    assert list_passes(one.layout, one.plan.name) == [1]
-
-
-def test_a_second_call_within_one_launch_looks_again(root):
-    """A trainer that adds files between two calls gets no old report."""
-    source = fakes.Pictures({"a": b"1"})
-    first = fakes.run(root, fakes.pictures("a"), FakeEncoder("latents"), source=source, launch="one")
-    source.files["a"] = b"2"
-    source.times["a"] = fakes.YEAR_2000 + 1
-    second = fakes.run(root, fakes.pictures("a"), FakeEncoder("latents"), source=source, launch="one")
-    assert (first.encoded, second.encoded) == (1, 1)
-
-
-def test_files_that_change_while_the_pass_goes_on_are_named(root):
-    source = fakes.Pictures({"a": b"1", "b": b"2", "c": b"3"})
-
-    def replace(_items):
-        source.times["a"] = fakes.YEAR_2000 + 1
-        source.files.pop("b", None)
-
-    report = fakes.run(root, fakes.pictures("a", "b", "c"), FakeEncoder("latents", before_encode=replace), source=source)
-    assert report.complete
-    assert report.changed == ("a", "b")
-    assert fakes.run(root, fakes.pictures("c"), FakeEncoder("latents"), source=source).changed == ()
-
-
-def test_ranks_that_believe_in_other_worlds_share_the_work(root):
-    """A wrong rank and two world sizes at once cost time, never an entry."""
-    samples = captions(*names(100))
-    jobs = [fakes.job(root, samples, [FakeEncoder()], rank=rank, world=world) for rank, world in ((1, 2), (1, 2), (1, 7), (None, 1))]
-    assert {report.complete for report in as_threads(*jobs)} == {True}
-    assert sorted(item for one in jobs for item in one.encoders[0].encoded) == sorted(names(100))
-
-
-def test_two_runs_at_once_share_the_work_and_agree(root):
-    samples = captions(*names(150))
-    jobs = [fakes.job(root, samples, [FakeEncoder()], launch=launch) for launch in ("one", "other")]
-    reports = as_threads(*jobs)
-    assert {(report.complete, report.encoded, report.reused) for report in reports} == {(True, 150, 0)}
-    assert sorted(item for one in jobs for item in one.encoders[0].encoded) == sorted(names(150))
-
-
-def test_a_unit_that_fails_for_good_is_tried_once(root):
-    tried = []
-
-    def refuse(items):
-        tried.extend(items)
-        raise ValueError("no")
-
-    report = fakes.run(root, captions("bad"), FakeEncoder(before_encode=refuse))
-    assert tried == ["bad"]
-    assert report.failed == 1
-
-
-def test_a_unit_that_fails_for_now_is_tried_three_times(root):
-    source = Pictures({"a.png": b"one", "b.png": b"two"}, failing={"a.png": 99, "b.png": 2})
-    report = fakes.run(root, pictures("a.png", "b.png"), FakeEncoder("latents"), source=source)
-    assert Counter(source.reads) == {"a.png": 3, "b.png": 3}
-    assert (report.encoded, report.failed) == (1, 1)
-    assert report.failures == ({"sample": "a.png", "encoder": "latents", "reason": "a.png: input/output error"},)
-
-
-def test_running_out_of_memory_at_a_batch_of_eight_ends_with_all_encoded(root):
-    def before(items):
-        if len(items) > 3:
-            raise MemoryError
-
-    report = fakes.run(root, captions(*names(50)), FakeEncoder(limit=8, before_encode=before))
-    assert (report.complete, report.encoded) == (True, 50)
-
-
-def test_a_unit_of_another_order_in_which_a_double_fails_first_is_still_encoded(root):
-    """Two pictures of equal bytes wait for one encoding; when that fails for now, both come back."""
-    failures = []
-
-    def once(items):
-        if not failures:
-            failures.append(items)
-            raise MemoryError
-
-    source = Pictures({"a.png": b"same", "b.png": b"same"})
-    report = fakes.run(root, pictures(*source.files), FakeEncoder("latents", before_encode=once), source=source)
-    assert (report.complete, report.encoded, report.reused) == (True, 1, 1)
-
-
-# Runs again
-
-
-def test_a_second_run_encodes_nothing_and_touches_no_encoder(root):
-    source = Pictures({f"{n}.png": str(n).encode() for n in range(10)})
-    encoders = [FakeEncoder("text"), FakeEncoder("latents")]
-    first = fakes.run(root, pictures(*source.files), *encoders, source=source)
-    source.reads.clear()
-    again = [FakeEncoder("text"), FakeEncoder("latents")]
-    second = fakes.run(root, pictures(*source.files), *again, source=source)
-    assert [encoder.prepared for encoder in again] == [0, 0]
-    assert source.reads == []
-    assert (second.encoded, second.reused, second.generation) == (0, first.wanted, first.generation)
-
-
-def test_ten_pictures_added_are_ten_units_encoded(root):
-    source = Pictures({f"{n}.png": str(n).encode() for n in range(30)})
-    fakes.run(root, pictures(*list(source.files)[:20]), FakeEncoder("latents"), source=source)
-    report = fakes.run(root, pictures(*source.files), FakeEncoder("latents"), source=source)
-    assert (report.encoded, report.reused, report.samples) == (10, 20, 30)
-
-
-def test_a_picture_replaced_by_one_of_the_same_size_is_encoded_again_and_a_touched_one_is_not(root):
-    source = Pictures({"a.png": b"one", "b.png": b"two", "c.png": b"six"})
-    fakes.run(root, pictures(*source.files), FakeEncoder("latents"), source=source)
-    source.files["a.png"], source.times["a.png"], source.times["b.png"] = b"ONE", 5, 5
-    encoder = FakeEncoder("latents")
-    report = fakes.run(root, pictures(*source.files), encoder, source=source)
-    assert encoder.encoded == [b"ONE"]
-    assert (report.encoded, report.reused) == (1, 2)
-
-
-@pytest.mark.parametrize("damage", ["deleted", "truncated", "emptied"])
-def test_what_a_damaged_or_deleted_segment_held_is_encoded_again(root, damage):
-    layout = Layout(root)
-    fakes.run(root, captions(*names(5)), FakeEncoder())
-    [before] = list_segments(layout)
-    fakes.run(root, captions(*names(9)), FakeEncoder())
-    path = layout.segment(before)
-    path.chmod(0o644)
-    if damage == "deleted":
+def picture(path, content, *, at=1):
+    """A file that was modified long ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (at, at))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    for n in range(5):
+        picture(tmp_path / f"data/{n}.png", b"picture %d" % n)
+        (tmp_path / f"data/{n}.txt").write_text(f"caption {n}")
+    return tmp_path / "data"
+
+
+def run(data, root, **options):
+    return precompute_here(PrecomputeRequest(str(data), options.pop("model", "model"), str(root), **options))
+
+
+def cells(root, encoder):
+    """The digest each sample's cell was made from; None where it is empty."""
+    found = catalog(root)
+    column = next(column for column in found.columns if column.encoder == encoder)
+    rows = {sample: column.row_cells(row) for row, sample in enumerate(found.ids)}
+    return {sample: [cell.input.hex() if cell.key else None for cell in row] for sample, row in rows.items()}
+
+
+# Nothing
+
+
+@pytest.mark.parametrize("source", ["folder", "prompts.txt", "manifest.jsonl", "metadata/metadata.csv", "one.tar"])
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_source_of_nothing_makes_neither_a_store_nor_a_generation(tmp_path, root, makers, source, has_store):
+    path = picture(tmp_path / source, b"\n" if source.endswith((".txt", ".jsonl")) else b"") if "." in source else tmp_path / source
+    path.mkdir(exist_ok=True) if path.name == "folder" else None
+    if has_store:
+        create_store(root)
+    data = path.parent if path.name == "metadata.csv" else path
+    with pytest.raises(BadUsage, match=f"there is nothing to encode in {data}: no picture"):
+        run(data, root)
+    assert root.exists() == has_store
+    assert not has_store or (list_names(Layout(root)), list((root / "plans").glob("*"))) == ([], [])
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("nothing", ["[]", "two folders", "rows of a data set"])
+def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made(tmp_path, root, makers, nothing, inline):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    of_datasets = pytest.importorskip("datasets").Dataset.from_dict({"image": [], "text": []}) if "rows" in nothing else None
+    data: Any = {"[]": [], "two folders": [tmp_path / "a", tmp_path / "b"]}.get(nothing, of_datasets)
+    with pytest.raises(BadUsage, match="there is nothing to encode in "):
+        cs.precompute(data, model="model", store=root, inline=inline)
+    assert not root.exists()
+
+
+def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
+    picture(tmp_path / "clips/a.mp4", b"a video")
+    with pytest.raises(BadUsage, match="1 videos passed over \\(--frames says"):
+        run(tmp_path / "clips", root)
+    with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
+        run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
+    prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
+    with pytest.raises(BadUsage, match="none of 2 samples has a picture, and --encode asks for latents alone"):
+        run(prompts, root, encode=("latents",))
+    assert not root.exists()
+    assert run(prompts, root).samples == 2, "prompts alone are a data set"
+
+
+def test_under_a_name_that_has_samples_an_emptied_source_asks_to_be_let(data, root, makers):
+    first = run(data, root)
+    for path in data.iterdir():
         path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-1] if damage == "truncated" else b"")
-    encoder = FakeEncoder()
-    report = fakes.run(root, captions(*names(9)), encoder)
-    assert sorted(encoder.encoded) == names(5)
-    assert (report.complete, report.encoded, report.reused) == (True, 5, 4)
+    with pytest.raises(RecipeMismatch, match="has 5 samples, and none of them is in this source, which lists 0"):
+        run(data, root)
+    assert run(data, root, replace=True).generation == first.generation + 1
+    assert verify(root).ok
 
 
-def half_done(root, samples, count):
-    """A pass that was cancelled after so many batches of four."""
-    encoder = FakeEncoder(limit=4)
+# Columns
+
+
+def rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_manifest_of_which_no_row_has_a_caption_is_refused_where_text_is_encoded(data, tmp_path, root, makers):
+    misspelt = rows(data / "m.jsonl", *({"image": f"{n}.png", "captoin": f"caption {n}"} for n in range(3)))
+    says = "no row of .*m.jsonl has a caption: its columns are image, captoin; a caption's column is called caption or text"
+    with pytest.raises(BadUsage, match=says):
+        run(misspelt, root)
+    assert not root.exists()
+    create_store(root)
+    with pytest.raises(BadUsage, match=says):
+        run(misspelt, root)
+    with pytest.raises(BadUsage, match=says):
+        run("", root, sources=(cs.Source(str(data)), cs.Source(str(misspelt), name="m")))
+    assert run(misspelt, root, caption="").samples == 3, "who says what they get means it"
+    assert run(misspelt, root, name="pictures", encode=("latents",)).samples == 3, "without text no caption is needed"
+    some = rows(data / "some.jsonl", {"image": "0.png", "text": "a cat"}, {"image": "1.png"})
+    assert run(some, root, name="some").samples == 2
+    assert list(catalog(root, "some").captions) == ["a cat", ""]
+
+
+def test_a_folder_without_captions_goes_on_with_a_warning(data, root, makers, caplog):
+    for path in data.glob("*.txt"):
+        path.unlink()
+    with caplog.at_level("INFO", "cachestore"):
+        assert run(data, root).samples == 5
+    assert "5 without a caption (0.png, 1.png, 2.png, …): they get the empty one, or what --caption TEXT says" in caplog.text
+
+
+# Life of a data set
+
+
+def test_the_second_run_encodes_nothing_and_loads_nothing(data, root, makers):
+    first = run(data, root)
+    makers.made.clear()
+    second = run(data, root)
+    assert (first.wanted, first.encoded) == (11, 11)
+    assert (second.encoded, second.reused, second.complete, second.generation) == (0, 11, True, first.generation)
+    assert [encoder.prepared for encoder in makers.made] == [0, 0]
+
+
+def test_text_today_and_latents_tomorrow_stand_under_one_name(data, root, makers):
+    run(data, root, encode=("text",))
+    report = run(data, root, encode=("latents",))
+    assert (report.wanted, report.encoded) == (5, 5)
+    assert set(cells(root, "text")) == set(cells(root, "latents")) == {f"{n}.png" for n in range(5)}
+    assert all(None not in row for encoder in ("text", "latents") for row in cells(root, encoder).values())
+
+
+def test_ten_pictures_added_are_ten_units_of_each_kind(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    for n in range(10):
+        picture(data / f"new {n}.png", b"new %d" % n)
+        (data / f"new {n}.txt").write_text(f"new caption {n}")
+    report = run(data, root)
+    assert len(makers.encoded("latents")) == 10
+    assert (report.samples, report.encoded, report.reused) == (15, 20, 11)
+
+
+def test_ten_pictures_added_without_captions_are_ten_units(data, root, makers):
+    run(data, root)
+    for n in range(10):
+        picture(data / f"new {n}.png", b"new %d" % n)
+    assert run(data, root).encoded == 10
+
+
+def test_one_caption_edited_is_one_text_unit_and_no_latent(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    (data / "3.txt").write_text("another caption")
+    report = run(data, root)
+    assert makers.encoded() == ["another caption"]
+    assert (report.encoded, report.reused) == (1, 10)
+    assert cells(root, "text")["3.png"] == [fakes.digest_text("another caption")]
+
+
+def test_a_picture_replaced_by_other_bytes_of_the_same_size_is_encoded_again(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    picture(data / "3.png", b"PICTURE 3", at=2)
+    report = run(data, root)
+    assert makers.encoded() == [b"PICTURE 3"]
+    assert report.encoded == 1
+    assert cells(root, "latents")["3.png"] == [fakes.digest_bytes(b"PICTURE 3")]
+
+
+def test_a_picture_replaced_just_after_it_was_made_is_seen_even_with_the_same_time(data, root, makers):
+    """Within the grain of a file's time, two contents look alike, so a fresh file's time is not believed."""
+    now = data / "3.png"
+    now.write_bytes(b"picture 3")
+    stamp = now.stat().st_mtime_ns
+    run(data, root)
+    now.write_bytes(b"PICTURE 3")
+    os.utime(now, ns=(stamp, stamp))
+    makers.encoded()
+    run(data, root)
+    assert makers.encoded() == [b"PICTURE 3"]
+
+
+def test_a_file_that_was_touched_is_not_encoded_again(data, root, makers):
+    run(data, root)
+    makers.encoded()
+    os.utime(data / "3.png", (7, 7))
+    report = run(data, root)
+    assert makers.encoded() == []
+    assert (report.encoded, report.reused) == (0, 11)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_picture_replaced_after_a_run_was_stopped_half_way_is_encoded_again(data, root, monkeypatch, batches):
+    """The next run joins the unfinished pass, in which the picture may be recorded already."""
+    makers = fakes.Makers(options={"limit": 2})
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
 
     class Stop:
         def is_set(self):
-            return len(encoder.batches) >= count
+            return sum(len(encoder.batches) for encoder in makers.made) >= batches
 
     with pytest.raises(Incomplete):
-        fakes.run(root, samples, encoder, cancel=Stop())
-    return encoder.encoded
-
-
-@pytest.mark.parametrize("victim", ["index", "workers", "claims", "ledgers", "locks", "tmp", "digests", "all of them"])
-def test_deleting_what_is_derived_or_advisory_loses_nothing(root, victim, monkeypatch):
-    clock = Clock()  # without its beat, the holder of a claim can only be waited for
-    monkeypatch.setitem(Worker.__init__.__kwdefaults__, "clock", clock)
-    monkeypatch.setitem(Worker.__init__.__kwdefaults__, "sleep", lambda _seconds: clock.sleep(10))
-    samples = captions(*names(40))
-    fakes.run(root, captions(*names(10)), FakeEncoder())
-    made = half_done(root, samples, 3)
-    everything = ["index", "workers", "claims", "ledgers", "locks", "tmp", "digests"]
-    for name in everything if victim == "all of them" else [victim]:
-        for folder in [root / name, *root.glob(f"plans/*/*/{name}")]:
-            if folder.exists():
-                for path in folder.iterdir():
-                    path.unlink()
-    encoder = FakeEncoder()
-    report = fakes.run(root, samples, encoder)
+        precompute_here(PrecomputeRequest(str(data), "model", str(root), encode=("latents",)), cancel=Stop())
+    first = makers.encoded()
+    for n in range(5):
+        picture(data / f"{n}.png", b"PICTURE %d" % n, at=2)
+    report = run(data, root, encode=("latents",))
+    assert len(first) == min(2 * batches, 5)
+    assert sorted(makers.encoded()) == [b"PICTURE %d" % n for n in range(5)]
     assert report.complete
-    assert sorted(encoder.encoded + made) == sorted(names(40)[10:])
+    assert cells(root, "latents") == {f"{n}.png": [fakes.digest_bytes(b"PICTURE %d" % n)] for n in range(5)}
     assert verify(root).ok
 
 
-def test_deleting_the_folders_themselves_loses_nothing_either(root):
-    samples = captions(*names(40))
-    made = half_done(root, samples, 3)
-    for folder in [root / "index", root / "workers", root / "tmp", *root.glob("plans/*/*/*s")]:
-        shutil.rmtree(folder, ignore_errors=True)
-    encoder = FakeEncoder()
-    assert fakes.run(root, samples, encoder).complete
-    assert sorted(encoder.encoded + made) == sorted(names(40))
-
-
-def test_a_ledger_that_is_damaged_while_its_writer_lives_changes_no_count_and_no_fact(root):
-    """Its units come back in the next round, where the worker finds what it has made itself."""
-
-    def damage(_counts):
-        for path in root.glob("plans/*/1/ledgers/0.*"):
-            path.write_bytes(b"?")
-
-    report = fakes.run(root, captions("two words", "three more words"), FakeEncoder(), on_progress=damage)
-    assert (report.complete, report.encoded, report.reused) == (True, 2, 0)
-    column = fakes.catalog(root).columns[0]
-    assert [column.row_cells(row)[0].facts["tokens"] for row in range(2)] == [(2,), (3,)]
-
-
-def test_a_unit_without_a_ledger_after_three_rounds_is_a_failure_that_says_so(root):
-    def damage(_counts):
-        for path in root.glob("plans/*/1/ledgers/*"):
-            path.write_bytes(b"?")
-
-    report = fakes.run(root, captions("a"), FakeEncoder(), on_progress=damage)
-    assert (report.complete, report.failed) == (False, 1)
-    assert report.failures[0]["reason"] == "no worker could finish it"
-    assert fakes.run(root, captions("a"), FakeEncoder()).complete
-
-
-@pytest.mark.parametrize("damage", ["deleted", "truncated"])
-def test_a_segment_that_is_lost_while_the_pass_runs_is_made_again(root, damage):
-    """Neither what a worker remembers of its own segments nor the index of its start is believed in a later round."""
-    layout, encoder = Layout(root), FakeEncoder()
-    fakes.run(root, captions(*names(3)), FakeEncoder())
-    lost = []
-
-    def lose(_counts):
-        for digest in list_segments(layout) if not lost and encoder.batches else ():
-            lost.append(digest)
-            layout.segment(digest).chmod(0o644)
-            if damage == "deleted":
-                layout.segment(digest).unlink()
-            else:
-                layout.segment(digest).write_bytes(layout.segment(digest).read_bytes()[:-1])
-
-    report = fakes.run(root, captions(*names(6)), encoder, on_progress=lose)
-    assert len(lost) == 2
-    assert (report.complete, report.wanted) == (True, 6)
-    assert Counter(encoder.encoded) == Counter(names(6)[:3]) + Counter(names(6)[3:] * 2)
+def test_samples_that_are_removed_leave_and_their_entries_stay(data, root, makers):
+    run(data, root)
+    (data / "3.png").unlink()
+    report = run(data, root)
+    assert (report.samples, report.encoded) == (4, 0)
+    assert list(catalog(root).ids) == ["0.png", "1.png", "2.png", "4.png"]
     with cs.open(root) as store:
-        assert len(store.get_many([FakeEncoder().resolve({"caption": name}, None).key for name in names(6)], as_numpy=True)) == 6
+        assert len(store) == 11
 
 
-@pytest.mark.parametrize("victim", ["rounds/0.json", "done.json", "plan.safetensors"])
-def test_a_damaged_file_of_the_plan_stands_in_nobodys_way(root, victim):
-    """They are synced before anything builds on them, so only a failing disk does this; the command must still get through."""
-    samples = captions(*names(12))
-    fakes.run(root, samples, FakeEncoder())
-    half_done(root, captions(*names(40)), 3)
-    for path in root.glob(f"plans/*/**/{victim}"):
-        path.chmod(0o644)
-        path.write_bytes(b"?")
-    for wanted in (captions(*names(40)), samples):
-        assert fakes.run(root, wanted, FakeEncoder()).complete
-    assert verify(root).ok
+def test_a_sample_that_comes_back_is_not_encoded_again(data, root, makers):
+    run(data, root)
+    content = (data / "3.png").read_bytes()
+    (data / "3.png").unlink()
+    run(data, root)
+    picture(data / "3.png", content)
+    assert run(data, root).encoded == 0
 
 
-def test_a_stopped_run_resumed_with_another_world_size_encodes_only_the_rest(root):
-    samples = captions(*names(60))
-    made = half_done(root, samples, 4)
-    jobs = ranks(root, samples, 3, launch="resumed")
-    reports = as_threads(*jobs)
-    assert sorted(made + [item for one in jobs for item in one.encoders[0].encoded]) == sorted(names(60))
-    assert {(report.complete, report.wanted, report.encoded) for report in reports} == {(True, 60, 60)}
+def test_a_data_set_that_moved_is_not_encoded_again(data, root, makers, tmp_path):
+    run(data, root)
+    makers.encoded()
+    moved = data.rename(tmp_path / "moved")
+    for path in moved.iterdir():
+        os.utime(path, (9, 9))
+    report = run(moved, root)
+    assert makers.encoded() == []
+    assert report.reused == 11
 
 
-# Processes that die
+def test_a_kept_cell_is_emptied_when_its_picture_changed_and_filled_by_the_next_run_of_its_encoder(data, root, makers):
+    run(data, root)
+    picture(data / "3.png", b"PICTURE 3", at=2)
+    run(data, root, encode=("text",))
+    assert cells(root, "latents")["3.png"] == [None]
+    assert cells(root, "latents")["2.png"] == [fakes.digest_bytes(b"picture 2")]
+    run(data, root, encode=("latents",))
+    assert cells(root, "latents")["3.png"] == [fakes.digest_bytes(b"PICTURE 3")]
 
 
-def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_claim_alone(root, zygote, tmp_path):
-    gate = Gate(tmp_path / "gate")
-    jobs: list[dict[str, Any]] = [
-        {"store": str(root), "fill": names(1003), "options": {"rank": rank, "world_size": 4}} for rank in range(4)
-    ]
-    jobs[1]["environment"] = {fakes.GATE: str(gate.folder)}
-    zygote.begin(*jobs, CACHESTORE_LAUNCH="one launch")
-    victim = gate.wait()
-    os.kill(victim, signal.SIGKILL)
-    ended = zygote.end()
-    assert [code for code, _report in ended] == [0, -signal.SIGKILL, 0, 0]
-    made = Counter(key for _pid, _encoder, key in zygote.log())
-    assert set(made) == {str(cs.key(name)) for name in names(1003)}
-    assert set(made.values()) == {1}, "it was killed before it encoded anything"
-    reports = [report for _code, report in ended if report]
-    assert {(report["complete"], report["wanted"], report["encoded"]) for report in reports} == {(True, 1003, 1003)}
-    assert holds(root, names(1003))
+def test_two_names_in_one_store_share_their_entries(data, root, makers):
+    run(data, root, name="one")
+    makers.encoded()
+    report = run(data, root, name="other")
+    assert makers.encoded() == []
+    assert (report.encoded, report.reused) == (0, 11)
+    assert list(catalog(root, "other").ids) == list(catalog(root, "one").ids)
 
 
-def test_a_process_killed_in_the_middle_of_its_claim_costs_what_it_had_not_published(root, zygote, tmp_path):
-    """It is killed once others have seen its claim, with a batch encoded: those units are encoded twice, no others."""
-    [(code, _)] = zygote.run({"store": str(root), "fill": names(300), "environment": {VARIABLE: "publish.before_place:4"}})
-    assert code == -signal.SIGKILL
-    lost = {key for _pid, _encoder, key in zygote.log()}
-    ended = zygote.run(*({"store": str(root), "fill": names(300), "options": {"rank": rank, "world_size": 2}} for rank in range(2)))
-    assert [code for code, _report in ended] == [0, 0]
-    made = Counter(key for _pid, _encoder, key in zygote.log())
-    assert set(made.values()) == {1}
-    assert set(made) >= lost
-    assert holds(root, names(300))
+def test_with_replace_another_source_takes_the_names_place(data, root, makers, tmp_path):
+    run(data, root)
+    other = picture(tmp_path / "other/x.png", b"x").parent
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        run(other, root)
+    report = run(other, root, replace=True)
+    assert report.complete
+    assert list(catalog(root).ids) == ["x.png"]
 
 
-PLACES = [
-    *(f"publish.{place}:{count}" for place in ("before_fsync", "after_place") for count in range(1, 9)),
-    *(f"publish.{place}:{count}" for place in ("after_fsync", "before_place", "after_folder_fsync") for count in (2, 4, 5, 6, 7)),
-    "worker.before_ledger",
-    "segment.published",
-    "segment.published:2",
-    "commit.before_index",
-    "commit.after_index",
-    "catalog.before_publish",
-    "catalog.after_publish",
-    "reconcile.before_commit",
-    "reconcile.after_commit",
-    "reconcile.before_done",
-]
+def test_with_replace_another_model_takes_the_columns_place(data, root, makers):
+    run(data, root)
+    with pytest.raises(RecipeMismatch, match="--replace"):
+        run(data, root, model="other")
+    assert run(data, root, model="other", replace=True).encoded == 11
+    assert {recipe.make["model"] for recipe in catalog(root).recipes.values()} == {"other"}
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, place):
-    """At every named place of the way; afterwards the data set is whole, paired, and nothing acknowledged was made twice."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for n in range(6):
-        (data / f"{n}.png").write_bytes(b"picture %d" % n)
-        (data / f"{n}.txt").write_text(f"caption {n}")
-        os.utime(data / f"{n}.png", (n, n))
-    one = {"store": str(root), "precompute": str(data)}
-    [(code, _)] = zygote.run({**one, "environment": {VARIABLE: place}})
-    assert code in (0, -signal.SIGKILL)
-    present = set()
-    if list_segments(Layout(root)):
-        with cs.open(root) as store:
-            present = set(map(str, store.keys()))
-    zygote.log()
-    [(code, report)] = zygote.run(one)
-    assert code == 0
-    assert (report["complete"], report["wanted"], report["samples"]) == (True, 13, 6)
-    assert {key for _pid, _encoder, key in zygote.log()}.isdisjoint(present)
-    assert verify(root).ok
-    with cs.open(root) as store:
-        assert len(store) == 13
-    [(code, report)] = zygote.run(one)
-    assert (code, report["encoded"], report["reused"]) == (0, 0, 13)
+def test_only_the_same_encoders_earlier_column_is_compared(data, root, makers):
+    run(data, root, encode=("text",), model="one")
+    assert run(data, root, encode=("latents",), model="other").complete
 
 
-def test_the_places_to_die_at_are_all_that_a_run_passes():
-    """A failpoint that is added to the way of a run is to be listed above."""
-    source = "".join(path.read_text() for path in (fakes.ROOT / "cachestore").rglob("*.py"))
-    named = {line.partition('failpoint("')[2].partition('"')[0] for line in source.splitlines() if 'failpoint("' in line}
-    elsewhere = {place for place in named if place.startswith(("repair.", "gc.", "compact."))}
-    assert named - elsewhere == {place.partition(":")[0] for place in PLACES}
+def test_all_captions_of_a_sample_or_the_first(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text(json.dumps({"id": "x", "caption": ["one", "two", "one"]}) + "\n")
+    run(manifest, root, encode=("text",), captions="all")
+    assert cells(root, "text") == {"x": [fakes.digest_text(text) for text in ("one", "two", "one")]}
+    run(manifest, root, encode=("text",), captions="first")
+    assert cells(root, "text") == {"x": [fakes.digest_text("one")]}
 
 
-def test_ranks_that_make_the_store_at_the_same_moment_share_it(root, monkeypatch):
-    """The other rank's store appears after this one has looked for it and before it looks at what else is there."""
-    from cachestore.storage import commit
-
-    really = commit.names_in
-
-    def late(folder, **options):
-        monkeypatch.setattr(commit, "names_in", really)
-        cs.open(root, mode="a").close()
-        return really(folder, **options)
-
-    monkeypatch.setattr(commit, "names_in", late)
-    cs.open(root, mode="a").close()
-    assert verify(root).ok
+def test_another_policy_encodes_what_is_new_and_the_catalog_says_which_it_was(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text(json.dumps({"id": "x", "caption": ["a, b, c", "d"]}) + "\n")
+    run(manifest, root, encode=("text",))
+    assert (sorted(makers.encoded()), catalog(root).texts) == (["", "a, b, c"], {})
+    policy = cs.CaptionPolicy(choose="all", dropout=0.1, shuffle_tags=True, variants=2)
+    report = run(manifest, root, encode=("text",), captions=policy)
+    assert sorted(makers.encoded()) == sorted({*policy.texts(["a, b, c", "d"])} - {"a, b, c"})
+    assert (report.generation, catalog(root).texts) == (2, policy.encoding())
+    assert run(manifest, root, encode=("text",), captions=cs.CaptionPolicy(choose="random", shuffle_tags=True, variants=2)).generation == 2
+    assert makers.encoded() == []
 
 
-def test_an_interrupted_worker_leaves_no_lock_behind(root, zygote):
-    [(code, _)] = zygote.run({"store": str(root), "fill": names(50), "environment": {VARIABLE: "worker.before_ledger"}})
-    assert code == -signal.SIGKILL
-    with cs.open(root, mode="a") as store:
-        report = fill_with(store, *names(50), function=lambda batch: pytest.fail("it is published"))
-    assert (report.complete, report.encoded, report.encoded_here) == (True, 50, 0)
+def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers):
+    manifest = tmp_path / "m.jsonl"
+    picture(tmp_path / "a.png", b"a")
+    row = {
+        "id": "x",
+        "image": "a.png",
+        "control": ["c.png", "d.png"],
+        "mask": "m.png",
+        "caption": "c",
+        "artist": "é",
+        "n": [1, {"deep": None}],
+    }
+    manifest.write_text(json.dumps(row) + "\n")
+    run(manifest, root)
+    found = catalog(root)
+    assert json.loads(found.extras[0]) == {"artist": "é", "n": [1, {"deep": None}]}
+    assert {role: [list(at), list(refs)] for role, (at, refs) in found.images.items()} == {
+        "image": [[0, 1], ["a.png"]],
+        "control": [[0, 2], ["c.png", "d.png"]],
+        "mask": [[0, 1], ["m.png"]],
+    }
 
 
-# Starting
+def edits(tmp_path, controls):
+    """A manifest of edited pictures: each with its control images."""
+    rows = []
+    for n, references in enumerate(controls):
+        picture(tmp_path / f"{n}.png", b"picture %d" % n)
+        rows.append({"id": str(n), "image": f"{n}.png", "control": references, "caption": "make it so"})
+        for reference in references:
+            picture(tmp_path / reference, reference.encode())
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "m.jsonl"
 
 
-def test_the_whole_job_without_torch_starts_in_a_moment(tmp_path):
-    """Counted in modules, as time depends on the machine: none of the heavy ones is loaded for a job with an encoder passed in."""
-    source = """
-import sys, cachestore as cs, numpy
-with cs.open(sys.argv[1], mode="a") as store:
-    cs.fill(store, [(cs.key("a"), 1)], lambda batch: {key: {"x": numpy.ones(3)} for key, _ in batch})
-heavy = {"torch", "transformers", "diffusers", "accelerate", "PIL", "multiprocessing", "asyncio", "concurrent.futures.process"}
-print(sorted(heavy & set(sys.modules)))
+def control_cells(root):
+    found = catalog(root)
+    column = found.column("latents", "control")
+    return {sample: [cell.input.hex() if cell.key else None for cell in column.row_cells(row)] for row, sample in enumerate(found.ids)}
+
+
+def test_control_images_have_a_column_of_their_own_in_the_order_of_the_manifest(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["b.png", "a.png"], ["a.png"], []])
+    report = run(manifest, root, encode=("latents",))
+    assert (report.complete, report.wanted, report.encoded) == (True, 5, 5)
+    b, a = (hashlib.sha256(name.encode()).hexdigest() for name in ("b.png", "a.png"))
+    assert control_cells(root) == {"0": [b, a], "1": [a], "2": []}
+    assert run(manifest, root, encode=("latents",)).encoded == 0
+    picture(tmp_path / "a.png", b"another", at=2)
+    assert run(manifest, root, encode=("latents",)).encoded == 1
+    assert control_cells(root)["1"] == [hashlib.sha256(b"another").hexdigest()]
+
+
+def test_control_images_that_are_no_longer_listed_leave_the_data_set(tmp_path, root, makers):
+    run(edits(tmp_path, [["a.png"]]), root, encode=("latents",))
+    run(edits(tmp_path, [[]]), root, encode=("latents",))
+    assert [column.role for column in catalog(root).columns] == ["image"]
+
+
+def test_a_control_image_that_cannot_be_made_is_a_failure_of_its_sample(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["a.png"], ["b.png"]])
+    picture(tmp_path / "b.png", b"undecodable")
+    report = run(manifest, root, encode=("latents",))
+    assert [failure["sample"] for failure in report.failures] == ["1"]
+    assert control_cells(root)["1"] == [None]
+
+
+def test_captions_that_are_shown_images_are_made_anew_when_one_is_replaced(tmp_path, root, makers):
+    makers.options["shown"] = "control"
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["a.png"]])
+    report = run(manifest, root)
+    assert (report.complete, report.wanted) == (True, 2 + 2 + 2)
+    assert makers.encoded("text") == ["make it so"] * 2, "without images there is no empty caption"
+    assert run(manifest, root).encoded == 0
+    picture(tmp_path / "b.png", b"another", at=2)
+    assert run(manifest, root).encoded == 2
+    assert makers.encoded("text") == ["make it so"]
+    assert [column.options for column in catalog(root).columns if column.encoder == "text"] == [{"images": "control"}]
+
+
+def test_a_forecast_of_captions_that_are_shown_images_counts_their_tokens(tmp_path, root, makers):
+    makers.options |= {"shown": "control", "image_tokens": 3}
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["a.png"]])
+    forecast = look_ahead(PrecomputeRequest(str(manifest), "model", str(root), encode=("text",)))
+    # Three words and one picture fit into the eight tokens of the fake; with two pictures they do not.
+    assert (forecast.wanted, forecast.to_encode, forecast.truncated_captions) == (2, 2, 1)
+
+
+def test_a_sample_without_the_image_that_its_caption_needs_is_a_failure(tmp_path, root, makers):
+    makers.options["shown"] = "control"
+    report = run(edits(tmp_path, [["a.png"], []]), root, encode=("text",))
+    assert [(failure["sample"], failure["reason"]) for failure in report.failures] == [("1", "it is shown no image")]
+
+
+def test_a_store_inside_its_own_data_is_no_part_of_it(data, makers):
+    root = data / "cache"
+    first = run(data, root)
+    picture(root / "not ours.png", b"x")
+    second = run(data, root)
+    assert (first.samples, second.samples, second.encoded) == (5, 5, 0)
+
+
+# Words and failures
+
+
+def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
+    (data / "3.txt").unlink()
+    (data / "4.txt").write_text("one\ntwo")
+    said = []
+    precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
+    text = "\n".join(said)
+    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "10 to encode", "free"):
+        assert words in text
+
+
+def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root, makers):
+    (tmp_path / "p.txt").write_text("short\n" + "word " * 9 + "\n")
+    said = []
+    precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=said.append)
+    assert any("1 captions are longer" in line for line in said)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
+    monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 10)
+    with pytest.raises(WriteFailed, match="10 are free"):
+        run(data, root)
+    assert makers.encoded() == []
+    monkeypatch.undo()
+
+
+def test_failures_within_the_limit_are_complete_and_beyond_it_are_not(data, root, makers):
+    picture(data / "bad.png", b"undecodable")
+    assert not run(data, root).complete
+    assert run(data, root, max_failures="1").complete
+    assert run(data, root, max_failures="10%").complete
+    with pytest.raises(EncodeFailed, match=r"bad\.png.*this is no picture"):
+        run(data, root, strict=True)
+
+
+def test_a_failed_picture_is_tried_again_by_the_next_run_and_its_reason_is_kept(data, root, makers):
+    picture(data / "bad.png", b"undecodable")
+    for _ in range(2):
+        report = run(data, root)
+        assert [dict(failure) for failure in report.failures] == [
+            {"sample": "bad.png", "encoder": "latents", "reason": "this is no picture"}
+        ]
+        assert fakes.adds_up(report)
+    picture(data / "bad.png", b"mended", at=3)
+    assert run(data, root).complete
+
+
+def test_limits_that_cannot_be_read_are_refused_before_anything_is_encoded(data, root, makers):
+    with pytest.raises(BadInput, match="max-failures"):
+        run(data, root, max_failures="some")
+    assert makers.encoded() == []
+
+
+def test_an_unknown_option_is_refused_by_name(data, root):
+    with pytest.raises(BadInput, match="resolutoin"):
+        cs.precompute(data, model="m", store=root, resolutoin=64)
+
+
+def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):
+    told = []
+    report = cs.precompute(data, model="m", store=root, inline=True, on_progress=told.append)
+    assert told[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    assert all(set(counts) == set(told[-1]) for counts in told)
+
+
+# Looking ahead
+
+
+def look(data, root, **options):
+    return look_ahead(PrecomputeRequest(str(data), "model", str(root), **options))
+
+
+def png(width, height, seed=0):
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three upright pictures and two wide ones, real."""
+    for n in range(5):
+        picture(tmp_path / f"photos/{n}.png", png(*((64, 128) if n < 3 else (128, 64)), seed=n))
+    return tmp_path / "photos"
+
+
+def test_looking_ahead_at_nothing_is_all_zero(tmp_path, root, makers):
+    (tmp_path / "empty").mkdir()
+    run(rows(tmp_path / "m.jsonl", {"caption": "a cat"}), root)
+    forecast = look(tmp_path / "empty", root, replace=True)
+    assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode, forecast.estimated_bytes) == (0, 0, 0, 0, 0)
+    assert forecast.buckets == {}
+
+
+def test_looking_ahead_counts_and_encodes_nothing(photos, root, makers):
+    forecast = look(photos, root, resolution=128)
+    assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode) == (5, 6, 0, 6)
+    assert sum(forecast.buckets.values()) == 5
+    assert len(forecast.buckets) == 2
+    assert forecast.estimated_bytes == 6 * 16
+    assert makers.encoded() == []
+    assert list_names(Layout(root)) == []
+
+
+def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, makers):
+    manifest = edits(tmp_path, [["a.png", "b.png"], ["c.png"]])
+    for path in tmp_path.glob("*.png"):
+        picture(path, png(*((128, 64) if path.stem.isdigit() else (64, 128))))
+    forecast = look(manifest, root, resolution=128)
+    assert sum(forecast.buckets.values()) == 2
+    run(manifest, root, resolution=128)
+    assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
+
+
+def test_looking_ahead_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
+    run(photos, root, resolution=128)
+    forecast = look(photos, root, resolution=128)
+    assert (forecast.present, forecast.to_encode, forecast.estimated_bytes) == (6, 0, 0)
+    assert sum(forecast.buckets.values()) == 5
+
+
+def test_looking_ahead_opens_no_pass_and_touches_no_unfinished_one(data, root, makers):
+    look(data, root)
+    assert not list(root.glob("plans/*/1"))
+
+
+# In processes of their own
+
+
+PLAIN_SCRIPT = """
+import sys, threading
+import cachestore as cs
+report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+again = cs.precompute(sys.argv[1], model="model", store=sys.argv[2], procs=2)
+print(report.complete, report.encoded, again.encoded, again.reused)
+print(threading.active_count(), [name for name in ("torch", "transformers", "tokenizers", "diffusers") if name in sys.modules])
 """
-    out, err = fakes.program(source, tmp_path / "store").communicate(timeout=50)
-    assert out == "[]\n", err
 
 
-def test_a_filled_store_leaves_no_thread_and_no_child(root):
-    before = threading.active_count()
-    with cs.open(root, mode="a") as store:
-        fill_with(store, *names(20))
-    assert threading.active_count() == before
-    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
-    assert Path(root).is_dir()
+def script(tmp_path, source, *arguments, **environment):
+    """Run a script file without a `__main__` guard; encoders are fake in it and in what it starts."""
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    paths = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
+    return subprocess.run(
+        [sys.executable, path, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
+    )
 
 
-def test_a_segment_that_no_index_covers_yet_is_looked_at_again_too(root):
-    """A worker that remembers its header from before still sees that it was cut short."""
-    layout = Layout(root)
-    with cs.open(root, mode="a") as store, store.writer() as writer:
-        writer.put(cs.key("a"), {"value": np.zeros(4)})
-    with closing(load_snapshot(layout, for_planning=True)) as before:
-        assert cs.key("a") in before
-        [digest] = list_segments(layout)
-        layout.segment(digest).chmod(0o644)
-        layout.segment(digest).write_bytes(layout.segment(digest).read_bytes()[:-1])
-        with closing(load_snapshot(layout, earlier=before, for_planning=True)) as after:
-            assert cs.key("a") not in after
+def test_a_plain_script_without_a_guard_encodes_in_processes_of_their_own(data, root, tmp_path):
+    ended = script(tmp_path, PLAIN_SCRIPT, data, root)
+    assert ended.stdout == "True 11 0 11\n1 []\n", ended.stderr
+    assert verify(root).ok
+
+
+def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data, root, makers, monkeypatch, tmp_path):
+    """Told `--procs 2`, each of two would start two."""
+    told = []
+    report = run(data, tmp_path / "another")
+
+    def children(arguments, count, _care, _environment):
+        command, path = arguments
+        told.append((command, json.loads(Path(path).read_text()), count))
+        return [Child(1, 0, report.as_json(), "")] * count
+
+    monkeypatch.setattr("cachestore.jobs.precompute.run_children", children)
+    assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
+    assert told == [("work", PrecomputeRequest(str(data), "model", str(root)).as_json(), 2)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_a_launcher_each_rank_starts_one_worker_that_is_that_rank(data, root, tmp_path, rank):
+    """As from a trainer under torchrun: every rank gets its report, not only the one that prints."""
+    source = """
+import sys
+import cachestore as cs
+from cachestore.work.workers import read_beats
+from cachestore.files.paths import Layout
+from cachestore.source.combined import gather_all
+from pathlib import Path
+report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+[beat] = read_beats(Layout(Path(sys.argv[2])))
+print(report.complete, report.wanted, beat["rank"], beat["world_size"])
+"""
+    launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none"}
+    ended = script(tmp_path, source, data, root, **launcher)
+    assert ended.stdout == f"True 11 {rank} 2\n", ended.stderr
+
+
+def test_ranks_of_a_launch_that_start_workers_one_after_the_other_get_one_report(data, root, tmp_path):
+    """The workers' parents differ, but they are one launch: the second returns the pass that the first ended."""
+    source = """
+import os, subprocess, sys
+if "RANK" not in os.environ:  # the agent
+    for rank in "01":
+        own = {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"}
+        subprocess.run([sys.executable, *sys.argv], env=own, check=True)
+else:
+    import cachestore as cs
+    report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
+    print(report.encoded, report.plan, report.generation, flush=True)
+"""
+    ended = script(tmp_path, source, data, root)
+    first, second = ended.stdout.splitlines()
+    assert first == second, ended.stderr
+    assert first.startswith("11 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"model": "other"}, RecipeMismatch),
+        ({"model": "model", "strict": True}, EncodeFailed),
+        ({"model": "model", "caption_lines": "none"}, BadInput),
+        ({"model": "model", "max_failures": "x"}, BadInput),
+    ],
+)
+def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers, monkeypatch, options: Any, error):
+    picture(data / "bad.png", b"undecodable")
+    run(data, root)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    with pytest.raises(error) as raised:
+        cs.precompute(data, store=root, **options)
+    assert type(raised.value) is error
+
+
+def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, makers, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    monkeypatch.setenv("CACHESTORE_FAILPOINT", "worker.before_ledger")
+    with pytest.raises(Incomplete, match="SIGKILL"):
+        cs.precompute(data, model="model", store=root)
+    monkeypatch.delenv("CACHESTORE_FAILPOINT")
+    report = cs.precompute(data, model="model", store=root)
+    assert (report.complete, report.encoded) == (True, 11)
+
+
+def test_one_killed_worker_of_two_does_not_matter(data, root, monkeypatch, tmp_path):
+    gate = fakes.Gate(tmp_path / "gate")
+    starting = fakes.command(
+        "precompute", data, "--model", "model", "--store", root, "--procs", "2", "--json", FAKE_ENCODER_GATE=str(gate.folder)
+    )
+    os.kill(gate.wait(), 9)
+    gate.open()
+    out, err = starting.communicate(timeout=50)
+    report = json.loads(out)
+    assert (starting.returncode, report["complete"], report["encoded"]) == (0, True, 11), err
+    assert verify(root).ok
+
+
+# The folder that holds everything that goes wrong, with a real model
+
+
+REFUSED = {"truncated.jpg", "text.png", "empty.jpg", "broken link.png"}
+
+
+def nasty(folder):
+    """Real pictures of every kind, and what only looks like one. Returns the folder."""
+    from PIL import Image
+
+    def noise(mode, size=(96, 64), seed=0):
+        bands = len(Image.new(mode, (1, 1)).getbands())
+        pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], bands), dtype=np.uint8)
+        return Image.fromarray(pixels[..., 0] if bands == 1 else pixels, mode)
+
+    def save(name, image, kind, **options):
+        file = BytesIO()
+        image.save(file, kind, **options)
+        return picture(folder / name, file.getvalue())
+
+    jpeg = save("plain.jpg", noise("RGB"), "JPEG")
+    picture(folder / "truncated.jpg", jpeg.read_bytes()[:-400])
+    picture(folder / "text.png", b"this is a text")
+    picture(folder / "empty.jpg", b"")
+    save("rgba.png", noise("RGBA"), "PNG")
+    save("palette.gif", noise("RGB").quantize(16), "GIF")
+    sixteen = np.random.default_rng(1).integers(0, 65536, (64, 96), dtype=np.uint16)
+    save("sixteen.png", Image.fromarray(sixteen), "PNG")
+    save("cmyk.jpg", noise("CMYK"), "JPEG")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save("rotated.jpg", noise("RGB", seed=2), "JPEG", exif=exif)
+    save("a.jpg", noise("RGB", seed=3), "JPEG")
+    save("a.png", noise("RGB", seed=4), "PNG")
+    save("sub/a.png", noise("RGB", seed=5), "PNG")
+    save("SHOUTED.JPG", noise("RGB", seed=6), "JPEG")
+    save("ünïcöde 写真.png", noise("RGB", seed=7), "PNG")
+    save("with space.and.dots.png", noise("RGB", seed=8), "PNG")
+    save("tall.webp", noise("RGB", (40, 120), seed=9), "WEBP")
+    save("one pixel.bmp", noise("RGB", (1, 1)), "BMP")
+    save("same as a.png", noise("RGB", seed=4), "PNG")
+    for name in ("plain", "rgba", "a", "sub/a", "SHOUTED", "ünïcöde 写真", "with space.and.dots"):
+        (folder / f"{name}.txt").write_text(f"a caption of {name}", encoding="utf-8")
+    (folder / "cmyk.txt").write_text("")
+    (folder / "broken link.png").symlink_to("nowhere.png")
+    outside = folder.parent / "outside"
+    save("../outside/linked.png", noise("RGB", seed=10), "PNG")
+    (folder / "linked").symlink_to(outside)
+    (folder / "loop").symlink_to(folder)
+    picture(folder / "notes.md", b"# notes")
+    picture(folder / ".hidden.png", b"hidden")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny Stable Diffusion."""
+    import torch
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    tiny.save(tiny.sd15(), folder, "unet", "UNet2DConditionModel")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoded(model, tmp_path_factory):
+    """The nasty folder, encoded by a real model in this process, with the store inside it: (folder, store, report)."""
+    folder = nasty(tmp_path_factory.mktemp("nasty") / "data")
+    report = cs.precompute(folder, model=model, store=folder / "cache", resolution=64, device="cpu", inline=True)
+    return folder, folder / "cache", report
+
+
+@pytest.mark.torch
+def test_every_sample_of_the_nasty_folder_is_encoded_or_listed_with_its_reason(encoded):
+    _folder, store, report = encoded
+    listed = {failure["sample"] for failure in report.failures}
+    assert listed == REFUSED
+    assert all(failure["reason"] and failure["encoder"] == "latents" for failure in report.failures)
+    found = catalog(store)
+    latents = found.column("latents", "image")
+    for row, sample in enumerate(found.ids):
+        assert (latents.row_keys(row)[0] is None) == (sample in REFUSED), sample
+    assert report.samples == len(found) == 20
+    assert (report.failed, fakes.adds_up(report)) == (len(REFUSED), True)
+    assert verify(store).ok
+
+
+@pytest.mark.torch
+def test_every_entry_of_the_nasty_folder_names_the_digest_of_its_own_image(encoded):
+    folder, store, _report = encoded
+    found = catalog(store)
+    latents, text = found.column("latents", "image"), found.column("text", "caption")
+    with cs.open(store) as reader:
+        for row, sample in enumerate(found.ids):
+            if sample in REFUSED:
+                continue
+            own = hashlib.sha256((folder / sample).read_bytes()).hexdigest()
+            meta = reader.describe(latents.row_keys(row)[0]).meta
+            assert (meta["input_digest"], meta["encoder"]) == (own, "latents"), sample
+            assert latents.row_cells(row)[0].input.hex() == own
+            caption = reader.describe(text.row_keys(row)[0]).meta
+            assert caption["caption"] == found.row_captions(row)[0]
+
+
+@pytest.mark.torch
+def test_missing_and_empty_captions_of_the_nasty_folder_are_the_empty_caption(encoded):
+    _folder, store, _report = encoded
+    found = catalog(store)
+    captions = {sample: found.row_captions(row) for row, sample in enumerate(found.ids)}
+    assert captions["cmyk.jpg"] == captions["palette.gif"] == captions["linked/linked.png"] == [""]
+    assert captions["a.jpg"] == captions["a.png"] == ["a caption of a"]
+    assert captions["sub/a.png"] == ["a caption of sub/a"]
+
+
+@pytest.mark.torch
+def test_pictures_of_equal_bytes_in_the_nasty_folder_share_an_entry(encoded):
+    _folder, store, _report = encoded
+    found = catalog(store)
+    keys = {sample: found.column("latents", "image").row_keys(row)[0] for row, sample in enumerate(found.ids)}
+    assert keys["a.png"] == keys["same as a.png"]
+    assert len({key for key in keys.values() if key}) == len(keys) - len(REFUSED) - 1
+
+
+@pytest.mark.torch
+def test_the_latents_of_an_upright_picture_are_upright(encoded):
+    """A picture turned by EXIF, and one that is taller than wide."""
+    _folder, store, _report = encoded
+    found = catalog(store)
+    facts = {sample: found.column("latents", "image").row_cells(row)[0].facts for row, sample in enumerate(found.ids)}
+    assert facts["rotated.jpg"]["size"] == (64, 96)
+    assert facts["tall.webp"]["size"] == (40, 120)
+    assert facts["plain.jpg"]["size"] == (96, 64)
+
+
+@pytest.mark.torch
+def test_a_second_run_over_the_nasty_folder_reuses_all_that_did_not_fail(encoded, model):
+    folder, store, first = encoded
+    report = cs.precompute(folder, model=model, store=store, resolution=64, device="cpu", inline=True)
+    assert (report.encoded, report.reused, report.failed) == (0, first.wanted - first.failed, first.failed)
+    assert list_generations(Layout(store), "train") == [report.generation] == [first.generation]
+
+
+@pytest.mark.torch
+def test_a_call_with_nothing_to_encode_imports_no_torch_with_a_real_model(model, tmp_path):
+    picture(tmp_path / "data/a.png", png(64, 64))
+    (tmp_path / "data/a.txt").write_text("a caption")
+    cs.precompute(tmp_path / "data", model=model, store=tmp_path / "store", resolution=64, device="cpu", inline=True)
+    source = """
+import subprocess, sys
+import cachestore as cs
+subprocess.Popen = None
+report = cs.precompute(sys.argv[1], model=sys.argv[2], store=sys.argv[3], resolution=64)
+print(report.complete, report.encoded, report.reused, [name for name in ("torch", "transformers", "diffusers") if name in sys.modules])
+"""
+    out, err = fakes.program(source, tmp_path / "data", model, tmp_path / "store").communicate(timeout=50)
+    assert out == "True 0 3 []\n", err
+
+
+@pytest.mark.torch
+def test_a_folder_of_one_file_goes_through_with_a_real_model(encoded, model, tmp_path):
+    picture(tmp_path / "data/plain.jpg", (encoded[0] / "plain.jpg").read_bytes())
+    report = cs.precompute(tmp_path / "data", model=model, store=tmp_path / "store", resolution=64, device="cpu", inline=True)
+    assert (report.complete, report.samples, report.wanted) == (True, 1, 2)
+    assert Path(report.store) == tmp_path / "store"
+
+
+@pytest.mark.torch
+def test_the_segments_of_a_store_open_in_the_stock_library(encoded):
+    from safetensors import safe_open
+
+    for path in (encoded[1] / "segments").glob("*/*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            assert list(file.keys())
+
+
+@pytest.mark.torch
+def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_other_model(encoded, model, tmp_path):
+    folder, _store, _report = encoded
+    data = shutil.copytree(folder, tmp_path / "moved", symlinks=True)
+    moved, other = shutil.copytree(model, tmp_path / "moved model"), shutil.copytree(model, tmp_path / "other model")
+    weights = next((other / "vae").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
+    store = data / "cache"
+    for digest in list_segments(Layout(store)):
+        Layout(store).segment(digest).unlink()
+    with pytest.raises(RecipeMismatch, match="model"):
+        cs.repair(store, refill=True, source=data, model=other)
+    code = main(["repair", str(store), "--refill", "--source", str(data), "--model", str(moved), "--json"])
+    assert code == 0
+    assert verify(store).ok
+    assert {cell.key is None for cell in catalog(store).column("latents", "image").row_cells(0)} == {False}
+
+
+@pytest.mark.torch
+def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
+    _folder, _store, report = encoded
+    lines = training_lines(report, batch_size=2)
+    assert all(word in "\n".join(lines) for word in ("prompt_embeds", "latents from moments", f"generation={report.generation}"))
+    path = tmp_path / "train.py"
+    path.write_text("\n".join([*lines, "    print(sorted(batch)[0], batch['latents'].shape[0])"]))
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=50, cwd=fakes.ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
+
+
+# Two calls at once
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_samples_in_memory_are_as_old_as_the_call_that_gathered_them(data, root, makers, monkeypatch, processes):
+    def listed(count):
+        return [cs.Sample(f"{n}", {"image": data / f"{n}.png"}, (f"caption {n}",)) for n in range(count)]
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    cs.precompute(listed(1), model="model", store=root, inline=True)
+    real = gather_all
+
+    def overtaken(*given, **named):
+        monkeypatch.setattr("cachestore.jobs.precompute.gather_all", real)
+        found = real(*given, **named)
+        cs.precompute(listed(3), model="model", store=root, inline=True)
+        return found
+
+    monkeypatch.setattr("cachestore.jobs.precompute.gather_all", overtaken)
+    with pytest.raises(Superseded):
+        cs.precompute(listed(2), model="model", store=root, inline=not processes)
+    assert (len(catalog(root)), list_generations(Layout(root), "train")) == (3, [1, 2])

@@ -10,7 +10,7 @@ import cachestore as cs
 from cachestore.cli import ERROR, OK, main
 from cachestore.core.errors import BadInput, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain.collect import drop
 from cachestore.storage.snapshot import list_segments

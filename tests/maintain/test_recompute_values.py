@@ -14,7 +14,7 @@ from cachestore.cli import DAMAGE, ERROR, OK, USAGE, main
 from cachestore.core.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain.recompute import choose
 from cachestore.storage.append import Appender

@@ -93,7 +93,7 @@ class Bucketed(FakeEncoder):
 def precompute(body: Mapping[str, Any]):
     """One rank of a `precompute` over pictures, in as many buckets as it is told."""
     from cachestore.jobs import planning as request
-    from cachestore.jobs.planning import PrecomputeRequest
+    from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.precompute import precompute_here
 
     def encoders(_layout, asked):

@@ -13,7 +13,7 @@ import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.jobs import precompute as run
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
 from tests import fakes
 from tests.fakes import catalog

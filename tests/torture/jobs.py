@@ -17,7 +17,7 @@ from cachestore.core.keys import Key
 from cachestore.core.tensors import to_raw
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain import collect as upkeep
 from cachestore.storage.append import publish_segment

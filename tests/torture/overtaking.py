@@ -24,7 +24,7 @@ from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs import precompute as run
 from cachestore.jobs import reconcile
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.storage.catalog import Catalog, list_generations, newest_catalog, read_catalog
 from tests import fakes
 from tests.torture import jobs

@@ -17,7 +17,7 @@ import cachestore.jobs.planning
 from cachestore.core.keys import Key
 from cachestore.files.locks import locked
 from cachestore.files.paths import Layout
-from cachestore.jobs.planning import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain.collect import collect, drop
 from cachestore.storage.catalog import list_generations, list_names, read_catalog

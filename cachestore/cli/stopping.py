@@ -1,0 +1,77 @@
+"""How a command that encodes is stopped by SIGINT and SIGTERM, and how it speaks to a person meanwhile."""
+
+import signal
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from shlex import join
+from typing import TYPE_CHECKING
+
+from cachestore.cli import printable
+from cachestore.core.errors import Incomplete
+
+if TYPE_CHECKING:
+    from cachestore.jobs.placement import Say
+
+
+class Stop:
+    """Set by SIGINT or SIGTERM; the work then ends after the present batch, with everything encoded published."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self.signal is not None
+
+
+@contextmanager
+def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Generator[Stop]:
+    """Turn the first SIGINT or SIGTERM into a request to stop, then leave with 130 or 143.
+
+    `line` are the arguments of the command that goes on from there, which is said; none where somebody else says it.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: object) -> None:
+        del frame
+        # Ctrl-C reaches the ranks too, and then their parent's SIGTERM: only a second Ctrl-C means "at once".
+        is_repeated = stop.signal is not None
+        stop.signal = stop.signal or number
+        if is_parent or (is_repeated and number == signal.SIGINT):
+            raise KeyboardInterrupt
+        if not is_repeated:
+            say("stopping after the present batch …")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    except (KeyboardInterrupt, Incomplete):
+        if stop.signal is None:
+            raise
+        _say_how_to_go_on(line)
+        raise SystemExit(128 + stop.signal) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_how_to_go_on(line: Sequence[str]) -> None:
+    if line:
+        program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
+        to_stderr(f"cachestore: stopped; what is encoded is published. Go on with: {program} {join(line)}")
+
+
+def to_stderr(line: str) -> None:
+    """A line for a person. One that nobody can read any more is no reason to fail: a handler of signals says some in the middle of work."""
+    with suppress(OSError, ValueError):
+        print(printable(line), file=sys.stderr, flush=True)
+
+
+def silence(line: str) -> None:
+    """Say nothing."""
+    del line

@@ -1,0 +1,34 @@
+"""`cachestore work`: one rank of a `precompute`, which starts it and reads its report. Not for people, and not in `--help`."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from cachestore.cli import FAILURES, OK, print_json
+from cachestore.cli.precompute import run_here
+from cachestore.cli.stopping import silence, stopping, to_stderr
+
+HELP = "one rank of precompute"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The request as a file, and how much is said; the report is JSON always."""
+    parser.add_argument("request", metavar="REQUEST.json")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do this rank's part of the request, print the report, and end with the process that started this one."""
+    from cachestore.jobs.options import PrecomputeRequest
+    from cachestore.jobs.processes import LISTING, watch_parent
+
+    watch_parent(os.environ)
+    number = os.environ.pop(LISTING, "")
+    request = PrecomputeRequest.from_json(json.loads(Path(arguments.request).read_text(encoding="utf-8")))
+    say = silence if arguments.quiet else to_stderr
+    with stopping(say, ()) as stop:
+        report = run_here(request, say, stop, is_shown=not arguments.quiet, number=int(number) if number.isdecimal() else None)
+    print_json(report.as_json())
+    return OK if report.complete else FAILURES

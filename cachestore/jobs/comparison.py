@@ -1,0 +1,92 @@
+"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`.
+
+Pure: both are read already. It is called when a plan is laid out, and again before its catalog takes the place of one that was
+published meanwhile.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from cachestore.core.errors import RecipeMismatch
+from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
+from cachestore.core.keys import Json
+from cachestore.storage.catalog import Catalog, KeyColumn
+from cachestore.work.plan import Plan
+
+_IDS = ("ids.text", "ids.offsets")
+
+
+def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
+    """What a plan changes of the newest catalog of its name, in words. Raises RecipeMismatch where a change must be asked for."""
+    if previous is None:
+        return ()
+    words: list[str] = []
+    is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
+    ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
+    if before and not ids & before and not replace_allowed:
+        raise RecipeMismatch(
+            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists {len(ids)}: "
+            "pass another --name, or --replace if this source is to take its place"
+        )
+    for column in () if replace_allowed else previous.columns:
+        _compare_column(plan, column, previous)
+    if ids - before:
+        words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
+    if before - ids:
+        words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
+    return tuple(words)
+
+
+def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
+    """Raise RecipeMismatch where a column that the plan makes anew would lose what it has: a resolution that is added loses nothing."""
+    columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
+    if not columns:
+        return
+    column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
+    now = plan.recipes[column.recipe]
+    if earlier.fingerprint != now.fingerprint:
+        changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
+        raise RecipeMismatch(
+            f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
+            "pass --replace to make it anew, or another --name"
+        )
+    if not _covers(plan, column.options, previous, earlier.options):
+        raise RecipeMismatch(
+            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
+            "pass --replace to make it anew, or another --name"
+        )
+
+
+def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
+    """Whether samples of both would be made alike: a source that came or went since says nothing about the others."""
+    if dict(now) == dict(before):
+        return True
+    if RESOLUTIONS not in now and RESOLUTIONS not in before:
+        return False
+    both = _sources_in(plan.extras) & _sources_in(previous.extras)
+    return all(options_for(now, {SOURCE: label}) == options_for(before, {SOURCE: label}) for label in both)
+
+
+def _sources_in(extras: Sequence[str]) -> set[str]:
+    """The sources that samples are of; empty for those of one alone."""
+    return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
+
+
+def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
+    """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
+    one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
+    is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
+    return is_no_less and _are_same_options(plan, one, previous, other)
+
+
+def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:
+    """The fields in which two recipes differ, by their path."""
+    found: list[str] = []
+    for name in sorted({*before, *now}):
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += _differences(cast("Mapping[str, Json]", one), cast("Mapping[str, Json]", other), f"{prefix}{name}.")
+        elif one != other:
+            found.append(f"{prefix}{name}")
+    return found

@@ -1,0 +1,479 @@
+"""What `precompute` may be asked: the one table of its options.
+
+Each field of PrecomputeRequest is an option. Its metadata make the command line and `--help`, read TOML files, check what Python callers
+pass, and say what workers are told (JSON) and what a catalog keeps (hints). Imports neither torch nor numpy: `--help` reads it.
+"""
+
+import json
+import operator
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Literal, TypedDict, cast, get_args
+
+from cachestore.core.arguments import refuse_address
+from cachestore.core.captions import CHOICES, CaptionPolicy
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import RANDOM
+from cachestore.core.keys import Json
+from cachestore.core.samples import MASK, Source
+from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
+from cachestore.files.paths import is_temporary
+from cachestore.source.combined import IN_MEMORY, labelled
+from cachestore.source.folders import CaptionLines
+from cachestore.source.tars import SUFFIX
+
+LATENTS: Final = "latents"
+"""The encoder of pictures and videos."""
+
+LOADED: Final = "(loaded "
+"""How the model of a request is called that has no name, as it is an object of the caller's."""
+
+Latents = Literal["moments", "mean", "sample"]
+Crop = Literal["center", "random"]
+
+_LEAST_FPS, _MOST_FPS = 0.1, 1000
+_DEVICES: Final = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
+_DEVICE: Final = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
+_PATHS: Final = ("model", "vae", "text_encoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the values of an option are read."""
+
+    wanted: str
+    """What a value is, in words."""
+    read: Callable[[Any], Any]
+    """A value of Python, TOML or JSON -> as a request holds it. Raises TypeError, ValueError or BadInput for any other."""
+    parse: Callable[[Any], Any] = str
+    """The text of a command line -> what `read` takes. Raises ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of an option beside its default."""
+
+    kind: Kind
+    group: str
+    """The heading in `--help` under which it stands; empty for those above all groups."""
+    help: str
+    metavar: str | None = None
+    is_hint: bool = True
+    """Whether a catalog keeps it: whatever decides what is made, and nothing of how."""
+    is_for_files: bool = True
+    """Whether it may stand in a TOML file."""
+
+
+def _option(
+    default: Any, kind: Kind, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
+) -> Any:
+    """The field of an option."""
+    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint, is_for_files=is_for_files)}
+    return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
+
+
+def _switch(group: str, words: str, *, is_hint: bool = True) -> Any:
+    """The field of an option that is given or not."""
+    return _option(default=False, kind=_SWITCH, group=group, words=words, is_hint=is_hint)
+
+
+def option_of(one: "Field[Any]") -> Option:
+    """What is known of a field of PrecomputeRequest."""
+    return one.metadata["option"]
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+def _whole(least: int, value: Any) -> int:
+    number = _refuse() if isinstance(value, bool) else operator.index(value)
+    return number if number >= least else _refuse()
+
+
+def _whole_from(least: int) -> Kind:
+    return Kind(f"a whole number from {least} on", lambda value: _whole(least, value), int)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    several = cast("Sequence[Any]", value) if isinstance(value, list | tuple | range) else [value]
+    return tuple(_whole(1, one) for one in several)
+
+
+def _parse_numbers(text: str) -> list[int]:
+    return [int(part) if part.strip().isdecimal() else _refuse() for part in text.split(",")]
+
+
+def _sizes(value: Any) -> int | tuple[int, ...]:
+    found = _numbers(value)
+    return found if len(found) > 1 else found[0] if found else _refuse()
+
+
+def _rate(value: Any) -> float:
+    is_number = hasattr(value, "__float__") and not isinstance(value, bool)
+    rate = float(value) if is_number else _refuse()
+    return (value if type(value) is int else rate) if isfinite(rate) and _LEAST_FPS <= rate <= _MOST_FPS else _refuse()
+
+
+def _word(*words: str) -> Kind:
+    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
+
+
+def _place(value: Any) -> str:
+    place = os.fspath(cast("str | os.PathLike[str]", value))
+    return place if isinstance(place, str) and place else _refuse()
+
+
+def _switched(value: Any) -> bool:
+    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's has either name, by its version
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _refuse()
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = tuple(value) if not isinstance(value, str | bytes | Mapping) else _refuse()
+    are_names = all(isinstance(name, str) and (name in {"text", LATENTS} or is_text_encoder(name)) for name in names)
+    return names if names and are_names else _refuse()
+
+
+def _device(value: Any) -> str:
+    return value if _DEVICE.fullmatch(value) else _refuse()
+
+
+def _batch_size(value: Any) -> int | Literal["auto"]:
+    return "auto" if isinstance(value, str) and value == "auto" else _whole(1, value)
+
+
+def _captions(value: Any) -> str | CaptionPolicy:
+    return value if isinstance(value, str) and value in CHOICES else CaptionPolicy.parse(value)
+
+
+def _parse_captions(text: str) -> Any:
+    return text if text in CHOICES else json.loads(text)
+
+
+def _arguments(value: Any) -> dict[str, Json]:
+    given = cast("Mapping[Any, Json]", value) if isinstance(value, Mapping) else _refuse()
+    return {_text(name): one for name, one in given.items()}
+
+
+def _parse_arguments(texts: Sequence[str]) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{text!r} has no NAME before a =")
+        found[name] = value
+        with suppress(ValueError):
+            found[name] = json.loads(value)
+    return found
+
+
+def _failures(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else str(_whole(0, value))
+    return text if _allowed(text) is not None else _refuse()
+
+
+def _allowed(text: str) -> tuple[float, bool] | None:
+    """The number in `3` or `2%` and whether it is a share; None for anything else."""
+    number, is_share = text.removesuffix("%"), text.endswith("%")
+    try:
+        value = float(number) if is_share else int(number)
+    except ValueError:
+        return None
+    return (value, is_share) if value >= 0 and not (is_share and value > 100) else None
+
+
+def allowed_failures(text: str, units: int) -> int:
+    """How many of these units may fail: a count, or a share of the units such as `2%`. Raises BadInput."""
+    found = _allowed(text)
+    if found is None:
+        raise BadInput(f"max_failures is {_FAILURES.wanted}, not {text!r}")
+    value, is_share = found
+    return int(units * value / 100) if is_share else int(value)
+
+
+def _sources(value: Any) -> tuple[Source, ...]:
+    listed = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else _refuse()
+    return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
+
+
+_PLACE: Final = Kind("a path or a hub id", _place)
+_STORE: Final = Kind("a path (str or pathlib.Path, and not empty)", _place)
+_TEXT: Final = Kind("a text", _text)
+_SWITCH: Final = Kind("true or false", _switched, lambda given: given)
+_DTYPE: Final = Kind(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
+_FAILURES: Final = Kind("a count or a share such as 2%", _failures)
+_SEVERAL: Final = "a whole number from 1 on, or several of them"
+_POLICY: Final = Kind("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
+_ENCODERS: Final = Kind(
+    "a list of names, such as text,latents or text_encoder,text_encoder_2",
+    _names,
+    lambda text: [one.strip() for one in text.split(",") if one.strip()],
+)
+_SOURCES: Final = Kind('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputeRequest:
+    """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
+
+    data: str = _option(MISSING, _TEXT, "", "a path; empty where `sources` says what there is", is_for_files=False)
+    model: str = _option(
+        MISSING, _PLACE, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
+    )
+    store: str = _option(MISSING, _STORE, "", "the store's folder; made if it does not exist", is_hint=False)
+    encode: tuple[str, ...] = _option(("text", LATENTS), _ENCODERS, "what", "text, latents or both; some encoders alone by name", "LIST")
+    name: str = _option("train", _TEXT, "what", "the data set's name")
+    captions: Literal["first", "all"] | CaptionPolicy = _option(
+        "first", _POLICY, "what", "of a sample with several; or a CaptionPolicy as JSON", "first|all"
+    )
+    caption_lines: CaptionLines = _option("whole", _word(*get_args(CaptionLines)), "what", "how a caption file is read", "whole|each|first")
+    caption: str | None = _option(
+        None,
+        _TEXT,
+        "what",
+        "for samples without one (default: the empty caption, with a warning; if no row has a caption, an error)",
+        "TEXT",
+    )
+    sources: tuple[Source, ...] = _option(
+        (), _SOURCES, "what", "in place of DATA: a list of objects with the fields of cs.Source", "JSON", is_for_files=False
+    )
+    """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
+    replace: bool = _switch("what", "let this source, model or resolution take the place of the name's earlier one", is_hint=False)
+    resolution: int | tuple[int, ...] = _option(
+        1024, Kind(_SEVERAL, _sizes, _parse_numbers), "pictures", "area R*R in aspect buckets; each sample at each of several", "R[,R]"
+    )
+    bucket_step: int = _option(64, _whole_from(1), "pictures", "sides of buckets are multiples of N pixels", "N")
+    no_upscale: bool = _switch("pictures", "small pictures go to smaller buckets, not scaled up")
+    crop: Crop = _option(
+        "center", _word(*get_args(Crop)), "pictures", "which part is kept where a picture is larger than its bucket", "center|random"
+    )
+    variants: int = _option(1, _whole_from(1), "pictures", "random crops of each picture", "N")
+    crop_seed: int = _option(0, _whole_from(0), "pictures", "of random crops", "N")
+    flip: bool = _switch("pictures", "make each picture mirrored, too")
+    frames: tuple[int, ...] = _option(
+        (),
+        Kind(_SEVERAL, _numbers, _parse_numbers),
+        "videos",
+        "counts of frames: each video gets the largest that it can fill; without any none is encoded",
+        "F[,F]",
+    )
+    fps: float | None = _option(
+        None,
+        Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float),
+        "videos",
+        "frames a second to take (default: the file's own frames)",
+        "R",
+    )
+    clips: int = _option(1, _whole_from(1), "videos", "parts of each video, evenly spread; one is its beginning", "N")
+    vae: str | None = _option(None, _PLACE, "model", "take the VAE from here: a folder, a hub id, or one .safetensors file", "PATH")
+    text_encoder: str | None = _option(None, _PLACE, "model", "take the text encoder from here, likewise", "PATH")
+    revision: str | None = _option(None, _TEXT, "model", "of a hub model", "R")
+    variant: str | None = _option(None, _TEXT, "model", "of the weights, such as fp16", "V")
+    encode_arg: Mapping[str, Json] = _option(
+        dict,
+        Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments),
+        "model",
+        "an argument for encode_prompt, such as clip_skip=1; JSON or text",
+        "NAME=VALUE",
+    )
+    text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
+    vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
+    latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what is kept of the posterior", "moments|mean|sample")
+    procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N", is_hint=False)
+    device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i", is_hint=False)
+    batch_size: int | Literal["auto"] = _option(
+        "auto",
+        Kind("auto or a whole number from 1 on", _batch_size, lambda text: text if text == "auto" else int(text)),
+        "how",
+        "auto or a number",
+        "N",
+        is_hint=False,
+    )
+    compile: bool = _switch("how", "compile the VAE's encoder for shapes that are many enough", is_hint=False)
+    workers: int | None = _option(
+        None,
+        Kind("a number of threads from 0 on", lambda value: _whole(0, value), int),
+        "how",
+        "threads that read and decode (default: by processors)",
+        "N",
+        is_hint=False,
+    )
+    rank: int | None = _option(
+        None, _whole_from(0), "how", "this process's rank, where no launcher says it", "R", is_hint=False, is_for_files=False
+    )
+    world_size: int | None = _option(
+        None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_hint=False, is_for_files=False
+    )
+    strict: bool = _switch("how", "fail if any unit failed; refuse a model that needs more than is made here", is_hint=False)
+    max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%", is_hint=False)
+
+    @property
+    def policy(self) -> CaptionPolicy:
+        """Which captions are encoded. Raises BadInput for what is no policy."""
+        return CaptionPolicy.parse(self.captions)
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """The resolutions, each once, in order."""
+        return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
+
+    def check(self) -> None:
+        """Raise BadInput for options that are malformed in themselves, or do not go with each other."""
+        for one in fields(self):
+            read_value(one, getattr(self, one.name), in_command(one.name))
+        for name in ("data", "model", "vae", "text_encoder", "store"):
+            refuse_address(in_command(name), getattr(self, name) or "")
+        if not self.data and not self.sources:
+            raise BadInput("DATA is missing: a path, or several")
+        if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
+            raise BadInput("a source has a resolution of its own, and several are given for all: give either")
+        if self.variants > 1 and self.crop != RANDOM:
+            raise BadInput(f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random")
+        if (self.fps is not None or self.clips > 1) and not self.frames:
+            raise BadInput("--fps and --clips are for videos, of which none is encoded without --frames")
+
+    def as_json(self) -> dict[str, Json]:
+        """Every option as JSON; the inverse is `from_json`."""
+        return {one.name: _as_json(getattr(self, one.name)) for one in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], where: str = "") -> "PrecomputeRequest":
+        """The request that JSON objects, tables and Python arguments say. Names that are no options are passed over.
+
+        Raises BadInput that names the option, after `where`, for a value that cannot be meant.
+        """
+        known = {one.name: one for one in fields(cls)}
+        return cls(**{name: read_value(known[name], value, f"{where}{name}") for name, value in body.items() if name in known})
+
+    def hints(self) -> dict[str, Json]:
+        """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
+        places = {name: str(Path(place).absolute()) for name in _PATHS if (place := getattr(self, name)) and Path(place).exists()}
+        body = self.as_json() | places | {"data": _as_hint(self.data)}
+        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in labelled(self.sources)]
+        is_kept = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
+        return {name: value for name, value in body.items() if is_kept[name]}
+
+    @classmethod
+    def from_hints(cls, hints: Mapping[str, Any], *, store: str) -> "PrecomputeRequest":
+        """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
+        if "imported" in hints:
+            raise BadInput(f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again")
+        if "data" not in hints or "model" not in hints:
+            raise BadInput("this catalog does not say how it was made; run `cachestore precompute` with its source and model again")
+        if str(hints["model"]).startswith(LOADED):
+            raise BadInput(f"this was made by a model in memory, {hints['model']}; call cs.precompute with that model again")
+        if any(source.get("data") == IN_MEMORY for source in hints.get("sources", ())):
+            raise BadInput("this was made of samples in memory; call cs.precompute with them again")
+        return cls.from_json({**hints, "store": store})
+
+    def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
+        """What of `encode` these encoders make; all of it where that is nothing."""
+        return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
+
+
+class Options(TypedDict, total=False):
+    """The options of `cs.precompute` and `cs.plan` that have defaults there: the fields of PrecomputeRequest with their types."""
+
+    name: str
+    captions: Literal["first", "all"] | CaptionPolicy
+    caption_lines: CaptionLines
+    caption: str | None
+    replace: bool
+    resolution: int | Sequence[int]
+    bucket_step: int
+    no_upscale: bool
+    crop: Crop
+    variants: int
+    crop_seed: int
+    flip: bool
+    frames: int | Sequence[int]
+    fps: float | None
+    clips: int
+    vae: str | os.PathLike[str] | None
+    text_encoder: str | os.PathLike[str] | None
+    revision: str | None
+    variant: str | None
+    text_dtype: str
+    vae_dtype: str
+    latents: Latents
+    procs: int | None
+    device: str
+    batch_size: int | Literal["auto"]
+    compile: bool
+    workers: int | None
+    rank: int | None
+    world_size: int | None
+    strict: bool
+
+
+def in_command(name: str) -> str:
+    """An option as the command line spells it."""
+    return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+
+
+def spelled(default: object) -> str:
+    """A default as a person would type it; empty for none."""
+    if isinstance(default, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", default)))
+    return str(default) if isinstance(default, str | int) else ""
+
+
+def read_value(one: "Field[Any]", value: object, where: str) -> Any:
+    """A value as a request holds it; None where that is the default. Raises BadInput that begins with `where` for what cannot be meant."""
+    if value is None and one.default is None:
+        return None
+    kind = option_of(one).kind
+    try:
+        return kind.read(value)
+    except (TypeError, ValueError) as error:  # BadInput is a ValueError too
+        raise BadInput(_refusal(kind, where, value, error)) from error
+
+
+def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
+    """A value as a request holds it, from the text of a command line (or the texts of an option that may be repeated). Raises BadInput."""
+    kind = option_of(one).kind
+    try:
+        value = kind.parse(text)
+    except ValueError as error:
+        raise BadInput(_refusal(kind, where, text, error)) from error
+    return read_value(one, value, where)
+
+
+def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
+    """The sentence that refuses a value, with what a part of it says of itself."""
+    own = str(error) if isinstance(error, BadInput) else ""
+    return f"{where} is {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
+
+
+def _as_json(value: object) -> Json:
+    match value:
+        case CaptionPolicy() | Source():
+            return value.as_json()
+        case tuple():
+            return [_as_json(one) for one in cast("tuple[object, ...]", value)]
+        case Mapping():
+            return dict(cast("Mapping[str, Json]", value))
+        case _:
+            return cast("Json", value)
+
+
+def _as_hint(data: str) -> str:
+    """A path that will be found from anywhere; what was in memory, as such; nothing for nothing."""
+    if is_temporary(Path(data).name):
+        return IN_MEMORY
+    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars exists under no name
+    return str(Path(data).absolute()) if is_place else data
+
+
+def _makes(name: str) -> set[str]:
+    """The encoders that work where this is asked for: masks are made beside the latents of their pictures."""
+    return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}

@@ -1,0 +1,107 @@
+"""Who this process is among ranks, how many processes to start, and what those are told. Reads the environment; starts nothing."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cachestore.core.errors import BadInput
+from cachestore.core.ranks import Placement, discover
+from cachestore.files.paths import Layout
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.processes import gpu_count, processors
+from cachestore.storage.commit import create_store
+from cachestore.storage.snapshot import open_layout
+from cachestore.work.workers import host_name
+
+READ_THREADS: Final = 16
+"""Threads that read and decode at most, where the caller does not say; else this process's part of the processors less one."""
+
+Say = Callable[[str], None]
+"""Takes a line for a person."""
+
+
+def find_placement(rank: int | None, world_size: int | None) -> Placement:
+    """Who this process is, as its environment says now. torch.distributed counts only where it is imported and initialised already."""
+    found: tuple[int, int] | None = None
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found = (distributed.get_rank(), distributed.get_world_size())
+    return discover(os.environ, rank=rank, world_size=world_size, distributed=found)
+
+
+_said: set[str] = set()
+"""What was said of contradictions in the environment of this process: once is enough."""
+
+
+def say_conflict(placement: Placement, say: Say) -> None:
+    """Say once in this process that the environment contradicts itself, if it does."""
+    if placement.conflict and placement.conflict not in _said:
+        _said.add(placement.conflict)
+        say(placement.conflict)
+
+
+def launch_of(placement: Placement) -> str:
+    """The launch's name; under torchrun without a run id the agent's process tells launches apart, alone a name of its own."""
+    if placement.launch:
+        return placement.launch
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return f"agent:{host_name()}:{os.getppid()}:{_started(os.getppid())}"
+    return f"own:{secrets.token_hex(8)}"
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since boot; empty where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def threads_for(asked: int | None, local_world_size: int) -> int:
+    """How many threads read and decode: as asked, else by the processors that each process of this machine has for itself."""
+    return max(1, min(READ_THREADS, processors() // local_world_size - 1)) if asked is None else asked
+
+
+def process_count(request: PrecomputeRequest) -> int:
+    """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher. Raises BadInput."""
+    if request.procs is not None:
+        if request.procs > 1 and request.rank is not None:
+            raise BadInput(f"--procs starts local ranks, and does not go with --rank; got {request.procs}")
+        return request.procs
+    is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
+    return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
+
+
+def own_place(placement: Placement, launch: str) -> dict[str, str]:
+    """What a worker started for this process's own rank is told: its launch and rank, which it could not find out by itself.
+
+    Its parent is this process and not the agent, and where only rank 0 prints, another rank would get no report.
+    """
+    if placement.rank is None or placement.found_in == "single process":
+        return {"CACHESTORE_LAUNCH": launch}
+    place = {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
+    return {"CACHESTORE_LAUNCH": launch, **place}
+
+
+_STORE: Final = "CACHESTORE_STORE"
+"""The variable that says which store a started worker works on: its id, a space and its path. The worker's own children may use others."""
+
+
+def handed_on(layout: Layout) -> dict[str, str]:
+    """The variables for workers that are started for a store: if it is gone by then, they must not make another one in its place."""
+    return {_STORE: f"{layout.store_id} {layout.root}"}
+
+
+def open_for_pass(place: str, store_id: str = "") -> Layout:
+    """Open the store at a path, or make one. If the store is known already, by its id or from the starting process, open only that one.
+
+    Raises ReadFailed where that one is not there any more; otherwise as `create_store`.
+    """
+    layout = Layout.at(place)
+    told, _, root = os.environ.get(_STORE, "").partition(" ")
+    known = store_id or (told if root == str(layout.root) else "")
+    return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)
