@@ -82,6 +82,15 @@ class Store(Reader):
         self._check_writable()
         return Writer(self)
 
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Store one value of your own; when this returns it is durable, acknowledged and readable here.
+
+        `tensors` maps names to torch tensors or numpy arrays of any shape, `meta` is a small JSON value. Each call makes a segment: for
+        many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
+        """
+        with self.writer() as writer:
+            writer.put(key, tensors, meta)
+
     def commit(self) -> None:
         """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
         self._check_writable()
