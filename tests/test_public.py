@@ -185,3 +185,14 @@ def test_a_type_checker_refuses_an_option_that_does_not_exist(tmp_path):
         (one["range"]["start"]["line"], one["rule"]) for one in json.loads(ended.stdout)["generalDiagnostics"] if one["severity"] == "error"
     ]
     assert errors == [(2, "reportCallIssue"), (3, "reportCallIssue")]
+
+
+def test_what_a_trainer_holds_says_what_it_is_in_one_line_and_when_its_store_is_closed_too(tmp_path):
+    data = cs.CachedDataset(make_store(tmp_path / "store", [Row("a"), Row("b")], recipes()))
+    shown = f"CachedDataset('{tmp_path}/store', 'train', generation=1: 2 samples)"
+    assert repr(data) == shown
+    assert repr(cs.make_loader(data, batch_size=1, framework="single")) == f"Loader({shown}, num_workers=0)"
+    assert repr(cs.MixedDataset([data], [2])) == f"MixedDataset(4 samples an epoch of {shown})"
+    with cs.open(tmp_path / "mine", mode="a") as store, cs.ReadThrough(store) as read:
+        pass
+    assert repr(read) == f"ReadThrough(Store('{tmp_path}/mine', mode='a'), on_miss='raise')"

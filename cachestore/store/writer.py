@@ -67,6 +67,10 @@ class Store(Reader):
         self._pid = os.getpid()
         super().__init__(path, verify=verify, io=io)
 
+    def __repr__(self) -> str:
+        """Where it is and how it is open; asks nothing of the store."""
+        return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
+
     def __getstate__(self) -> dict[str, Any]:
         """A pickled store opens for reading elsewhere."""
         return super().__getstate__()
