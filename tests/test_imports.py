@@ -1,7 +1,7 @@
 """What importing costs, and what it must never bring along.
 
-The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. Each
-module is imported in a process of its own, so modules added later are held to their room's rule without being listed here.
+The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. Modules are
+imported in fresh processes, so modules added later are held to their room's rule without being listed here.
 """
 
 import json
@@ -54,28 +54,32 @@ def run(program: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def loaded(module: str, forbidden: tuple[str, ...]) -> list[str]:
-    """Which of the forbidden packages stand in `sys.modules` after a fresh interpreter has imported a module."""
+def brought(modules: list[str], forbidden: tuple[str, ...]) -> dict[str, list[str]]:
+    """Import modules one after the other in a fresh interpreter: by the first module that brought it, what is forbidden."""
     program = """
 import importlib, json, sys
-importlib.import_module(sys.argv[1])
-print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
+forbidden, found = json.loads(sys.argv[1]), {}
+for module in sys.argv[2:]:
+    before = {*sys.modules}
+    importlib.import_module(module)
+    if new := [name for name in forbidden if name in sys.modules and name not in before]:
+        found[module] = new
+print(json.dumps(found))
 """
-    return json.loads(run(program, module, *forbidden))
+    return json.loads(run(program, json.dumps(forbidden), *modules))
 
 
-RULED = [
-    pytest.param(name, marks=[pytest.mark.torch] if "torch" not in forbidden_for(name) else []) for name in modules() if forbidden_for(name)
-]
+RULES = {rule: [name for name in modules() if forbidden_for(name) == rule] for rule in dict.fromkeys(map(forbidden_for, modules())) if rule}
 
 
-@pytest.mark.parametrize("module", RULED)
-def test_importing_a_module_brings_nothing_that_its_room_forbids(module: str):
-    assert loaded(module, forbidden_for(module)) == []
+@pytest.mark.parametrize("rule", [pytest.param(rule, marks=[pytest.mark.torch] if "torch" not in rule else []) for rule in RULES])
+def test_importing_a_module_brings_nothing_that_its_room_forbids(rule):
+    """Modules with the same rule are imported in one process: what none of them brings, none brings alone."""
+    assert brought(RULES[rule], rule) == {}
 
 
-def test_the_check_sees_what_an_import_brings():
-    assert loaded("numpy", ("numpy", "torch")) == ["numpy"]
+def test_the_check_names_who_brings_what():
+    assert brought(["json", "numpy", "numpy.linalg"], ("numpy", "torch")) == {"numpy": ["numpy"]}
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():
