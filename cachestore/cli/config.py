@@ -25,7 +25,7 @@ from cachestore.core.arguments import refuse_address
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Source
 from cachestore.jobs.planning import PrecomputeRequest
-from cachestore.source.folders import CaptionLines
+from cachestore.source.captions import CaptionLines
 
 _TABLE: Final = "source"
 _NOT_IN_FILES: Final = frozenset({"data", "sources", "rank", "world_size"})

@@ -27,6 +27,7 @@ from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout, is_temporary
+from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import (
     IN_MEMORY,
     Brought,
@@ -37,7 +38,9 @@ from cachestore.source.combined import (
     list_sources,
     resolutions_of,
 )
-from cachestore.source.folders import IMAGE_SUFFIXES, CaptionLines, Files, Listing, Remarks
+from cachestore.source.files import IMAGE_SUFFIXES, Files
+from cachestore.source.listing import Listing
+from cachestore.source.remarks import Remarks
 from cachestore.source.tars import SUFFIX
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests

@@ -39,7 +39,7 @@ from cachestore.jobs.processes import LISTING, Care, gpu_count, joined_report, p
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.worker import Cancel
 from cachestore.source.combined import Brought, as_sources, files_of_brought, gather_all
-from cachestore.source.folders import Listing
+from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import listing_number, number_if_there

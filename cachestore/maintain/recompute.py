@@ -32,7 +32,7 @@ from cachestore.jobs.reconcile import Reconciler
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.source.combined import Moved, at_new_places, files_of, labels_of
-from cachestore.source.folders import Files
+from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
