@@ -34,10 +34,12 @@ from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.source.combined import Moved, at_new_places, files_of, labels_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
+from cachestore.storage.findings import HARMLESS, Finding
+from cachestore.storage.losses import needed_by
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
-from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
+from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
 from cachestore.work.passes import read_done
 from cachestore.work.plan import read_plan

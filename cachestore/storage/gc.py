@@ -33,8 +33,8 @@ from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.places import Place
 from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
+from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import Needs
-from cachestore.storage.verify import good_entries
 
 DAY_SECONDS: Final = 86_400.0
 GRACE_SECONDS: Final = DAY_SECONDS

@@ -30,22 +30,13 @@ from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
 from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
+from cachestore.storage.findings import Finding
 from cachestore.storage.index import Index, check, is_no_index
+from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
 from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.storage.verify import (
-    LOST_FORMAT,
-    LOST_VERSION,
-    Finding,
-    LookFurther,
-    Sample,
-    good_entries,
-    look_at_segment,
-    needed_samples,
-    vanished_keys,
-    verify,
-    wanted_keys,
-)
+from cachestore.storage.soundness import good_entries, look_at_segment
+from cachestore.storage.verify import LookFurther, verify
 
 
 @dataclass(frozen=True, slots=True)
