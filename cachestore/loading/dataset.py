@@ -23,11 +23,12 @@ from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_text, as_whole, refuse
 from cachestore.core.captions import CaptionPolicy, Choose
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RecipeMismatch
 from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
 from cachestore.core.keys import Key, Recipe, digest_parts
 from cachestore.core.samples import CONTROL, MASK
-from cachestore.core.tensors import RawTensor, to_torch
+from cachestore.core.tensors import to_torch
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart

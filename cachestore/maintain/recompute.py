@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore.core.arguments import as_place, as_switch, as_whole
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, Source
-from cachestore.core.tensors import RawTensor, to_raw
+from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
