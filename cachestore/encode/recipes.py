@@ -85,12 +85,13 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
     if not request.encode:
         return ()
     if request.loaded is not None:
-        return _encoders_of_loaded(request.loaded, request, digest)
+        _check_loaded(request)
+        return _encoders(request.loaded.model, request, digest)
     # A hub model is downloaded only as far as nothing else replaces its parts.
     needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
     return with_folder(
         request.model,
-        lambda folder: _encoders(models.read_model(folder), request, digest),
+        lambda folder: _encoders_of_folder(folder, request, digest),
         encode=needed,
         revision=request.revision,
         variant=request.variant,
@@ -130,21 +131,24 @@ def _check(request: ModelRequest) -> None:
         raise BadInput(f"a batch size is at least 1, not {request.batch_size}")
 
 
-def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    """The encoders that are asked for; `model_of` gives the model for one of ENCODERS."""
     makers = {"text": _text_encoder, "latents": _latents_encoder}
     wanted = {encoder_of(name) for name in request.encode}
-    made = tuple(makers[name](model, request, digest) for name in ENCODERS if name in wanted)
+    return tuple(makers[name](model_of(name), request, digest) for name in ENCODERS if name in wanted)
+
+
+def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    model = models.read_model(folder)
+    made = _encoders(lambda _name: model, request, digest)
     _check_variant(made, request)
     return made
 
 
-def _encoders_of_loaded(loaded: "LoadedModel", request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+def _check_loaded(request: ModelRequest) -> None:
     given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
     if given:
         raise BadInput(f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself")
-    makers = {"text": _text_encoder, "latents": _latents_encoder}
-    wanted = {encoder_of(name) for name in request.encode}
-    return tuple(makers[name](loaded.model(name), request, digest) for name in ENCODERS if name in wanted)
 
 
 def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:

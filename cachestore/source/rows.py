@@ -34,7 +34,7 @@ _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 
 def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
     """The rows of a manifest, or of a folder's metadata file, in which every row has a file."""
-    rows = _csv_rows(path) if path.suffix == ".csv" else _json_lines(path)
+    rows = _csv_rows(path) if path.suffix == ".csv" else ((number, text) for number, text in lines_of(path) if text.strip())
     is_metadata = path.name in METADATA
 
     def parse(line: tuple[int, Any]) -> tuple[Sample]:
@@ -75,10 +75,6 @@ def _cell(column: str, text: Any) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, str]]:
-    return ((line, text) for line, text in lines_of(path) if text.strip())
 
 
 def json_row(text: str, where: str) -> dict[str, Any]:
