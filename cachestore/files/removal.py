@@ -68,6 +68,11 @@ def age_seconds(path: Path, now: float) -> float | None:
     return None
 
 
+def is_older(path: Path, seconds: float, *, now: float) -> bool:
+    """Whether a regular file was not written for longer than so many seconds."""
+    return (age_seconds(path, now) or 0.0) > seconds
+
+
 @contextmanager
 def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
     """The folder that a path lies in, opened from the root on, one name after the other; None where the system has no such calls."""

@@ -312,15 +312,8 @@ def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    head = {
-        "format": _FORMAT,
-        "asked_as": asked_as,
-        "missing": remarks.missing,
-        "multi_line": remarks.multi_line,
-        "collapsed": remarks.collapsed,
-        "uncaptioned": remarks.uncaptioned,
-        "pictureless": remarks.pictureless,
-    }
+    told = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
+    head = {"format": _FORMAT, "asked_as": asked_as, **told}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
         for sample in samples:
