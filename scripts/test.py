@@ -26,8 +26,8 @@ LOWEST = "--lowest"
 OF_LIBRARIES = ("tests/encode", "tests/loading")
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread for each of pytest's processes, and no look at the network."""
-
-
+COMPILED_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Whatever the caller's shell says: tests start hundreds of interpreters, each of which would compile the package again."""
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the file system in memory itself; pytest makes folders of its own in it
 MEMORY_BYTES = 2 << 30
 TYPES = "basedpyright"
@@ -74,7 +74,7 @@ def run(name: str, command: Sequence[str], *, out: IO[bytes] | None = None) -> O
     if out is None:
         print(f"\n=== {name}", flush=True)
     begin = time.monotonic()
-    surroundings = QUIET_THREADS | fast_folder() | os.environ
+    surroundings = QUIET_THREADS | fast_folder() | os.environ | COMPILED_ONCE
     try:
         ended = subprocess.run(
             command,

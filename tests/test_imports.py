@@ -1,7 +1,8 @@
 """What importing costs, and what it must never bring along.
 
-The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. Each
-module is imported in a process of its own, so modules added later are held to their room's rule without being listed here.
+The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. The modules
+of one rule are imported one after the other in a process of their own: what none of them brings, each of them does not bring. Modules
+that are added later are held to their room's rule without being listed here.
 """
 
 import json
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,34 +56,46 @@ def run(program: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def loaded(module: str, forbidden: tuple[str, ...]) -> list[str]:
-    """Which of the forbidden packages stand in `sys.modules` after a fresh interpreter has imported a module."""
+def loaded(modules: Sequence[str], forbidden: tuple[str, ...]) -> dict[str, str]:
+    """Which of the forbidden packages stand in `sys.modules` of a fresh interpreter, by the first of the modules that brought each."""
     program = """
 import importlib, json, sys
-importlib.import_module(sys.argv[1])
-print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
+modules, forbidden = map(json.loads, sys.argv[1:])
+brought = {}
+for module in modules:
+    importlib.import_module(module)
+    brought = {name: module for name in forbidden if name in sys.modules} | brought
+print(json.dumps(brought))
 """
-    return json.loads(run(program, module, *forbidden))
+    return json.loads(run(program, json.dumps(modules), json.dumps(forbidden)))
 
 
-RULED = [
-    pytest.param(name, marks=[pytest.mark.torch] if "torch" not in forbidden_for(name) else []) for name in modules() if forbidden_for(name)
-]
+def rules() -> dict[tuple[str, ...], list[str]]:
+    """The modules that each rule is about, by what they must not bring along."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for module in modules():
+        found.setdefault(forbidden_for(module), []).append(module)
+    found.pop((), None)
+    return found
 
 
-@pytest.mark.parametrize("module", RULED)
-def test_importing_a_module_brings_nothing_that_its_room_forbids(module: str):
-    assert loaded(module, forbidden_for(module)) == []
+RULED = [pytest.param(*rule, id=rule[1][0], marks=() if "torch" in rule[0] else pytest.mark.torch) for rule in rules().items()]
 
 
-def test_the_check_sees_what_an_import_brings():
-    assert loaded("numpy", ("numpy", "torch")) == ["numpy"]
+@pytest.mark.parametrize(("forbidden", "ruled"), RULED)
+def test_importing_a_module_brings_nothing_that_its_room_forbids(forbidden: tuple[str, ...], ruled: list[str]):
+    assert loaded(ruled, forbidden) == {}
+
+
+def test_the_check_names_the_first_module_that_brings_a_package():
+    assert loaded(["json", "numpy", "numpy.ma"], ("numpy", "torch")) == {"numpy": "numpy"}
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():
     assert {"cachestore", "cachestore.core.errors", "cachestore.files.paths", "cachestore.loading"} <= set(modules())
     assert forbidden_for("cachestore.files.paths") == MODELS
     assert forbidden_for("cachestore.encode.unit") == ()
+    assert {module for ruled in rules().values() for module in ruled} == {module for module in modules() if forbidden_for(module)}
 
 
 def test_help_loads_neither_torch_nor_numpy():
