@@ -261,6 +261,7 @@ print(said)
 """
         assert run(program, layout.root) == "[[True], True]"
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("does", ["good(reader, 0, 1, 2, 3)", "len(list(reader.keys())) == 4", "Reader(sys.argv[1]).close() is None"])
     def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout, does):
         for n in range(4):
