@@ -30,19 +30,40 @@ if TYPE_CHECKING:
     from cachestore.core.samples import Sample as Sample
     from cachestore.core.samples import Source as Source
     from cachestore.files.fingerprints import fingerprint as fingerprint
+    from cachestore.interop.exporting import ExportReport as ExportReport
     from cachestore.interop.exporting import export_cache as export_cache
+    from cachestore.interop.importing import ImportReport as ImportReport
     from cachestore.interop.importing import import_cache as import_cache
     from cachestore.jobs.fill import fill as fill
+    from cachestore.jobs.forecast import Forecast as Forecast
+    from cachestore.jobs.pass_loop import Report as Report
+    from cachestore.jobs.precompute import plan as plan
     from cachestore.jobs.precompute import precompute as precompute
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
     from cachestore.loading.loader import make_loader as make_loader
     from cachestore.loading.mixed import MixedDataset as MixedDataset
+    from cachestore.maintain.collect import CompactReport as CompactReport
+    from cachestore.maintain.collect import DropReport as DropReport
+    from cachestore.maintain.collect import GcReport as GcReport
+    from cachestore.maintain.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from cachestore.maintain.collect import compact as compact
+    from cachestore.maintain.collect import drop as drop
     from cachestore.maintain.recompute import repair as repair
     from cachestore.maintain.recompute import verify as verify
+    from cachestore.maintain.status import StatusReport as StatusReport
+    from cachestore.maintain.status import status as status
+    from cachestore.storage.repair import RepairReport as RepairReport
+    from cachestore.storage.stats import CatalogStats as CatalogStats
+    from cachestore.storage.stats import StoreStats as StoreStats
     from cachestore.storage.stats import stats as stats
+    from cachestore.storage.verify import Finding as Finding
+    from cachestore.storage.verify import VerifyReport as VerifyReport
     from cachestore.store.read_through import ReadThrough as ReadThrough
+    from cachestore.store.writer import Store as Store
     from cachestore.store.writer import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
+    from cachestore.work.progress import PassStatus as PassStatus
+    from cachestore.work.progress import RankStatus as RankStatus
 
 _HOMES = {
     "BadInput": "core.errors",
@@ -51,37 +72,58 @@ _HOMES = {
     "CacheStoreError": "core.errors",
     "CachedDataset": "loading.dataset",
     "CaptionPolicy": "core.captions",
+    "CatalogStats": "storage.stats",
+    "CompactReport": "maintain.collect",
     "CorruptEntry": "core.errors",
+    "DropReport": "maintain.collect",
     "EncodeFailed": "core.errors",
+    "ExportReport": "interop.exporting",
+    "Finding": "storage.verify",
+    "Forecast": "jobs.forecast",
     "FormatError": "core.errors",
+    "GcReport": "maintain.collect",
+    "ImportReport": "interop.importing",
     "Incomplete": "core.errors",
     "Key": "core.keys",
     "LockTimeout": "core.errors",
     "MissingEntry": "core.errors",
     "MissingExtra": "core.errors",
     "MixedDataset": "loading.mixed",
+    "PassStatus": "work.progress",
+    "RankStatus": "work.progress",
     "ReadFailed": "core.errors",
     "ReadThrough": "store.read_through",
     "Recipe": "core.keys",
     "RecipeMismatch": "core.errors",
+    "RepairReport": "storage.repair",
+    "Report": "jobs.pass_loop",
     "Sample": "core.samples",
     "Source": "core.samples",
+    "StatusReport": "maintain.status",
+    "Store": "store.writer",
     "StoreNotFound": "core.errors",
+    "StoreStats": "storage.stats",
     "Superseded": "core.errors",
+    "VerifyReport": "storage.verify",
     "WriteFailed": "core.errors",
+    "compact": "maintain.collect",
+    "drop": "maintain.collect",
     "export_cache": "interop.exporting",
     "fill": "jobs.fill",
     "fingerprint": "files.fingerprints",
+    "gc": "maintain.collect",
     "import_cache": "interop.importing",
     "key": "core.keys",
     "make_loader": "loading.loader",
     "open": "store.writer",
+    "plan": "jobs.precompute",
     "precompute": "jobs.precompute",
     "repair": "maintain.recompute",
     "stats": "storage.stats",
+    "status": "maintain.status",
     "verify": "maintain.recompute",
 }
-_NAMES_THERE = {"open": "open_store"}
+_NAMES_THERE = {"open": "open_store", "gc": "collect"}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list; a test calls every name in it
 

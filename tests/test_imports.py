@@ -1,8 +1,7 @@
 """What importing costs, and what it must never bring along.
 
-The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. The modules
-of one rule are imported one after the other in a process of their own: what none of them brings, each of them does not bring. Modules
-that are added later are held to their room's rule without being listed here.
+The layout is the fork-safety argument: a DataLoader worker has no lock and no model because nothing it imports knows one. Modules are
+imported in fresh processes, so modules added later are held to their room's rule without being listed here.
 """
 
 import json
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,46 +54,38 @@ def run(program: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def loaded(modules: Sequence[str], forbidden: tuple[str, ...]) -> dict[str, str]:
-    """Which of the forbidden packages stand in `sys.modules` of a fresh interpreter, by the first of the modules that brought each."""
+def brought(modules: list[str], forbidden: tuple[str, ...]) -> dict[str, list[str]]:
+    """Import modules one after the other in a fresh interpreter: by the first module that brought it, what is forbidden."""
     program = """
 import importlib, json, sys
-modules, forbidden = map(json.loads, sys.argv[1:])
-brought = {}
-for module in modules:
+forbidden, found = json.loads(sys.argv[1]), {}
+for module in sys.argv[2:]:
+    before = {*sys.modules}
     importlib.import_module(module)
-    brought = {name: module for name in forbidden if name in sys.modules} | brought
-print(json.dumps(brought))
+    if new := [name for name in forbidden if name in sys.modules and name not in before]:
+        found[module] = new
+print(json.dumps(found))
 """
-    return json.loads(run(program, json.dumps(modules), json.dumps(forbidden)))
+    return json.loads(run(program, json.dumps(forbidden), *modules))
 
 
-def rules() -> dict[tuple[str, ...], list[str]]:
-    """The modules that each rule is about, by what they must not bring along."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for module in modules():
-        found.setdefault(forbidden_for(module), []).append(module)
-    found.pop((), None)
-    return found
+RULES = {rule: [name for name in modules() if forbidden_for(name) == rule] for rule in dict.fromkeys(map(forbidden_for, modules())) if rule}
 
 
-RULED = [pytest.param(*rule, id=rule[1][0], marks=() if "torch" in rule[0] else pytest.mark.torch) for rule in rules().items()]
+@pytest.mark.parametrize("rule", [pytest.param(rule, marks=[pytest.mark.torch] if "torch" not in rule else []) for rule in RULES])
+def test_importing_a_module_brings_nothing_that_its_room_forbids(rule):
+    """Modules with the same rule are imported in one process: what none of them brings, none brings alone."""
+    assert brought(RULES[rule], rule) == {}
 
 
-@pytest.mark.parametrize(("forbidden", "ruled"), RULED)
-def test_importing_a_module_brings_nothing_that_its_room_forbids(forbidden: tuple[str, ...], ruled: list[str]):
-    assert loaded(ruled, forbidden) == {}
-
-
-def test_the_check_names_the_first_module_that_brings_a_package():
-    assert loaded(["json", "numpy", "numpy.ma"], ("numpy", "torch")) == {"numpy": "numpy"}
+def test_the_check_names_who_brings_what():
+    assert brought(["json", "numpy", "numpy.linalg"], ("numpy", "torch")) == {"numpy": ["numpy"]}
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():
     assert {"cachestore", "cachestore.core.errors", "cachestore.files.paths", "cachestore.loading"} <= set(modules())
     assert forbidden_for("cachestore.files.paths") == MODELS
     assert forbidden_for("cachestore.encode.unit") == ()
-    assert {module for ruled in rules().values() for module in ruled} == {module for module in modules() if forbidden_for(module)}
 
 
 def test_help_loads_neither_torch_nor_numpy():

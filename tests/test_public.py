@@ -1,8 +1,13 @@
 """What users import: every module once, then every public name, twice."""
 
 import importlib
+import json
 import pkgutil
+import subprocess
+import sys
 import threading
+from dataclasses import is_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +47,15 @@ def calls(root, data, trained):
         "CaptionPolicy": lambda: cs.CaptionPolicy(choose="all").texts(["a", "b"]),
         "Key": lambda: cs.Key(bytes(16)),
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
+        "Finding": lambda: cs.Finding("stale-temp", "tmp/x", None, None, "left behind").kind,
         "ReadThrough": read_through,
+        **{name: lambda name=name: is_result(getattr(cs, name)) for name in RESULTS},
+        "Store": lambda: cs.Store(root, mode="a").close(),
+        "compact": lambda: cs.compact(root, apply=False).applied,
+        "drop": lambda: cs.drop(root, "train", apply=False).applied,
+        "gc": lambda: cs.gc(root).applied,
+        "plan": lambda: cs.plan(data / "p.txt", model="m", store=root, encode=("text",)).samples,
+        "status": lambda: cs.status(root).plans[0].complete,
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
         "Source": lambda: cs.Source("photos/", name="photos").name,
@@ -62,6 +75,16 @@ def calls(root, data, trained):
         "stats": lambda: cs.stats(root).catalogs[0].name,
         "verify": lambda: cs.verify(root).ok,
     }
+
+
+RESULTS = (
+    *("CatalogStats", "CompactReport", "DropReport", "ExportReport", "Forecast", "GcReport", "ImportReport", "PassStatus", "RankStatus"),
+    *("RepairReport", "Report", "StatusReport", "StoreStats", "VerifyReport"),
+)
+
+
+def is_result(kind):
+    return is_dataclass(kind) and bool(kind.__doc__)
 
 
 def is_error(name):
@@ -111,3 +134,65 @@ def test_every_error_takes_one_message_and_survives_being_built_again_from_it():
 def test_no_public_name_is_shadowed_by_a_module_of_the_same_name():
     modules = {module.name for module in pkgutil.iter_modules(cs.__path__)}
     assert modules.isdisjoint(cs.__all__)
+
+
+@pytest.mark.parametrize(
+    ("call", "begins"),
+    [
+        (cs.stats, "StoreStats(entries=0, segments=0"),
+        (cs.verify, "VerifyReport("),
+        (cs.repair, "RepairReport("),
+        (cs.gc, "GcReport(applied=False"),
+        (cs.compact, "CompactReport(applied=True"),
+        (cs.status, "StatusReport(plans=())"),
+    ],
+)
+def test_a_result_reads_as_one_line(tmp_path, call, begins):
+    cs.open(tmp_path, mode="a").close()
+    shown = repr(call(tmp_path))
+    assert shown.startswith(begins)
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_result_counts_what_it_lists(tmp_path):
+    cs.open(tmp_path, mode="a").close()
+    for number in range(3):
+        (tmp_path / f"stray{number}").write_text("x")
+    assert "findings=<3 items>" in repr(cs.verify(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["compact", "drop", "gc", "status"])
+def test_a_place_that_is_no_path_is_refused_by_its_argument(name):
+    with pytest.raises(cs.BadInput, match="path is a path"):
+        getattr(cs, name)(*(5, "train")[: 2 if name == "drop" else 1])
+
+
+WRONG = """
+import cachestore as cs
+cs.precompute("images/", model="m", store="cache/", resolutoin=512)
+cs.plan("images/", model="m", store="cache/", flipp=True)
+cs.precompute("images/", model="m", store="cache/", resolution=512, flip=True)
+"""
+
+
+def test_a_type_checker_refuses_an_option_that_does_not_exist(tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    settings = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name, "extraPaths": [str(Path(cs.__path__[0]).parent)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "-p", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    errors = [
+        (one["range"]["start"]["line"], one["rule"]) for one in json.loads(ended.stdout)["generalDiagnostics"] if one["severity"] == "error"
+    ]
+    assert errors == [(2, "reportCallIssue"), (3, "reportCallIssue")]
+
+
+def test_what_a_trainer_holds_says_what_it_is_in_one_line_and_when_its_store_is_closed_too(tmp_path):
+    data = cs.CachedDataset(make_store(tmp_path / "store", [Row("a"), Row("b")], recipes()))
+    shown = f"CachedDataset('{tmp_path}/store', 'train', generation=1: 2 samples)"
+    assert repr(data) == shown
+    assert repr(cs.make_loader(data, batch_size=1, framework="single")) == f"Loader({shown}, num_workers=0)"
+    assert repr(cs.MixedDataset([data], [2])) == f"MixedDataset(4 samples an epoch of {shown})"
+    with cs.open(tmp_path / "mine", mode="a") as store, cs.ReadThrough(store) as read:
+        pass
+    assert repr(read) == f"ReadThrough(Store('{tmp_path}/mine', mode='a'), on_miss='raise')"

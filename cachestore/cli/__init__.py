@@ -112,7 +112,8 @@ class _Version(argparse.Action):
         """End with the version on stdout."""
         import cachestore
 
-        parser.exit(message=f"cachestore {cachestore.__version__}\n")
+        print(f"cachestore {cachestore.__version__}")
+        parser.exit()
 
 
 def _module_of(command: str) -> Any:

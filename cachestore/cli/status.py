@@ -18,21 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the newest pass of every plan."""
-    from cachestore.files.marker import check_for_reading
-    from cachestore.files.paths import Layout
-    from cachestore.storage.snapshot import open_layout
-    from cachestore.work.progress import all_status
+    from cachestore.maintain.status import status
 
-    layout = open_layout(Layout.at(arguments.store))
-    found = all_status(layout)
-    check_for_reading(layout)
+    found = status(arguments.store)
     if arguments.json:
-        print_json({"plans": [status.as_json() for status in found]})
+        print_json(found.as_json())
         return OK
-    if not found:
+    if not found.plans:
         say("no pass was ever begun here")
-    for status in found:
-        for line in _in_words(status):
+    for one in found.plans:
+        for line in _in_words(one):
             say(line)
     return OK
 

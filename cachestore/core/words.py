@@ -1,11 +1,14 @@
-"""How counts and lists read in a message. Pure text; knows nothing of what it names."""
+"""How counts, lists and results read in a message. Pure text; knows nothing of what it names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 NAMED: Final = 3
 """How many names a message lists before it says that there are more."""
+_LONGEST: Final = 40
+"""Characters of a list that a result shows."""
 
 
 def first_of(names: Iterable[object], limit: int = NAMED) -> str:
@@ -21,3 +24,14 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def in_short(result: Any) -> str:
+    """The `repr` of a result, a dataclass: every field, and of long lists and mappings how many items they have."""
+    shown = ", ".join(f"{one.name}={_shortened(getattr(result, one.name))}" for one in fields(result))
+    return f"{type(result).__name__}({shown})"
+
+
+def _shortened(value: Any) -> str:
+    is_long = isinstance(value, list | tuple | Mapping) and (len(value) > 1 or len(repr(value)) > _LONGEST)
+    return f"<{len(value)} items>" if is_long else repr(value)

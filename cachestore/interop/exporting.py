@@ -21,7 +21,7 @@ from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, caption_
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, cast, to_state
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Source
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, in_short
 from cachestore.encode import families
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
@@ -49,7 +49,7 @@ LEAVABLE: Final = ("flips", "masks")
 """What of a data set may be left out, where a format has no place for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExportReport:
     """What became of an export: what `cachestore export --json` prints."""
 
@@ -79,6 +79,8 @@ class ExportReport:
     def complete(self) -> bool:
         """Whether each value of each complete sample is in the folder, and the trainer will take it from there."""
         return not self.foreign and not self.failures and not self.not_taken
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""

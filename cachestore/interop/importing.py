@@ -21,7 +21,7 @@ from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, Recipe, canonical, digest_parts
 from cachestore.core.ranks import Placement
 from cachestore.core.samples import CAPTION, IMAGE, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, in_short
 from cachestore.encode import families as recipes
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import MARKER, Layout
@@ -56,7 +56,7 @@ _MASKS: Final = frozenset({"alpha_mask", "mask"})
 _NAMED: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ImportReport:
     """What became of an import: what `cachestore import --json` prints."""
 
@@ -76,6 +76,8 @@ class ImportReport:
     def complete(self) -> bool:
         """Whether every sample's values were found and read, or no more failed than was allowed."""
         return self.report.complete
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The report of the pass, with what an import adds."""

@@ -14,7 +14,7 @@ from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, in_short
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
@@ -42,7 +42,7 @@ LOOKED_UP: Final = 100_000
 """Captions that are looked up by their keys, at most: a second's work."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Forecast:
     """What `cachestore precompute --plan-only` prints."""
 
@@ -72,6 +72,8 @@ class Forecast:
     published: int = 0
     """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without one. More than `present` where
     partitions are not finished: what is published of those counts in `to_encode`, and is found when the pass goes on."""
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object as JSON."""

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import Json, Key
 from cachestore.core.ranks import Placement
+from cachestore.core.words import in_short
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
@@ -30,7 +31,7 @@ from cachestore.work.workers import Beat, Life
 OnProgress = Callable[[Mapping[str, Json]], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """How a pass ended, the same for every rank: what `cachestore precompute --json` prints."""
 
@@ -61,6 +62,8 @@ class Report:
     """Samples of the data set for which every encoder succeeded, those of earlier passes too: `len` of a CachedDataset. None for `fill`."""
     not_made_here: tuple[str, ...] = ()
     """What the model is trained with beside what is made of it, in words."""
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""

@@ -48,6 +48,10 @@ class Loader(DataLoader[Any]):
             yield batch
         sampler.count_delivered(None)
 
+    def __repr__(self) -> str:
+        """What it reads, and with how many workers."""
+        return f"Loader({self._cached!r}, num_workers={self.num_workers})"
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is."""
         self.batch_sampler.set_epoch(epoch)

@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
+from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
@@ -72,7 +74,7 @@ class Amount:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GcReport:
     """What `gc` did, or would do."""
 
@@ -92,12 +94,14 @@ class GcReport:
     freed_bytes: int
     remarks: tuple[str, ...] = ()
 
+    __repr__ = in_short
+
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore gc --json` prints."""
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CompactReport:
     """What `compact` did, or would do."""
 
@@ -110,12 +114,14 @@ class CompactReport:
     """Bytes of entries that nothing needs and that were not copied."""
     remarks: tuple[str, ...] = ()
 
+    __repr__ = in_short
+
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore compact --json` prints."""
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DropReport:
     """What `drop` removed, or would remove."""
 
@@ -124,6 +130,8 @@ class DropReport:
     generations: tuple[int, ...]
     plans: tuple[str, ...]
     freed_bytes: int
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore drop --json` prints."""
@@ -141,19 +149,22 @@ class _Found:
 
 
 def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS) -> GcReport:
-    """Remove what nothing needs, in two steps: condemn now, remove in a later run (see `storage.gc`).
+    """Remove what nothing needs, in two steps: mark it for deletion now, remove it in a later run (see `storage.gc`).
 
     Args:
         path: the store.
         apply: do it; otherwise only say what would be done.
-        grace_seconds: how long a condemned segment stays readable.
+        grace_seconds: how long a segment stays readable after it was marked.
+
+    Returns:
+        What was marked and removed, or would be.
 
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version, or a catalog or plan cannot be read, so that nobody can tell what is needed.
         WriteFailed: the disk refuses; what was removed was not needed.
     """
-    layout = open_layout(Layout.at(path))
+    layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
         return _collect(layout, grace_seconds, apply=apply)
 
@@ -196,7 +207,7 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
 
     Without `apply` it only says what would be done. Raises as `collect`; WriteFailed also where there is no room for the copies.
     """
-    layout = open_layout(Layout.at(path))
+    layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
         return _compact(layout, apply=apply)
 
@@ -219,7 +230,7 @@ def _compact(layout: Layout, *, apply: bool) -> CompactReport:
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
-    """Remove a data set: its catalogs, and the plans they are made from. Its values go by `collect`, where nothing else needs them.
+    """Remove a data set: its catalogs, and the plans they are made from. Its values go by `gc`, where nothing else needs them.
 
     Plans go first and the newest catalog last, so that a drop that was cut off leaves the newest generation, or none, to be opened. A data
     set that is made under the name later goes on counting: who pinned a dropped generation gets an error, never another data set.
@@ -230,7 +241,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         FormatError: a plan cannot be read, so nobody can tell whose it is.
         WriteFailed: the disk refuses; the same call goes on.
     """
-    layout = open_layout(Layout.at(path))
+    layout = open_layout(Layout.at(as_path("path", path)))
     plans, generations = plans_of(layout, name), list_generations(layout, name)
     check_for_reading(layout)
     if not plans and not generations:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.words import in_short
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_reading, noticing_its_end
@@ -48,7 +49,7 @@ from cachestore.storage.verify import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepairReport:
     """What repair did, or with `dry_run` would do."""
 
@@ -64,6 +65,8 @@ class RepairReport:
     dry_run: bool = False
     findings: tuple[Finding, ...] = ()
     """What is still wrong afterwards, harmless things left out."""
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore repair --json` prints."""

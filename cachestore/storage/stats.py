@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.keys import Json
+from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
@@ -29,7 +30,7 @@ class CatalogStats:
     """What each key column is called: `encoder/role`, with `@resolution` where there are several."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StoreStats:
     """What is in a store."""
 
@@ -40,6 +41,8 @@ class StoreStats:
     """Number of the index, -1 without one."""
     recipes: tuple[str, ...]
     catalogs: tuple[CatalogStats, ...]
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore stats --json` prints."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast, get_args
 from cachestore.core.arguments import as_whole, as_word, check_function, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json, Key, Recipe
+from cachestore.core.words import in_short
 from cachestore.files.checksum import Checksum, begin_digest, read_blocks
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_link, look_at, names_in, opened, read_into, reason_of
@@ -108,7 +109,7 @@ class Finding:
     """The id of a sample that needs the entry; the first one where there are several."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
     """What verify saw. `ok` is false for every kind of finding but stale temporary and foreign files."""
 
@@ -123,6 +124,8 @@ class VerifyReport:
     """What became of the entries that were made again, by count; None where none was to be."""
     remarks: tuple[str, ...] = ()
     """What is no damage, and slows the store down, in words."""
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore verify --json` prints."""

@@ -78,6 +78,10 @@ class ReadThrough:
         """Elsewhere the store is open for reading, so one that encodes is refused there."""
         return ReadThrough, (self._store, self._encode, self._on_miss)
 
+    def __repr__(self) -> str:
+        """Which store it reads, and what it does about missing keys."""
+        return f"ReadThrough({self._store!r}, on_miss={self._on_miss!r})"
+
     def __call__(self, wanted: Iterable[tuple[AnyKey, Any]], *, as_numpy: bool = False) -> list[dict[str, Any] | None]:
         """The tensors of each (key, item), in the order of the request: writable, the caller's own, on the CPU, made or read alike.
 

@@ -67,6 +67,10 @@ class Store(Reader):
         self._pid = os.getpid()
         super().__init__(path, verify=verify, io=io)
 
+    def __repr__(self) -> str:
+        """Where it is and how it is open; asks nothing of the store."""
+        return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
+
     def __getstate__(self) -> dict[str, Any]:
         """A pickled store opens for reading elsewhere."""
         return super().__getstate__()
@@ -81,6 +85,15 @@ class Store(Reader):
         """A context in which values of your own are put. Raises CacheStoreError in another process than the one that opened it."""
         self._check_writable()
         return Writer(self)
+
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Store one value of your own; when this returns it is durable, acknowledged and readable here.
+
+        `tensors` maps names to torch tensors or numpy arrays of any shape, `meta` is a small JSON value. Each call makes a segment: for
+        many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
+        """
+        with self.writer() as writer:
+            writer.put(key, tensors, meta)
 
     def commit(self) -> None:
         """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""

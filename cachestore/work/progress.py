@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
+from cachestore.core.words import in_short
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker, to_repair
@@ -67,7 +68,7 @@ class RankStatus:
         return self.alive is not False and self.phase not in {ENDED, WAITING} and self.still_seconds > STILL_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PassStatus:
     """One plan's newest pass."""
 
@@ -118,6 +119,8 @@ class PassStatus:
         """What `on_progress` is told: units published over all workers (`reused`, `encoded`, `failed`) of `total`, `plan` and `pass`."""
         counted: dict[str, Json] = {"reused": self.reused, "encoded": self.encoded, "failed": self.failed, "total": self.total}
         return {"plan": self.plan, "pass": self.number, **counted}
+
+    __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore status --json` lists."""

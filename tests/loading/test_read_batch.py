@@ -355,7 +355,7 @@ def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
 
 def damage_entry(data, row):
     """Change a byte of this sample's picture on disk."""
-    key = data._row_keys(row)[-1]
+    key = data._selection.row_keys(row)[-1]
     place = data._reader.locate([key]).place(0)
     file = data._reader.layout.segment(place.segment.digest)
     file.chmod(0o644)

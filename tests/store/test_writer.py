@@ -318,3 +318,17 @@ def test_the_segments_of_a_writer_open_in_the_stock_library(store):
     [path] = Path(store.layout.segments).rglob("*.safetensors")
     with safetensors.safe_open(path, "np") as file:
         assert file.get_tensor(f"{A}/x").tolist() == [[1.0] * 3] * 2
+
+
+def test_one_value_that_was_put_is_durable_and_readable_when_the_call_returns(tmp_path):
+    with cs.open(tmp_path, mode="a") as store:
+        store.put(cs.key("a"), {"x": np.arange(3)}, meta={"note": "mine"})
+        assert store.get(cs.key("a"), as_numpy=True)["x"].tolist() == [0, 1, 2]
+    with cs.open(tmp_path) as again:
+        assert again.describe(cs.key("a")).meta["note"] == "mine"
+
+
+def test_a_store_opened_for_reading_refuses_a_value(tmp_path):
+    cs.open(tmp_path, mode="a").close()
+    with cs.open(tmp_path) as store, pytest.raises(cs.CacheStoreError, match="open for reading"):
+        store.put(cs.key("a"), {"x": np.arange(3)})

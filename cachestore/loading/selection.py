@@ -1,0 +1,351 @@
+"""What a data set hands out of its catalog: which rows and columns, which text and view of a sample in an epoch, and by which keys.
+
+Reads no entry. Whoever has the keys reads them (`rows`).
+"""
+
+import json
+import operator
+import shlex
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.core.arguments import as_text, refuse
+from cachestore.core.captions import CaptionPolicy
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
+from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
+from cachestore.core.keys import Key, digest_parts
+from cachestore.core.samples import CONTROL, MASK
+from cachestore.files.paths import Layout
+from cachestore.files.table import take
+from cachestore.loading.columns import (
+    NO_EXTRAS,
+    SIZES,
+    Bucket,
+    cells_at,
+    has_extras,
+    is_one_a_bucket,
+    keys_at,
+    packed_buckets,
+    unpacked,
+)
+from cachestore.loading.epoch import Epoch
+from cachestore.loading.latents import LatentsAs, check_form
+from cachestore.loading.masks import mask_shape
+from cachestore.loading.order import turn_of
+from cachestore.loading.wanted import (
+    LatentsColumn,
+    MaskColumn,
+    TextColumn,
+    chosen_fields,
+    latents_column,
+    mask_column,
+    text_columns,
+    trained_column,
+    views_of,
+)
+from cachestore.storage.catalog import Catalog, KeyColumn
+
+CONTROL_LATENTS: Final = "control_latents"
+
+SAMPLE_ID: Final = "sample_id"
+
+LATENTS: Final = "latents"
+"""What pictures give to a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for when a data set was opened."""
+
+    layout: Layout
+    """The store's."""
+    name: str
+    generation: int
+    latents: LatentsAs
+    seed: int
+    is_pinned: bool
+    captions: CaptionPolicy | None
+    fields: frozenset[str] | None
+    resolution: int | None = None
+    """None where there is but one."""
+    selection: NDArray[np.int64] | None = None
+    """Which of the complete samples; None for all."""
+
+    @property
+    def called(self) -> str:
+        """What messages call the data set: its name and its store."""
+        return called(self.layout, self.name)
+
+
+def called(layout: Layout, name: str) -> str:
+    """What messages call a data set."""
+    return f"the data set {name!r} of {layout.root}"
+
+
+class Selection:
+    """The rows and columns of one catalog that are handed out."""
+
+    def __init__(
+        self, catalog: Catalog, complete: NDArray[np.int64], options: Options, epoch: Epoch, *, has_one_control: bool | None = None
+    ) -> None:
+        """`complete` are the rows for which every encoder succeeded. `has_one_control` is what was found out of all rows, if it was."""
+        self.options = options
+        self.epoch = epoch
+        self.catalog = catalog
+        self.complete = complete
+        self.rows = complete if options.selection is None else complete[options.selection]
+        self.row_numbers: memoryview[int] = self.rows.data
+        """The same, for a few of them at a time: an array takes longer than its numbers."""
+        resolution = options.resolution
+        self.pictures = trained_column(catalog, resolution)
+        """What buckets come from, wanted or not."""
+        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution)
+        masks = mask_column(catalog, resolution, pictures, options.latents)
+        made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
+        self.fields = chosen_fields(texts, made, options.fields)
+        self.texts = [replace(text, block=text.block.only(self.fields)) for text in texts if set(text.block.fields()) & self.fields]
+        self.latents = pictures if LATENTS in self.fields else None
+        self.controls = controls if CONTROL_LATENTS in self.fields else None
+        self.masks = masks if MASK in self.fields else None
+        self.views = views_of(catalog, pictures, resolution)
+        """How many views of each picture, or clip of each video, there are; by row where these differ."""
+        check_form(None if self.latents is None else self.latents.block, options.latents)
+        if has_one_control is None and self.controls is not None:
+            has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
+        self.has_one_control = bool(has_one_control)
+        self.has_extras = has_extras(catalog.extras)
+        self.kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+
+    def only(self, places: NDArray[np.int64]) -> "Selection":
+        """The samples at these places, with an epoch of their own; controls are handed out as in the whole, so that parts can be mixed."""
+        chosen = places if self.options.selection is None else self.options.selection[places]
+        options = replace(self.options, selection=chosen)
+        return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
+
+    def check_captions(self, holds: Callable[[Key], bool]) -> None:
+        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up.
+
+        Raises BadInput, MissingEntry, FormatError.
+        """
+        policy = self.options.captions
+        if policy is None or not len(self.rows):
+            return
+        if difference := policy.differs_from(self.kept):
+            raise BadInput(
+                f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
+                " `cs.precompute`) again with captions= this policy, which encodes only what is new"
+            )
+        if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
+            raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
+        if policy.dropout:
+            self.check_alone()
+        if policy.dropout and not all(holds(key_of_caption(text, "")) for text in self.texts):
+            raise MissingEntry("the caption policy drops captions, and the empty one is not encoded; run `cachestore precompute` again")
+
+    def check_alone(self) -> None:
+        """Refuse what needs the embeddings of a caption alone, where text encoders were shown each sample's own pictures beside it."""
+        if not any(SHOWN in text.column.options for text in self.texts):
+            return
+        raise BadInput(
+            "its text encoder was shown each sample's own pictures, so no caption has embeddings without"
+            " them; captions of your own, such as empty ones, are encoded from a manifest that has them in place of the samples' own,"
+            " under another --name"
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest of the catalog: of its rows and recipes; and of the resolution and the samples that were chosen, where some were."""
+        digest = self.catalog.digest
+        if self.options.resolution is not None:
+            digest = digest_parts("cachestore-resolution", digest, str(self.options.resolution)).hex()
+        if self.options.selection is None:
+            return digest
+        return digest_parts("cachestore-selection", digest, self.options.selection.astype("<i8").tobytes()).hex()
+
+    def source_weights(self) -> tuple[list[float], list[list[int]]]:
+        """How often the samples of each source come in an epoch, and their places; without sources 1 for all."""
+        places: dict[tuple[str, float], list[int]] = {}
+        rows: list[int] = self.rows.tolist()
+        for place, row in enumerate(rows):
+            extras: Mapping[str, Any] = json.loads(self.catalog.extras[row])
+            weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest's own column of this name may hold anything
+            owner = str(extras.get(SOURCE, "")), weight if isinstance(weight, float) and weight >= 0 else 1.0
+            places.setdefault(owner, []).append(place)
+        return [weight for _source, weight in places], list(places.values())
+
+    def rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
+        """The rows of these samples. Raises IndexError for a place that there is not, BadInput for what is no place."""
+        rows = self.row_numbers
+        indices: list[int] = []
+        try:
+            indices += map(operator.index, places)
+            return list(map(rows.__getitem__, indices))
+        except TypeError:
+            for place in places:
+                place_in(place, len(rows))  # raises, and says which
+            raise
+        except IndexError:
+            count = len(rows)
+            outside = next(index for index in indices if not -count <= index < count)
+            raise IndexError(f"{self.options.called} has {count} samples, and none at {outside}") from None
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """The samples' ids, in order."""
+        rows: list[int] = self.rows.tolist()
+        return [self.catalog.ids[row] for row in rows]
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {sample_id: len(self.ids) - place for place, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
+
+    def place_of(self, sample_id: str) -> int:
+        """The place of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed for."""
+        normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
+        if normal in self._places:
+            return self._places[normal]
+        row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
+        if row is not None and not self.catalog.is_complete(row):
+            command = self.options.layout.command(f"why {shlex.quote(normal)}")
+            raise MissingEntry(f"sample {sample_id!r} of {self.options.called} could not be encoded whole; {command} says why")
+        whose = "this part of " if self.options.selection is not None else ""
+        listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
+        raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
+
+    def chosen_text(self, row: int) -> int | None:
+        """Which of a row's captions its sample has in this epoch; None for the empty one."""
+        if self.options.captions is None:
+            return 0
+        count = self.catalog.captions_at[row + 1] - self.catalog.captions_at[row]
+        options, sample_id = self.options, self.catalog.ids[row]
+        return self.options.captions.place(count, self.kept, seed=options.seed, epoch=self.epoch.get(), sample_id=sample_id)
+
+    def chosen_texts(self, rows: Sequence[int]) -> list[int | None]:
+        """As `chosen_text` of each row."""
+        return [0] * len(rows) if self.options.captions is None else [self.chosen_text(row) for row in rows]
+
+    def chosen_views(self, rows: Sequence[int]) -> list[int]:
+        """Which view of its picture the sample of each row has in this epoch."""
+        if isinstance(self.views, int) and self.views == 1:
+            return [0] * len(rows)
+        each: list[int] = [self.views] * len(rows) if isinstance(self.views, int) else self.views[list(rows)].tolist()
+        seed, epoch = str(self.options.seed), self.epoch.get()
+        ids = take(self.catalog.ids, rows)
+        return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
+
+    def row_keys(self, row: int, text: int | None = 0, view: int = 0) -> list[Key | None]:
+        """The key of each column handed out, of a text and a view that were chosen; None where this row has no cell."""
+        keys = [self.text_key(one, row, text) for one in self.texts]
+        for part in (self.latents, self.masks):
+            if part is not None:
+                column = part.column
+                keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
+        return [*keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
+
+    def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
+        """As `text_key` of each row, but for rows without one."""
+        if self.options.captions is None:
+            return view_keys(texts.column, rows, [0] * len(rows))
+        keys = (self.text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
+        return [key for key in keys if key is not None]
+
+    def text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
+        """The key of a text of a row, or of the empty caption; None for a row without any."""
+        if not texts.column.count(row):
+            return None
+        return key_of_caption(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
+
+    def caption(self, row: int, text: int | None) -> str:
+        """The caption that a row's embeddings are of."""
+        captions = self.catalog.row_captions(row)
+        return captions[text] if text is not None and captions else ""
+
+    def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
+        """As `caption` of each row."""
+        at, captions = self.catalog.captions_at, self.catalog.captions
+        if self.options.captions is None:
+            firsts = [at[row] for row in rows]
+            if all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
+                return take(captions, firsts)
+        return [self.caption(row, text) for row, text in zip(rows, chosen, strict=True)]
+
+    def shape_of_no_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
+        """Of the mask of a sample that has none; None where it has no picture either."""
+        column = self.pictures.column if self.pictures is not None else None
+        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
+        if bucket is None:
+            return None
+        width, height = (side // masks.block.factor for side in bucket[:2])
+        return mask_shape((1, height, width), masks.patch)
+
+    def control_form(self, controls: LatentsColumn) -> LatentsAs:
+        """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
+        is_drawn = self.options.latents == "sample" and controls.block.stored == "moments"
+        return "mean" if is_drawn else self.options.latents
+
+    def extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
+        """The columns of its own of a sample. Raises BadInput for one whose name is taken."""
+        extras: dict[str, Any] = json.loads(self.catalog.extras[row])
+        clash = sorted(taken.intersection(extras))
+        if clash:
+            raise BadInput(
+                f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
+                " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+            )
+        return extras
+
+    def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any."""
+        if all(text == NO_EXTRAS for text in take(self.catalog.extras, rows)):
+            return ()
+        taken = {*made, *SIZES, *(name for text in self.texts for name in text.block.names())}
+        return [self.extras(row, taken=taken) for row in rows]
+
+    @cached_property
+    def groups(self) -> Mapping[Bucket, Sequence[int]]:
+        """The places of the samples of each bucket, in order."""
+        if len(self.rows) == 0:
+            return {}
+        if self.pictures is None:
+            return {(): list(range(len(self.rows)))}
+        packed = packed_buckets(self.pictures.column)[self.rows]
+        order = np.argsort(packed, kind="stable")
+        found, starts = np.unique(packed[order], return_index=True)
+        groups = np.split(order, starts[1:])
+        return {unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
+
+
+def key_of_caption(texts: TextColumn, caption: str) -> Key:
+    """The key of a caption that an encoder has encoded, or would."""
+    return caption_key(texts.column.fingerprint, caption)
+
+
+def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
+    """The key of the chosen cell of each row, but for rows without one."""
+    return keys_at(column, cells_at(column, rows, views))
+
+
+def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
+    """The keys of this view of each of a row's control images."""
+    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[place]) for place in places]
+
+
+def _encoded_for(catalog: Catalog) -> CaptionPolicy:
+    """The policy by which a catalog's texts were made; where it does not say so and has several of a sample, they are its captions."""
+    has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
+    return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
+
+
+def place_in(index: SupportsIndex, count: int) -> int:
+    """A place from 0 on; negative ones count from the end. Raises IndexError, by which Python ends a loop over a sequence."""
+    try:
+        return range(count)[operator.index(index)]
+    except TypeError:
+        refuse("a place in the data set", "a whole number (of an id, data.index(sample_id))", index)
