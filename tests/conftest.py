@@ -17,6 +17,30 @@ def _no_waiting_for_disks():
         yield
 
 
+@pytest.fixture
+def root(tmp_path):
+    """Where a store may be made."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def layout(root):
+    """A store without anything in it."""
+    from cachestore.storage.commit import create_store
+
+    return create_store(root)
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    """Fake encoders for `precompute` in this process; those that were made."""
+    from tests import fakes
+
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    return makers
+
+
 @pytest.fixture(scope="module")
 def one_zygote(tmp_path_factory):
     from tests.fakes import Zygote

@@ -22,13 +22,6 @@ OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 
 
 @pytest.fixture
-def makers(monkeypatch):
-    makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
-    return makers
-
-
-@pytest.fixture
 def data(tmp_path):
     return fakes.captioned(tmp_path / "data", 3)
 

@@ -29,11 +29,6 @@ from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, pictures
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def encode(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
 

@@ -32,11 +32,6 @@ from tests.storage.stores import entry_of, flip, forge_index, key_of, put, read,
 RECIPE = Recipe("own", {"x": 1})
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def catalog_of(*numbers, name="train"):
     """A catalog whose sample "n" needs entry n."""
     ids = [str(n) for n in numbers]

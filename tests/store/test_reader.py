@@ -28,11 +28,6 @@ BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
 
 @pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
-@pytest.fixture
 def reader(layout):
     """Opens readers of the store; all are closed at the end."""
     made = []
