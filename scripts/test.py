@@ -1,8 +1,8 @@
 """Run every check and test: `python3 scripts/test.py [--fast | --lowest] [pytest arguments]`.
 
 Makes the environment if there is none. Every gate runs, even after one has failed; the table at the end says which. The exit
-status is 0 only if all passed. `--fast` leaves out the tests that import torch or start several processes, and the types of tests and
-scripts; it takes at most 60 s on 2 cores.
+status is 0 only if all passed. `--fast` leaves out the tests that import torch or start several processes and the types of tests and
+scripts, and tries ten examples of each property; it takes at most 60 s on 2 cores.
 `--lowest` runs only the tests of encoding and loading, in an environment of its own with the lowest versions that pyproject.toml
 declares. Everything else is handed to pytest.
 """
@@ -21,8 +21,8 @@ from typing import IO
 
 import environment
 
-WHOLE = "not slow"
-FAST = "not slow and not torch and not processes"
+WHOLE = ("-m", "not slow")
+FAST = ("-m", "not slow and not torch and not processes", "--hypothesis-profile=fast")
 LOWEST = "--lowest"
 OF_LIBRARIES = ("tests/encode", "tests/loading")
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -60,13 +60,13 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
         "ruff check": [python, "-m", "ruff", "check"],
         TYPES: [python, "-m", "basedpyright", *(["cachestore"] if fast else [])],
         "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
-        "pytest": [python, "-m", "pytest", "-n", "2", "-m", FAST if fast else WHOLE, *arguments],
+        "pytest": [python, "-m", "pytest", "-n", "2", *(FAST if fast else WHOLE), *arguments],
     }
 
 
 def lowest_gates(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The tests whose subject is other libraries, with the lowest versions of these. They warn of themselves, which is no fault here."""
-    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", "-m", WHOLE, "-W", "ignore::FutureWarning"]
+    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", *WHOLE, "-W", "ignore::FutureWarning"]
     return {"pytest, lowest": [*pytest, *(arguments or OF_LIBRARIES)]}
 
 

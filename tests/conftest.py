@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("cachestore", deadline=None, max_examples=60)
+settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
 settings.load_profile("cachestore")
 
 
