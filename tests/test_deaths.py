@@ -11,8 +11,10 @@ import pytest
 import cachestore as cs
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
+from cachestore.jobs.claiming import STUCK_SECONDS
 from cachestore.jobs.pass_loop import _close
-from cachestore.jobs.worker import STUCK_SECONDS, Task, Worker
+from cachestore.jobs.task import Task
+from cachestore.jobs.worker import Worker
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.claims import Claims

@@ -1,9 +1,9 @@
 """How counts, lists and results read in a message. Pure text; knows nothing of what it names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import fields
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 NAMED: Final = 3
 """How many names a message lists before it says that there are more."""
@@ -26,12 +26,13 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def in_short(result: Any) -> str:
+def in_short(self: Any) -> str:
     """The `repr` of a result, a dataclass: every field, and of long lists and mappings how many items they have."""
-    shown = ", ".join(f"{one.name}={_shortened(getattr(result, one.name))}" for one in fields(result))
-    return f"{type(result).__name__}({shown})"
+    shown = ", ".join(f"{one.name}={_shortened(getattr(self, one.name))}" for one in fields(self))
+    return f"{type(self).__name__}({shown})"
 
 
 def _shortened(value: Any) -> str:
-    is_long = isinstance(value, list | tuple | Mapping) and (len(value) > 1 or len(repr(value)) > _LONGEST)
-    return f"<{len(value)} items>" if is_long else repr(value)
+    items = len(cast("Sized", value)) if isinstance(value, list | tuple | Mapping) else 0
+    shown = repr(cast("object", value))
+    return f"<{items} items>" if items > 1 or (items and len(shown) > _LONGEST) else shown

@@ -36,7 +36,7 @@ from cachestore.interop.sandbox import CacheFiles, TorchFiles, size_and_time
 from cachestore.jobs.declared_model import IMPORTED, as_made
 from cachestore.jobs.pass_loop import Job, OnProgress, Report, run_pass
 from cachestore.jobs.planning import encoders_of
-from cachestore.jobs.worker import Cancel
+from cachestore.jobs.task import Cancel
 from cachestore.source.combined import list_path
 from cachestore.source.folders import CaptionLines, Listing, Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog

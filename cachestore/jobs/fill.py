@@ -14,7 +14,7 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.options import allowed_failures
 from cachestore.jobs.pass_loop import Job, OnProgress, Report, held_to, run_pass
 from cachestore.jobs.placement import find_placement, launch_of, say_conflict
-from cachestore.jobs.worker import Cancel
+from cachestore.jobs.task import Cancel
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.agreement import Intent, check_agreement

@@ -125,7 +125,7 @@ def _word(*words: str) -> Kind:
 
 
 def _place(value: Any) -> str:
-    place = os.fspath(cast("str | os.PathLike[str]", value))
+    place = os.fspath(cast("os.PathLike[Any]", value))
     return place if isinstance(place, str) and place else _refuse()
 
 

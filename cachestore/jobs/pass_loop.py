@@ -19,7 +19,8 @@ from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.jobs.reconcile import Reconciler, Source
-from cachestore.jobs.worker import Cancel, Task, Worker
+from cachestore.jobs.task import Cancel, Task
+from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import Catalog
 from cachestore.storage.commit import publish_recipe
 from cachestore.storage.snapshot import load_snapshot

@@ -38,7 +38,7 @@ from cachestore.jobs.placement import (
 from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_child, run_children
 from cachestore.jobs.reconcile import Reconciler
-from cachestore.jobs.worker import Cancel
+from cachestore.jobs.task import Cancel
 from cachestore.source.combined import Brought, as_sources, files_of_brought, gather_all
 from cachestore.source.folders import Listing
 from cachestore.source.memory import write_rows

@@ -23,7 +23,7 @@ from cachestore.core.samples import Sample
 from cachestore.interop.exporting import export_cache
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
-from cachestore.jobs.worker import _Reading
+from cachestore.jobs.task import Reading
 from cachestore.source.folders import Remarks, list_source
 from cachestore.source.memory import gather
 from cachestore.source.tars import list_tars
@@ -407,7 +407,7 @@ class Once:
 
 def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error_of_reading():
     source: Any = Once(same=2)
-    reading = _Reading(source)
+    reading = Reading(source)
     for _time in range(2):
         with reading.open("a.mkv") as file:
             assert file.read() == b"abc"

@@ -503,7 +503,7 @@ def test_limits_that_cannot_be_read_are_refused_before_anything_is_encoded(data,
 
 def test_an_unknown_option_is_refused_by_name(data, root):
     with pytest.raises(BadInput, match="resolutoin"):
-        cs.precompute(data, model="m", store=root, resolutoin=64)
+        cs.precompute(data, model="m", store=root, resolutoin=64)  # pyright: ignore[reportCallIssue]
 
 
 def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):

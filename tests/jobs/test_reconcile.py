@@ -13,8 +13,9 @@ from cachestore.core.inputs import combined_digest, digests_of
 from cachestore.core.samples import Sample
 from cachestore.files.paths import Layout, LedgerName
 from cachestore.jobs import reconcile
-from cachestore.jobs.reconcile import _among
-from cachestore.jobs.worker import Task, Worker
+from cachestore.jobs.presence import _among
+from cachestore.jobs.task import Task
+from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
 from cachestore.storage.snapshot import list_segments, load_snapshot

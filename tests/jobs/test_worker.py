@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cachestore.jobs.worker
+import cachestore.jobs.known_entries
 import cachestore.storage.commit
 import cachestore.work.claims
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.files.paths import ClaimName
-from cachestore.jobs.worker import STUCK_SECONDS, Task, Worker
+from cachestore.jobs.claiming import STUCK_SECONDS
+from cachestore.jobs.task import Task
+from cachestore.jobs.worker import Worker
 from cachestore.storage.append import Appender
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.attempts import Attempts
@@ -56,8 +58,7 @@ class Bench:
 
     def do(self, worker, slots):
         """Let a worker do partitions that it took."""
-        station = worker._stations[0]
-        worker._do_taken(self.opened, station, worker._pool_of(self.opened, slots))
+        worker._do_group(worker._states[0], worker._claiming.group_of(self.opened, slots))
 
     def killed(self, *, on=None):
         """A worker that took what it could and was killed: its lock yields and its beat names no end; `on` is the unit it was on."""
@@ -65,7 +66,7 @@ class Bench:
         beat.__enter__()
         task = Task(self.job.layout, self.job.plan, self.ref, self.job.encoders, self.job.source, 0, 1, "launch")
         with closing(Worker(task, beat)) as worker:
-            slots = worker._take(self.opened, 0)
+            slots = worker._claiming.take(self.opened, 0)
             if on is not None:
                 worker.attempts.begin(on)
         beat._lock.release()
@@ -314,13 +315,13 @@ def pools_taken(bench, encoder, **options):
     """How many units each claim of a worker's held, with how many it had encoded by then."""
     taken = []
     with bench.worker(**options) as worker:
-        pool_of = worker._pool_of
+        pool_of = worker._claiming.group_of
 
         def note(opened, slots):
             taken.append((sum(len(opened.partition(*slot)) for slot in slots), len(encoder.encoded)))
             return pool_of(opened, slots)
 
-        worker._pool_of = note
+        worker._claiming.group_of = note
         worker.do_round(bench.opened)
     return taken
 
@@ -347,7 +348,7 @@ def test_where_little_is_left_nothing_is_claimed_before_all_that_was_taken_is_en
 
 
 def test_many_new_segments_are_committed_while_the_work_goes_on(root, monkeypatch):
-    monkeypatch.setattr(cachestore.jobs.worker, "UNCOVERED_LIMIT", 2)
+    monkeypatch.setattr(cachestore.jobs.known_entries, "UNCOVERED_LIMIT", 2)
     monkeypatch.setattr(cachestore.storage.commit, "UNCOVERED_LIMIT", 2)
     bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), FakeEncoder(limit=16))
     bench.work(threads=2)
@@ -539,7 +540,7 @@ def test_a_worker_begins_with_its_own_partitions(root):
     encoder = FakeEncoder(limit=1)
     bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
     with bench.worker(rank=3, world=8, encoders=[encoder]) as worker:
-        own = worker._take(bench.opened, 0)
+        own = worker._claiming.take(bench.opened, 0)
     assert own
     assert all(partition % 8 == 3 for _recipe, partition in own)
 
@@ -549,7 +550,7 @@ def test_a_worker_leaves_some_partitions_to_the_others(root):
     with bench.worker(rank=0, world=8) as worker:
         sizes = []
         while sum(sizes) < 64:
-            sizes.append(len(worker._take(bench.opened, 0)))
+            sizes.append(len(worker._claiming.take(bench.opened, 0)))
     assert sum(sizes) == 64
     assert max(sizes) <= 4
     assert sizes[-1] == 1
@@ -558,7 +559,7 @@ def test_a_worker_leaves_some_partitions_to_the_others(root):
 def test_the_claim_of_a_dead_worker_is_taken_over(root):
     bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
     with bench.worker() as dead:
-        assert len(dead._take(bench.opened, 0)) == 3
+        assert len(dead._claiming.take(bench.opened, 0)) == 3
     bench.work()
     assert set(results(bench).values()) == {"made"}
 
@@ -566,7 +567,7 @@ def test_the_claim_of_a_dead_worker_is_taken_over(root):
 def test_a_claim_that_cannot_be_read_holds_nobody_up(root):
     bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
     with bench.worker() as living:
-        for slot in living._take(bench.opened, 0):
+        for slot in living._claiming.take(bench.opened, 0):
             path = bench.ref.folder(bench.job.layout).claims / f"0.{slot[0]}.{slot[1]}.0"
             path.write_bytes(b"?")
         bench.work()
@@ -580,7 +581,7 @@ def test_an_idle_worker_does_the_claims_of_one_that_stands_still_over(root, slow
     with bench.worker() as slow:
         slow.beat.batch_took(slowest_batch)
         slow.beat.write()
-        held = slow._take(bench.opened, 0)
+        held = slow._claiming.take(bench.opened, 0)
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(1), encoders=[encoder])
     assert len(held) == 2
     assert sorted(encoder.encoded) == ["a", "b"]
@@ -592,7 +593,7 @@ def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
     bench = Bench(root, captions("a", "b"), FakeEncoder())
     encoder, clock = FakeEncoder(), Clock()
     with bench.worker() as living:
-        slots = living._take(bench.opened, 0)
+        slots = living._claiming.take(bench.opened, 0)
 
         def sleep(seconds):
             clock.sleep(20)
@@ -609,7 +610,7 @@ def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
 def test_two_segments_of_a_doubled_claim_are_harmless(root):
     bench = Bench(root, captions("a", "b"), FakeEncoder())
     with bench.worker() as slow:
-        slots, clock = slow._take(bench.opened, 0), Clock()
+        slots, clock = slow._claiming.take(bench.opened, 0), Clock()
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
         bench.do(slow, slots)
     assert set(results(bench).values()) == {"made"}
@@ -620,9 +621,9 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
     bench = Bench(root, captions("a"), FakeEncoder())
     clock = Clock()
     with bench.worker() as silent:
-        silent._take(bench.opened, 0)
+        silent._claiming.take(bench.opened, 0)
         beat = silent.beat
-        monkeypatch.setattr("cachestore.jobs.worker.claims_to_take", lambda _held: [])
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
     owner = f"rank 0, pid {os.getpid()} on {host_name()}, last beat 'planning' with count 0, unchanged for"
@@ -636,10 +637,10 @@ def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch
     bench = Bench(root, captions("a"), FakeEncoder())
     clock = Clock()
     with bench.worker() as slow:
-        slow._take(bench.opened, 0)
+        slow._claiming.take(bench.opened, 0)
         slow.beat.batch_took(1000.0)  # silent after 3,000 s
         slow.beat.write()
-        monkeypatch.setattr("cachestore.jobs.worker.claims_to_take", lambda _held: [])
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
 
         def sleep(_seconds):
             clock.sleep(30)
@@ -657,7 +658,7 @@ def test_a_claim_that_cannot_be_taken_though_no_listing_shows_it_is_left_for_the
     bench = Bench(root, captions("a", "b"), FakeEncoder())
     clock, polls = Clock(), []
     with bench.worker() as other:
-        taken = other._take(bench.opened, 0)
+        taken = other._claiming.take(bench.opened, 0)
         really = other.claims.folder.claims
         names = cachestore.work.claims.names_in
         monkeypatch.setattr("cachestore.work.claims.names_in", lambda folder: [] if len(polls) < 3 and folder == really else names(folder))
@@ -738,7 +739,7 @@ def test_a_claim_of_one_that_was_not_proved_dead_changes_nothing_else(root, how)
     bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
     encoder, clock = FakeEncoder(limit=16), Clock()
     with bench.worker(encoders=[encoder]) as holder:
-        slots = holder._take(bench.opened, 0)
+        slots = holder._claiming.take(bench.opened, 0)
         holder.attempts.begin(0)
         if how == "slow":
             holder.beat.batch_took(0.1)
@@ -842,7 +843,7 @@ def test_an_idle_worker_can_be_cancelled(root):
             return len(polls) > 5
 
     with bench.worker() as living:
-        living._take(bench.opened, 0)
+        living._claiming.take(bench.opened, 0)
         with pytest.raises(Incomplete):
             bench.work(cancel=Soon(), encoders=[idle])
     assert idle.encoded == []

@@ -6,7 +6,8 @@ import pytest
 
 from cachestore.core.errors import FormatError
 from cachestore.files.records import decode_record, encode_record
-from cachestore.jobs.worker import Task, Worker
+from cachestore.jobs.task import Task
+from cachestore.jobs.worker import Worker
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work import progress

@@ -1,0 +1,120 @@
+"""Which partitions a worker takes: free ones, those of the dead, and when idle the slowest of the living. Encodes nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachestore.core.errors import Incomplete
+from cachestore.files.paths import ClaimName
+from cachestore.jobs.task import PartitionGroup, Task
+from cachestore.work.choice import POOL_UNITS, choose, claims_to_take
+from cachestore.work.claims import Claims, Slot
+from cachestore.work.ledgers import list_ledgers
+from cachestore.work.partition import order_for
+from cachestore.work.passes import Round
+
+STUCK_SECONDS: Final = 1800.0
+"""Without any sign of progress for so long, waiting ends with an error that says for whom."""
+
+WINDOWS: Final = 4
+"""How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
+
+
+class Claiming:
+    """Takes partitions of a task's rounds, and says whom a worker waits for."""
+
+    def __init__(self, task: Task, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
+        """`look_again` is called after a partition was taken over; `check_cancelled` while others are quicker."""
+        self._task = task
+        self._claims = claims
+        self._look_again = look_again
+        self._check_cancelled = check_cancelled
+
+    def take(self, opened: Round, recipe: int, *, is_ahead: bool = False) -> list[Slot]:
+        """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living.
+
+        With `is_ahead`, while others are still being done, free ones only and none unless plenty is left.
+        """
+        count, world = opened.partition_count(recipe), self._task.world_size
+        order = order_for(self._task.rank, world, count, seed=int(self._claims.worker[:8], 16))
+        each = len(opened.units[recipe]) // max(1, count)
+        units = max(POOL_UNITS, WINDOWS * self._task.encoders[recipe].window)
+        lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
+        while True:
+            finished = {p for of, p in list_ledgers(self._claims.folder, opened.number) if of == recipe}
+            newest = {p: claim for (of, p), claim in self._claims.newest(opened.number).items() if of == recipe}
+            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world, units=units)
+            if is_ahead and not choice.is_plenty:
+                return []
+            if not choice.free:
+                return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
+            if taken := [(recipe, p) for p in choice.free if self._claims.take(opened.number, (recipe, p))]:
+                return taken
+            lost.update(choice.free)
+            self._check_cancelled()
+
+    def _take_over(self, opened: Round, claims: Sequence[ClaimName]) -> list[Slot]:
+        """With nothing free, take one claim of a dead or silent worker, else do the slowest one over: at worst a duplicate."""
+        for claim in claims_to_take(self._claims.look_at(claims)):
+            slot = (claim.recipe, claim.partition)
+            if self._claims.take(opened.number, slot, after=claim):
+                self._look_again()
+                return [slot]
+        return []
+
+    def group_of(self, opened: Round, slots: list[Slot]) -> PartitionGroup:
+        """The partitions as one group, with the workers that died with one of them."""
+        dead = dict.fromkeys(worker for slot in slots for worker in self._claims.died_before(opened.number, slot))
+        return PartitionGroup(opened, slots, list(dead))
+
+    def how_they_died(self, dead: Sequence[str], alone: str) -> str:
+        """Why a unit that a dead worker was on `alone` is not tried again in this pass."""
+        watch, others = self._claims.watch, [worker for worker in dead if worker != alone]
+        if not others:
+            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next pass tries it again"
+        among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
+        return f"two workers died encoding it: {among}; the next pass tries it again"
+
+    def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
+        """Bound a wait for those who hold these claims. No claims at all are fine.
+
+        Raises Incomplete when neither `state` nor the claims nor the count of any holder moved for too long.
+        """
+        holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]
+        still = min((self._claims.watch.still_seconds(holder) for holder in holders), default=float("inf"))
+        bound = max((2 * self._claims.watch.patience(holder) for holder in holders), default=0.0)
+        waits.look((state, tuple(sorted(claims.values()))), still, max(STUCK_SECONDS, bound), lambda: self._waits_for(claims))
+
+    def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
+        """Whom this worker waits for: the first few partitions, with their owners and what they said last."""
+        named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
+        what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that nobody claims"
+        return f"pass {self._task.ref.origin} of {self._task.layout.root} waits for {what}"
+
+    def _name_of(self, slot: Slot) -> str:
+        recipe, partition = slot
+        if recipe == len(self._task.plan.recipes):
+            return "the reconciling of its round"
+        return f"partition {partition} of recipe {recipe} ({self._task.plan.recipes[recipe].encoder})"
+
+    def _owner(self, claim: ClaimName) -> str:
+        holder = self._claims.holder(claim)
+        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_beat(holder)} (worker {holder})"
+
+
+@dataclass(slots=True)
+class Patience:
+    """Bounds a wait: something must change within a while."""
+
+    clock: Callable[[], float]
+    _last: object = None
+    _since: float = 0.0
+
+    def look(self, state: object, still_seconds: float, bound_seconds: float, who: Callable[[], str]) -> None:
+        """Raise Incomplete if neither `state` nor any holder's count moved for longer than the bound."""
+        if state != self._last:
+            self._last, self._since = state, self.clock()
+        if min(self.clock() - self._since, still_seconds) > bound_seconds:
+            raise Incomplete(
+                f"{who()}; nothing moved for {bound_seconds / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
+            )

@@ -1,0 +1,110 @@
+"""Plans and catalogs as columns of arrays: numbers, digests and cells without a copy, and whether two of them list the same. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cachestore.core.inputs import (
+    CROP,
+    SIZE,
+    framing_of,
+)
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
+from cachestore.core.samples import CAPTION
+from cachestore.files.table import Digests, run_of
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
+from cachestore.work.outcomes import Bytes, Cells, Numbers
+from cachestore.work.plan import Plan, PlanColumn
+
+
+def rows(values: Sequence[bytes], width: int) -> Bytes:
+    """Digests as rows of bytes, without a copy where they lie in one buffer."""
+    return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
+
+
+def numbers(values: Sequence[int]) -> Numbers:
+    """Numbers as an array, without a copy where they lie in one buffer."""
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, dtype=np.int64)
+    return np.frombuffer(values, np.int64) if isinstance(values, memoryview) else np.array(values, np.int64)
+
+
+def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str]]:
+    """Where each row's captions, or references of a role, start; and all of them."""
+    if role == CAPTION:
+        return rows.captions_at, rows.captions
+    return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
+
+
+def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
+    """The references of a role in a row."""
+    at, references = inputs(rows, role)
+    return [references[place] for place in range(at[row], at[row + 1])]
+
+
+def has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:
+    """Whether samples and inputs are the same, row for row, as the checksums of their columns say."""
+    inputs = "captions" if role == CAPTION else f"images/{role}"
+    names = [f"{column}{part}" for column in ("ids", inputs) for part in (".text", ".offsets")]
+    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in [*names, f"{inputs}/at"])
+
+
+def has_same_extras(plan: Plan, catalog: Catalog) -> bool:
+    """Whether the further columns of all samples are the same, as the checksums say."""
+    names = ("extras.text", "extras.offsets")
+    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
+
+
+def lists_the_same(plan: Plan, catalog: Catalog) -> bool:
+    """Whether plan and catalog have the same samples, inputs and further columns, as the checksums say."""
+    roles = (CAPTION, *plan.images)
+    same_inputs = set(plan.images) == set(catalog.images) and all(has_same_rows(plan, catalog, role) for role in roles)
+    return same_inputs and has_same_extras(plan, catalog)
+
+
+def framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:
+    """What a row says of its picture alone. Most say nothing, and are not parsed."""
+    text = rows.extras[row]
+    return framing_of(json.loads(text)) if any(f'"{column}"' in text for column in (CROP, SIZE)) else {}
+
+
+def cells_of(column: KeyColumn) -> Cells:
+    """A catalog's key column as arrays."""
+    facts = {name: numbers(values).reshape(-1, FACTS[name]) for name, values in column.facts.items()}
+    return Cells(rows(column.keys, KEY_BYTES), rows(column.inputs, INPUT_BYTES), numbers(column.stats).reshape(-1, 2), facts)
+
+
+def key_column(column: PlanColumn | KeyColumn, fingerprint: str, at: Sequence[int], cells: Cells) -> KeyColumn:
+    """A key column from arrays; facts that no cell has are left out."""
+    return KeyColumn(
+        column.encoder,
+        column.role,
+        fingerprint,
+        column.options,
+        at,
+        Digests(_flat(cells.keys), KEY_BYTES),
+        Digests(_flat(cells.inputs), INPUT_BYTES),
+        _flat(cells.stats).cast("q"),
+        {name: _flat(cells.facts[name]).cast("q") for name in FACTS if name in cells.facts and (cells.facts[name] >= 0).any()},
+    )
+
+
+def count_complete(catalog: Catalog) -> int:
+    """How many rows have no empty cell in any column."""
+    complete = np.ones(len(catalog), np.bool_)
+    for column in catalog.columns:
+        empty = np.concatenate([[0], np.cumsum(~rows(column.keys, KEY_BYTES).any(axis=1))])
+        at = numbers(column.at)
+        complete &= empty[at[1:]] == empty[at[:-1]]
+    return int(complete.sum())
+
+
+def _flat(array: Bytes | Numbers) -> memoryview:
+    return memoryview(array.tobytes())
+
+
+def as_text(keys: Bytes) -> Any:
+    """Keys as numpy's fixed-width strings, which compare as bytes do where all have one length."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)

@@ -1,0 +1,286 @@
+"""Units in batches through the encoders and into segments: what is under way, what failed, what is durable.
+
+One batch is encoded while the results of the one before it are put away, and a thread appends them behind both.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.core.keys import Key
+from cachestore.core.tensors import to_raw
+from cachestore.encode.batches import Batches
+from cachestore.encode.budget import is_lack_of_memory
+from cachestore.encode.pipeline import Behind
+from cachestore.encode.unit import Encoder, Result
+from cachestore.jobs.known_entries import KnownEntries
+from cachestore.jobs.task import DecodedUnit, PartitionGroup, Task, outcome_of, words_of
+from cachestore.storage.append import Acknowledged, Appender
+from cachestore.work.ledgers import Outcome
+from cachestore.work.stages import Stages
+from cachestore.work.workers import Beat
+
+T = TypeVar("T")
+
+APPEND_DEPTH: Final = 2
+"""Batches that wait to be appended, at most: their tensors are in memory."""
+
+
+@dataclass(slots=True)
+class EncoderState:
+    """An encoder at work."""
+
+    recipe: int
+    encoder: Encoder
+    batches: Batches[DecodedUnit]
+    is_warm: bool = False
+    """Whether it was given a batch since it was last closed: the first one loads its model."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A batch that an encoder works on."""
+
+    state: EncoderState
+    group: PartitionGroup
+    batch: Sequence[DecodedUnit]
+    result: Result
+    seconds: float
+    """That handing it over took."""
+    was_warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A batch that an encoder did not take."""
+
+    state: EncoderState
+    group: PartitionGroup
+    batch: Sequence[DecodedUnit]
+    error: Exception
+
+
+@dataclass(slots=True)
+class _Appended:
+    """What the thread that appends tells the one that encodes."""
+
+    then: Callable[[], None]
+    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+
+
+class Encoding:
+    """Encodes what it is given and publishes it. Belongs to the worker's thread; `with behind` its results are appended beside it."""
+
+    def __init__(self, task: Task, beat: Beat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]) -> None:
+        """Start nothing."""
+        self._task = task
+        self._beat = beat
+        self._known = known
+        self._stages = stages
+        self._clock = clock
+        self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
+        self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if task.threads > 0 else 0)
+        self._under_way: deque[_Pending | _Failed | Callable[[], None]] = deque()
+        """Batches that are being encoded, and what is to be done after those before it."""
+        self._promised: set[Key] = set()
+        """Keys that are being encoded; further units with such a key are found."""
+
+    def discard(self) -> None:
+        """Forget what is gathered and not acknowledged."""
+        self._appender.discard()
+
+    def tell(self) -> None:
+        """Say how far this worker is."""
+        if self._task.on_progress:
+            counts = {"reused": self._beat.reused, "encoded": self._beat.encoded, "failed": self._beat.failed}
+            self._task.on_progress({"plan": self._task.ref.plan, "pass": self._task.ref.number, **counts})
+
+    def check_cancelled(self) -> None:
+        """Raise Incomplete if the task is cancelled; what is encoded is published first."""
+        if self._task.cancel is None or not self._task.cancel.is_set():
+            return
+        self.publish_gathered()
+        raise Incomplete(
+            f"stopped on request; what is encoded is published in {self._task.layout.root}, and the same command goes on from there"
+        )
+
+    def add(self, state: EncoderState, group: PartitionGroup, unit: DecodedUnit | Outcome) -> None:
+        """Put a unit where it belongs: finished, waiting for a batch of its kind, or found because another unit makes its key."""
+        if isinstance(unit, Outcome):
+            group.outcomes[unit.unit] = unit
+        elif unit.key in self._promised or self._known.is_own(unit.key):
+            group.outcomes[unit.unit.place] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
+        else:
+            self._promised.add(unit.key)
+            if batch := state.batches.add(unit.prepared, unit):
+                self._encode(state, group, batch)
+
+    def encode_rest(self, state: EncoderState, group: PartitionGroup) -> None:
+        """Begin what waits for a full batch."""
+        for batch in state.batches.rest():
+            self._encode(state, group, batch)
+
+    def after_all(self, then: Callable[[], None]) -> None:
+        """Publish the open segment once the batches so far have ended, and do this when it is durable."""
+        self._under_way.append(lambda: self._take_in(self.behind.hand(partial(self._close_segment, then))))
+
+    def finish(self) -> None:
+        """End everything that is under way."""
+        self.land(0)
+        self._take_in(self.behind.wait())
+
+    def land(self, left: int) -> None:
+        """End what is under way, in order, until so much is left."""
+        while len(self._under_way) > left:
+            first = self._under_way.popleft()
+            if isinstance(first, _Pending | _Failed):
+                self._end(first)
+            else:
+                first()
+
+    def publish_gathered(self) -> None:
+        """Acknowledge what is encoded, though its partitions are not finished; who takes them over finds it. Nothing gathered is fine."""
+        pending = [one for one in self._under_way if isinstance(one, _Pending)]
+        self._under_way.clear()
+        for one in pending:
+            with suppress(Exception):  # what failed is not tried again: that is not what stopping means
+                tensors = _checked(one.state.encoder, _asked(one.batch), one.result())
+                self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
+        self._take_in(self.behind.wait())
+        self._take_in(self.behind.hand(partial(self._close_segment, _do_nothing)))
+        self._take_in(self.behind.wait())
+
+    def _encode(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> None:
+        """Begin a batch, then end the one before it: while a GPU is at this one, that one's results are put away."""
+        begun = self._begin(state, group, batch)
+        self._under_way.append(begun)
+        self.land(0 if isinstance(begun, _Failed) else 1)  # before another of its size is tried
+        self.check_cancelled()
+
+    def _begin(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> _Pending | _Failed:
+        """Hand a batch to the encoder. Whatever it raises is told when the batch ends, so that those before it end first."""
+        was_warm, state.is_warm = state.is_warm, True
+        if not was_warm:
+            self._beat.rise(phase="loading")
+        begun = self._clock()
+        result = self._tried(lambda: state.encoder.submit(_asked(batch)))
+        seconds = self._clock() - begun
+        self._beat.rise(phase="working")
+        if isinstance(result, Exception):
+            return _Failed(state, group, batch, result)
+        if self._task.on_loaded is not None and not was_warm:
+            self._task.on_loaded(state.encoder)
+        return _Pending(state, group, batch, result, seconds, was_warm)
+
+    def _end(self, one: _Pending | _Failed) -> None:
+        """Wait for a batch and hand its entries on. What fails together is tried in halves, so that nobody's neighbour suffers."""
+        if isinstance(one, _Failed):
+            self._fall_back(one)
+            return
+        begun, encoder, asked = self._clock(), one.state.encoder, _asked(one.batch)
+        tensors = self._tried(lambda: _checked(encoder, asked, one.result()))
+        del one.result  # and the memory that it holds
+        if isinstance(tensors, Exception):
+            self._fall_back(_Failed(one.state, one.group, one.batch, tensors))
+            return
+        if one.was_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
+            self._beat.batch_took(one.seconds + self._clock() - begun)
+        self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
+
+    def _tried(self, work: Callable[[], T]) -> T | Exception:
+        """What an encoder gives, or raises. BadInput goes on: a model that cannot be loaded would fail a million samples one by one.
+
+        The error comes without its traceback, whose frames hold the memory that the halves of a batch will need.
+        """
+        with self._stages.busy("encode"):
+            try:
+                return work()
+            except BadInput:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
+                return error.with_traceback(None)
+
+    def _fall_back(self, failed: _Failed) -> None:
+        """Try a batch in halves; a unit that fails alone has failed."""
+        state, batch, is_memory = failed.state, failed.batch, is_lack_of_memory(failed.error)
+        first = batch[0]
+        if len(batch) > 1:
+            half = state.batches.did_not_fit(first.prepared.group, len(batch)) if is_memory else len(batch) // 2
+            for part in (batch[:half], batch[half:]):
+                self._end(self._begin(state, failed.group, part))
+            return
+        self._fail(failed.group, first, words_of(failed.error), is_transient=is_memory or isinstance(failed.error, OSError))
+
+    def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
+        group.outcomes[unit.unit.place] = Outcome(unit.unit.place, "failed", unit.key, reason=reason, is_transient=is_transient)
+        self._promised.discard(unit.key)
+
+    def _append(self, group: PartitionGroup, batch: Sequence[DecodedUnit], tensors: Mapping[Key, Mapping[str, Any]]) -> _Appended:
+        """Put the entries of a batch into the open segment. Runs beside the thread that encodes, and touches the appender alone."""
+        refused: dict[int, str] = {}
+        appended = _Appended(partial(self._note, group, batch, refused))
+        with self._stages.busy("append"):
+            for unit in batch:
+                try:
+                    meta = {**unit.resolved.meta, **unit.prepared.facts}
+                    appended.acknowledged += self._appender.put(unit.key, to_raw(tensors[unit.key]), meta)
+                except BadInput as error:
+                    refused[unit.unit.place] = str(error)
+            if self._appender.is_due:
+                appended.acknowledged += self._appender.close_segment()
+        return appended
+
+    def _note(self, group: PartitionGroup, batch: Sequence[DecodedUnit], refused: Mapping[int, str]) -> None:
+        """Write down what became of a batch that was appended, but for entries that cannot be stored."""
+        for unit in batch:
+            if (reason := refused.get(unit.unit.place)) is not None:
+                self._fail(group, unit, reason)
+            else:
+                group.outcomes[unit.unit.place] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
+
+    def _close_segment(self, then: Callable[[], None]) -> _Appended:
+        """Publish what is gathered. Runs where `_append` does; `then` is called in the thread that encodes."""
+        with self._stages.busy("append"):
+            return _Appended(then, self._appender.close_segment())
+
+    def _take_in(self, told: Iterable[_Appended]) -> None:
+        """Remember what was put away: segments that are durable now, and what follows from that."""
+        for appended in told:
+            for segment in appended.acknowledged:
+                self._known.add(segment)
+                self._promised.difference_update(segment.places)
+                self._beat.encoded += len(segment.places)
+                self._beat.write()
+                self.tell()
+            appended.then()
+
+
+def _do_nothing() -> None:
+    return None
+
+
+def _asked(batch: Sequence[DecodedUnit]) -> list[tuple[Key, Any]]:
+    return [(unit.key, unit.prepared.payload) for unit in batch]
+
+
+def _checked(
+    encoder: Encoder, asked: Sequence[tuple[Key, Any]], answer: Mapping[Key, Mapping[str, Any]]
+) -> Mapping[Key, Mapping[str, Any]]:
+    """Hold an answer against the question: exactly the keys that were asked for, by set equality."""
+    if set(answer) != {key for key, _payload in asked}:
+        raise EncodeFailed(
+            f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
+        )
+    for tensors in answer.values():
+        _check_names(encoder, tensors)
+    return answer
+
+
+def _check_names(encoder: Encoder, tensors: Any) -> None:
+    is_mapping = isinstance(tensors, Mapping)
+    if not is_mapping or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
+        raise EncodeFailed(f"the encoder {encoder.recipe.encoder!r} returned no tensors by name for a key")

@@ -1,0 +1,210 @@
+"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files.
+
+Works on columns, so that a million units that are there take seconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, Protocol
+
+import numpy as np
+
+from cachestore.core.inputs import (
+    FRAMED,
+    NO_STAT,
+    Stat,
+    cells_each,
+    combined_digest,
+    combined_stat,
+    companions,
+    digests_of,
+    is_of_files,
+    references_of,
+)
+from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
+from cachestore.core.samples import VIDEO
+from cachestore.files.table import Digests
+from cachestore.jobs.columns import as_text, cells_of, framing, has_same_extras, has_same_rows, images_in, inputs, numbers, rows
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
+from cachestore.storage.snapshot import Snapshot
+from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
+from cachestore.work.plan import Plan, Unit
+
+_FEW: Final = 8
+"""Keys are looked up one by one where the store holds more than so many times as many."""
+
+
+class Source(Protocol):
+    """Looks at the files that units were made from."""
+
+    def stat(self, reference: str) -> tuple[int, int] | None:
+        """(size, mtime_ns) now; None where the file is gone."""
+        ...
+
+    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
+        """Bytes and (size, mtime_ns). Raises OSError."""
+        ...
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
+        """The same to be read in places. Raises OSError."""
+        ...
+
+
+@dataclass(slots=True)
+class Presence:
+    """Says of the units of a plan what is known of them, and whether that is still true."""
+
+    plan: Plan
+    source: Source
+    key_of: Callable[[Unit], Key | None] = lambda _unit: None
+    """The key of a unit where it is known without reading anything: of captions."""
+    rise: Callable[[], None] = lambda: None
+    """Called now and then while files are looked at, so that others see this worker live."""
+
+    def known_before(self, catalog: Catalog | None) -> Outcomes:
+        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
+        known = Outcomes(self.plan.unit_count, FACTS)
+        if self.plan.ids_are_keys:
+            known.keys[:] = rows(self.plan.unit_ids, KEY_BYTES)
+            known.states[:] = FOUND
+            return known
+        referenced = np.zeros(self.plan.unit_count, np.bool_)
+        for _at, units in self.plan.cells:
+            referenced[numbers(units)] = True
+        for place in np.flatnonzero(~referenced).tolist():
+            if (key := self.key_of(self.plan.unit(place))) is not None:
+                known.keys[place] = np.frombuffer(key, np.uint8)
+                known.states[place] = FOUND
+        if catalog is not None:
+            self._take_cells(known, catalog)
+        return known
+
+    def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
+        """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
+        for number, column in enumerate(self.plan.columns):
+            earlier = _matching(catalog, column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options)
+            if earlier is None:
+                continue
+            at, units = self.plan.cells[number]
+            places = self.earlier_cells(catalog, earlier, at)
+            cells = cells_of(earlier).take(places)
+            made = (places >= 0) & cells.keys.any(axis=1)
+            known.put(numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
+
+    def earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
+        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
+
+        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is. A
+        picture is another where the sample's own crop is, or the size that it should have.
+        """
+        others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
+        is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
+        has_frames = earlier.role in FRAMED and not has_same_extras(self.plan, catalog)
+        if is_same and not has_frames and np.array_equal(numbers(at), numbers(earlier.at)):
+            return np.arange(int(at[-1]), dtype=np.int64)
+        rows = {sample: row for row, sample in enumerate(catalog.ids)}
+        at_now, now = inputs(self.plan, earlier.role)
+        at_before, before = inputs(catalog, earlier.role)
+        found = np.full(int(at[-1]), -1, np.int64)
+        for row, sample in enumerate(self.plan.ids):
+            other = rows.get(sample)
+            if other is None or any(images_in(self.plan, row, role) != images_in(catalog, other, role) for role in others):
+                continue
+            if has_frames and framing(self.plan, row) != framing(catalog, other):
+                continue
+            cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
+            for number, (cell, place) in enumerate(cells):
+                n = number // each
+                is_there = at_now[row] + n < at_now[row + 1] and at_before[other] + n < at_before[other + 1]
+                if is_there and now[at_now[row] + n] == before[at_before[other] + n]:
+                    found[cell] = place
+        return found
+
+    def kept(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+        """Units that are present, and whose file is as it was recorded."""
+        kept = self.present(known, snapshot)
+        for place in np.flatnonzero(kept & self.of_files()).tolist():
+            self.rise()
+            kept[place] = self.is_unchanged(place, known)
+        return kept
+
+    def present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+        """Units whose key is known and in the store."""
+        keyed = known.keyed
+        present = np.zeros(len(known), np.bool_)
+        present[keyed] = held_keys(snapshot, known.keys[keyed])
+        return present
+
+    def of_files(self) -> Mask:
+        """Units that are made from files; captions alone are in the plan itself."""
+        of_files = np.zeros(self.plan.unit_count, np.bool_)
+        for column in self.plan.columns:
+            if is_of_files(column.role, column.options):
+                units = self.plan.units_of(column.recipe)
+                of_files[units.start : units.stop] = True
+        return of_files
+
+    def is_unchanged(self, place: int, known: Outcomes) -> bool:
+        """Whether the files of a unit are as they were recorded."""
+        references = references_of(self.plan.unit(place).request)
+        stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
+        return not references or (stat != NO_STAT and self.stat(references) == stat)
+
+    def stat(self, references: Sequence[str]) -> Stat | None:
+        """What stands for (size, mtime_ns) of these files now; None where one is gone."""
+        stats = [self.source.stat(reference) for reference in references]
+        there = [stat for stat in stats if stat is not None]
+        return combined_stat(there) if len(there) == len(stats) else None
+
+    def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
+        """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        if VIDEO in request:
+            with self.source.open(str(request[VIDEO])) as (file, stat):
+                return bytes.fromhex(digest_opened(file)), stat
+        read = [self.source.read(reference) for reference in references_of(request)]
+        inputs = digests_of(request, [data for data, _stat in read])
+        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
+
+    def has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
+        """Whether the files behind a unit hold other bytes now. If only their time changed, the new time is kept."""
+        try:
+            digest, stat = self.digest(self.plan.unit(place).request)
+        except OSError:
+            return True
+        if digest != outcomes.inputs[place].tobytes():
+            return True
+        outcomes.stats[place] = stat
+        return False
+
+
+def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
+    """Which of these keys the store holds."""
+    if len(keys) * _FEW < len(snapshot):
+        found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
+        return np.array([bool(places) for places in found], np.bool_)
+    return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
+
+
+def _among(keys: Bytes, present: Bytes) -> Mask:
+    """Which keys are among others. By their first halves, which is four times as fast as by texts; those that share one by the whole."""
+    if not len(present):
+        return np.zeros(len(keys), np.bool_)
+    halves, wanted = _first_halves(present), _first_halves(keys)
+    order = np.argsort(halves, kind="stable")
+    halves, present = halves[order], present[order]
+    places = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
+    found = (present[places] == keys).all(axis=1)
+    doubtful = ~found & (halves[places] == wanted)
+    if doubtful.any():
+        found[doubtful] = np.isin(as_text(keys[doubtful]), as_text(present))
+    return found
+
+
+def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    return np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)[:, 0]
+
+
+def _matching(catalog: Catalog, encoder: str, role: str, fingerprint: str, options: Mapping[str, Json]) -> KeyColumn | None:
+    wanted = (encoder, role, fingerprint, dict(options))
+    return next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
