@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("cachestore", deadline=None, max_examples=60)
+settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
 settings.load_profile("cachestore")
 
 
@@ -15,6 +16,30 @@ def _no_waiting_for_disks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Where a store may be made."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def layout(root):
+    """A store without anything in it."""
+    from cachestore.storage.commit import create_store
+
+    return create_store(root)
+
+
+@pytest.fixture
+def makers(monkeypatch):
+    """Fake encoders for `precompute` in this process; those that were made."""
+    from tests import fakes
+
+    makers = fakes.Makers()
+    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    return makers
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -334,11 +335,13 @@ class Makers:
 
 
 def plug_in(options: dict[str, Any]):
-    """Let `precompute` of this process make fake encoders."""
+    """Let `precompute` of this process make fake encoders, and look for none of their models in the hub's cache."""
+    from cachestore.encode import hub
     from cachestore.jobs import planning as request
 
     makers = Makers(options=options)
     request._encoders = makers  # pyright: ignore[reportAttributeAccessIssue]
+    hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers
 
 
@@ -396,6 +399,19 @@ def encode_and_log(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
 
 
+def warm_up():
+    """Import what jobs import only when they run, so that forks of this process have it."""
+    from PIL import Image
+
+    for name in ("filelock._soft", "lmdb", "numpy.ma", "PIL.ImageOps", "cachestore.store.writer", "cachestore.storage.fetch"):
+        import_module(name)
+    for name in ("precompute", "planning", "forecast", "fill"):
+        import_module(f"cachestore.jobs.{name}")
+    for name in ("recipes", "scripts", "clips", "single_file"):
+        import_module(f"cachestore.encode.{name}")
+    Image.init()
+
+
 def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
@@ -412,11 +428,10 @@ def play(body):
 
 ZYGOTE = """
 import json, os, sys, traceback
-import filelock, lmdb, numpy
 from pathlib import Path
-import cachestore.jobs.precompute, cachestore.jobs.planning, cachestore.jobs.forecast, cachestore.encode.images
 from tests import fakes
 
+fakes.warm_up()
 os.fsync = os.fstat
 for line in sys.stdin:
     pids = []

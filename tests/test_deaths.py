@@ -26,11 +26,6 @@ from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def encode(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
 

@@ -37,7 +37,3 @@ def test_every_promise_names_tests_that_exist():
     assert len(promises()) >= 10
     assert all(tests for _promise, tests in promises())
     assert {name for _promise, tests in promises() for name in tests} <= existing()
-
-
-def test_what_is_not_promised_is_said_too():
-    assert "**Not promised**" in (ROOT / "README.md").read_text(encoding="utf-8")

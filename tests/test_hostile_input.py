@@ -39,16 +39,6 @@ from tests.fakes import ROOT, FakeEncoder, captions
 from tests.storage.stores import flip, key_of, put
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def layout(root):
-    return create_store(root)
-
-
 def run(root, *texts, launch="launch"):
     """A pass over captions; returns what names it."""
     report = fakes.run(root, captions(*texts), FakeEncoder(), launch=launch)

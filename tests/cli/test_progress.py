@@ -14,11 +14,6 @@ from tests.fakes import FakeEncoder, captions
 
 
 @pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)

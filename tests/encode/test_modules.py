@@ -18,6 +18,7 @@ def loaded(folder):
     return modules.load_module(Component("vae", "diffusers", "AutoencoderKL", folder, {}), "float32", torch.device("cpu"))
 
 
+@pytest.mark.torch
 class TestFreeingMemory:
     def test_nothing_loaded_is_nothing_to_free(self):
         modules.free_memory()

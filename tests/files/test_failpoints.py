@@ -141,6 +141,7 @@ def values_of(numbers):
     return [WRITER["value"](n) for n in numbers]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "place", [place for place in places_in("files", "storage") if not place.startswith(("repair.", "gc.", "compact."))]
 )
@@ -157,6 +158,7 @@ def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same
         assert values_in(root, range(6)) == values_of(range(6))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "place", [place for place in places_in("files", "storage") if place.startswith(("repair.", "publish.", "segment."))]
 )
@@ -179,6 +181,7 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
         assert {(finding.kind, finding.key) for finding in left} == {("missing-entry", str(key("1")))}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "place", [place for place in places_in("files", "storage") if place.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))]
 )
@@ -240,6 +243,7 @@ def test_a_failpoint_counts_its_passings_and_cannot_be_caught(monkeypatch):
         assert killed == [(os.getpid(), signal.SIGKILL)] * expected
 
 
+@pytest.mark.processes
 def test_a_failpoint_kills_at_the_passing_that_is_asked_for():
     program = (
         "import sys\nfrom cachestore.files.failpoints import failpoint\nfor n in range(5):\n    print(n, flush=True)\n    failpoint('here')"

@@ -13,11 +13,6 @@ from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def encode(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
 

@@ -29,11 +29,6 @@ from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, pictures
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def encode(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
 
@@ -389,6 +384,7 @@ def test_a_stopped_run_resumed_with_another_world_size_encodes_only_the_rest(roo
 # Processes that die
 
 
+@pytest.mark.processes
 def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_claim_alone(root, zygote, tmp_path):
     gate = Gate(tmp_path / "gate")
     jobs: list[dict[str, Any]] = [
@@ -408,6 +404,7 @@ def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_clai
     assert holds(root, names(1003))
 
 
+@pytest.mark.processes
 def test_a_process_killed_in_the_middle_of_its_claim_costs_what_it_had_not_published(root, zygote, tmp_path):
     """It is killed once others have seen its claim, with a batch encoded: those units are encoded twice, no others."""
     [(code, _)] = zygote.run({"store": str(root), "fill": names(300), "environment": {VARIABLE: "publish.before_place:4"}})
@@ -437,6 +434,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, place):
     """At every named place of the way; afterwards the data set is whole, paired, and nothing acknowledged was made twice."""
@@ -489,6 +487,7 @@ def test_ranks_that_make_the_store_at_the_same_moment_share_it(root, monkeypatch
     assert verify(root).ok
 
 
+@pytest.mark.processes
 def test_an_interrupted_worker_leaves_no_lock_behind(root, zygote):
     [(code, _)] = zygote.run({"store": str(root), "fill": names(50), "environment": {VARIABLE: "worker.before_ledger"}})
     assert code == -signal.SIGKILL

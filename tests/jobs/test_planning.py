@@ -16,18 +16,10 @@ from cachestore.jobs.precompute import precompute_here
 from cachestore.storage.commit import create_store
 from cachestore.work import agreement
 from cachestore.work.workers import Beat
-from tests import fakes
 
 
 def asked(data="data", store="store", **options):
     return PrecomputeRequest(str(data), options.pop("model", "model"), str(store), **options)
-
-
-@pytest.fixture
-def makers(monkeypatch):
-    makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
-    return makers
 
 
 def prompts(path, *lines):

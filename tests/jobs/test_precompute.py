@@ -33,18 +33,6 @@ from tests.fakes import catalog
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def makers(monkeypatch):
-    makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
-    return makers
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def picture(path, content, *, at=1):
     """A file that was modified long ago."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,6 @@ PATHS = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)
 
 
 @pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()

@@ -27,11 +27,6 @@ from tests import fakes
 from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def fetch(one, number=None):
     """Round and outcomes of a job's newest pass."""
     reconciler = fakes.reconciler(one, number)

@@ -31,11 +31,6 @@ from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 class Bench:
     """An open pass, and workers on it."""
 

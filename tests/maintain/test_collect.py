@@ -52,16 +52,6 @@ PLACES = (
 """Modules whose failpoints the interleavings stop at."""
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def layout(root):
-    return create_store(root)
-
-
 def job(root, *texts, name="train", encoder=None):
     """A pass over captions under a name, of a launch of its own."""
     encoders: list[Any] = [encoder or FakeEncoder(limit=1)]

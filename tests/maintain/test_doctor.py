@@ -14,11 +14,6 @@ from cachestore.storage.commit import create_store
 from tests.maintain.test_collect import run
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def check(name, store=None, **options):
     """The one check of a name."""
     [found] = [check for check in examine(store, **options) if check.name == name]

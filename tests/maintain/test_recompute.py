@@ -19,13 +19,6 @@ from tests.fakes import catalog, flip_entry
 
 
 @pytest.fixture
-def makers(monkeypatch):
-    makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
-    return makers
-
-
-@pytest.fixture
 def data(tmp_path):
     """Four pictures with captions, modified long ago."""
     return fakes.captioned(tmp_path / "data", 4)

@@ -8,9 +8,7 @@ from tests.scenarios.crowd import Crowd
 
 @pytest.fixture(scope="module")
 def one_crowd(tmp_path_factory):
-    crowd = Crowd(
-        tmp_path_factory.mktemp("crowd"), "tests.scenarios.parts", "cachestore.jobs.forecast", "cachestore.jobs.precompute", "filelock"
-    )
+    crowd = Crowd(tmp_path_factory.mktemp("crowd"), "tests.scenarios.parts")
     yield crowd
     crowd.close()
 

@@ -21,6 +21,9 @@ PARENT = """
 import importlib, json, os, sys, traceback
 from pathlib import Path
 
+from tests import fakes
+
+fakes.warm_up()
 for name in sys.argv[1:]:
     importlib.import_module(name)
 os.fsync = os.fstat
@@ -47,7 +50,7 @@ for line in sys.stdin:
 
 
 class Crowd:
-    """Starts parts as processes. `modules` are imported before the first fork."""
+    """Starts parts as processes. What jobs import, and `modules`, are imported before the first fork."""
 
     def __init__(self, folder: Path, *modules: str, end_seconds: float = END_SECONDS, **environment: str):
         self.folder = folder

@@ -32,13 +32,6 @@ def caption(name):
 
 
 @pytest.fixture
-def makers(monkeypatch):
-    makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
-    return makers
-
-
-@pytest.fixture
 def in_processes(monkeypatch, tmp_path):
     """Workers with fake encoders, which write down what they encode; returns where."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))

@@ -27,11 +27,6 @@ from tests.storage.stores import entry_of, flip, key_of, plain, read, tensors_of
 
 
 @pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
-@pytest.fixture
 def appender(layout):
     return Appender(layout)
 

@@ -29,7 +29,6 @@ from cachestore.storage.catalog import (
     read_catalog,
 )
 from cachestore.storage.catalog_writer import draft_of, encode_catalog, publish_draft
-from cachestore.storage.commit import create_store
 from tests.fakes import publish_catalog
 from tests.storage.stores import flip
 
@@ -78,11 +77,6 @@ def catalogs(draw):
         ["{}"] * rows,
         columns,
     )
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,6 @@ from cachestore.storage.verify import verify
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 class TestCreating:
     @pytest.mark.parametrize("path", ["new", "new/below", "empty"])
     def test_a_store_is_made_where_there_is_nothing(self, tmp_path, path):

@@ -9,18 +9,13 @@ import pytest
 from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.files.opening import names_in
 from cachestore.files.records import encode_record
-from cachestore.storage.commit import commit, create_store
+from cachestore.storage.commit import commit
 from cachestore.storage.condemned import FORMAT, condemned_segments, list_condemned, read_condemned
 from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_segments, load_snapshot, visible_segments
 from cachestore.storage.verify import verify
 from tests.storage.stores import flip, key_of, put, read, tensors_of
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def planned(layout, *numbers, **options):

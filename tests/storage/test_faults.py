@@ -81,10 +81,18 @@ def _each_run_is_a_new_process(monkeypatch):
     monkeypatch.setattr(publishing, "_durable", set())
 
 
-@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_refused_call_while_writing_is_one_clean_error_and_loses_nothing(tmp_path, monkeypatch, code, sticky):
-    for nth in range(1, 1000):
+def each_call(*ways):
+    """Ways to refuse calls, with numbers of calls: each call in one of the ways, and each in all of them as `slow`."""
+    words = {way: f"{errno.errorcode[way[0]]} {'from then on' if way[1] else 'once'}" for way in ways}
+    one = [pytest.param(*way, range(first, 1000, len(ways)), id=words[way]) for first, way in enumerate(ways, 1)]
+    return [*one, *(pytest.param(*way, range(1, 1000), id=f"{words[way]}, each call", marks=pytest.mark.slow) for way in ways)]
+
+
+@pytest.mark.parametrize(
+    ("code", "sticky", "numbers"), each_call((errno.ENOSPC, False), (errno.ENOSPC, True), (errno.EIO, False), (errno.EIO, True))
+)
+def test_a_refused_call_while_writing_is_one_clean_error_and_loses_nothing(tmp_path, monkeypatch, code, sticky, numbers):
+    for nth in numbers:
         root, acknowledged = tmp_path / str(nth), set()
         publishing._durable.clear()
         with monkeypatch.context() as patch:
@@ -106,23 +114,23 @@ def test_a_refused_call_while_writing_is_one_clean_error_and_loses_nothing(tmp_p
     pytest.fail("it never ends")
 
 
-@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
-def test_a_refused_call_while_repairing_is_one_clean_error_and_loses_no_valid_entry(tmp_path, monkeypatch, sticky):
+@pytest.mark.parametrize(("code", "sticky", "numbers"), each_call((errno.ENOSPC, False), (errno.ENOSPC, True)))
+def test_a_refused_call_while_repairing_is_one_clean_error_and_loses_no_valid_entry(tmp_path, monkeypatch, code, sticky, numbers):
     template = create_store(tmp_path / "template")
     put(template, 1, 2, 3)
     commit(template).close()
     with closing(load_snapshot(template)) as snapshot:
         [[place]] = snapshot.find([key_of(2)])
     flip(template.segment(place.segment.digest), place.offset)
-    for nth in range(1, 1000):
+    for nth in numbers:
         root = tmp_path / str(nth)
         shutil.copytree(template.root, root)
         publishing._durable.clear()
         layout = create_store(root)
         with monkeypatch.context() as patch:
-            faults = Faults(patch, nth, errno.ENOSPC, sticky=sticky)
+            faults = Faults(patch, nth, code, sticky=sticky)
             error = refusal(repair_store, root)
-        assert error is None or error.errno == errno.ENOSPC
+        assert error is None or error.errno == code
         assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
         repair_store(root)
         assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]

@@ -31,11 +31,6 @@ LIMIT_SECONDS = 30
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def place_of(layout, n) -> Place:
     with closing(load_snapshot(layout)) as snapshot:
         return snapshot.find([key_of(n)])[0][0]

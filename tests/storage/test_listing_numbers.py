@@ -3,21 +3,13 @@
 import os
 import threading
 
-import pytest
-
 from cachestore.files.paths import Layout
-from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import listing_number, listing_numbers, number_if_there, spent_numbers
 from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
 from tests.storage.test_catalog import small
 
 DAYS = 24 * 3600.0
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def test_each_listing_has_a_higher_number_than_those_that_began_before(layout):

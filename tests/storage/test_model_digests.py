@@ -1,16 +1,8 @@
 """The cache of model-file digests."""
 
-import pytest
-
 from cachestore.files.opening import names_in
-from cachestore.storage.commit import create_store
 from cachestore.storage.model_digests import load_digests, publish_digests
 from tests.storage.stores import flip
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def test_a_new_store_remembers_nothing(layout):

@@ -32,11 +32,6 @@ from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def place_of(layout, n, copy=0):
     with closing(load_snapshot(layout)) as snapshot:
         return snapshot.find([key_of(n)])[0][copy]

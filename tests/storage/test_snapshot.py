@@ -24,11 +24,6 @@ from tests.storage.stores import flip, key_of, put
 KEYS = range(6)
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def expected(layout):
     """The truth, from nothing but the segments: each key's copies in the order of their segments' names."""
     copies = {}

@@ -7,15 +7,10 @@ import pytest
 from cachestore.core.errors import StoreNotFound
 from cachestore.core.keys import Recipe
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.commit import commit, create_store, publish_recipe
+from cachestore.storage.commit import commit, publish_recipe
 from cachestore.storage.stats import stats
 from tests.fakes import publish_catalog
 from tests.storage.stores import flip, key_of, put
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def test_an_empty_store_holds_nothing(layout):

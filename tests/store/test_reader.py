@@ -28,11 +28,6 @@ BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
 
 @pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
-@pytest.fixture
 def reader(layout):
     """Opens readers of the store; all are closed at the end."""
     made = []
@@ -261,6 +256,7 @@ print(said)
 """
         assert run(program, layout.root) == "[[True], True]"
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("does", ["good(reader, 0, 1, 2, 3)", "len(list(reader.keys())) == 4", "Reader(sys.argv[1]).close() is None"])
     def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout, does):
         for n in range(4):

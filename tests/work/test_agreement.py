@@ -1,20 +1,12 @@
 """Whether ranks mean the same plan: who differs is named, who has ended or died is not, and waiting for rank 0 is bounded."""
 
-import pytest
-
 from cachestore.core.keys import Key
 from cachestore.core.samples import Sample
-from cachestore.storage.commit import create_store
 from cachestore.work.agreement import STILL_SECONDS, Intent, counted, in_words, wait_for_rank_0, who_differs
 from cachestore.work.passes import join_pass, publish_done
 from cachestore.work.plan import plan_of_keys, publish_plan
 from cachestore.work.workers import Beat
 from tests.fakes import Clock, FakeEncoder, captions, ending, plan_of
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def intent(plan, content="c", models=None):

@@ -1,15 +1,7 @@
 """Attempts: the note that says which unit a worker was on when it died."""
 
-import pytest
-
-from cachestore.storage.commit import create_store
 from cachestore.work.attempts import Attempts
 from cachestore.work.passes import join_pass
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def attempts(layout, letter):

@@ -5,18 +5,12 @@ from typing import Any
 import pytest
 
 from cachestore.files.paths import ClaimName
-from cachestore.storage.commit import create_store
 from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass
 from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat, Life, Watch
 from tests.fakes import Clock
 
 PLAN = "0" * 32
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def beat(layout, **options):

@@ -14,11 +14,6 @@ PLAN = "0" * 32
 
 
 @pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
-@pytest.fixture
 def folder(layout):
     return join_pass(layout, PLAN, "launch").folder(layout)
 

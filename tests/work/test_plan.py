@@ -34,11 +34,6 @@ TEXT, LATENTS = FakeEncoder("text"), FakeEncoder("latents")
 NAMES = ["a.png", "b c.png", "ünïcode.png", "sub/a.png", "sub/deep/a.png", "z.JPG", "dots.in.name.png"]
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
-
-
 def same(one, other):
     """Whether two plans say the same, however their rows are held."""
     return plain(one) == plain(other)

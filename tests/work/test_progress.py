@@ -18,11 +18,6 @@ from tests import fakes
 from tests.fakes import Clock, FakeEncoder, captions
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "store"
-
-
 def begun(root, samples, encoder):
     """A pass that is open, with nothing done."""
     one = fakes.job(root, samples, [encoder])

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from cachestore.files.records import encode_record
-from cachestore.storage.commit import create_store
 from cachestore.work.workers import (
     FORMAT,
     SILENT_SECONDS,
@@ -27,11 +26,6 @@ from cachestore.work.workers import (
 from tests.fakes import ROOT, Clock, program
 
 PLAN = "0" * 32
-
-
-@pytest.fixture
-def layout(tmp_path):
-    return create_store(tmp_path / "store")
 
 
 def beat(layout, **options):

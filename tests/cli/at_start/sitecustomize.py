@@ -3,6 +3,8 @@
 import os
 
 if "FAKE_ENCODERS" in os.environ:
+    from cachestore.jobs import planning
     from tests import fakes
 
+    planning.PLAN_SECONDS = float(os.environ.get("FAKE_PLAN_SECONDS", planning.PLAN_SECONDS))  # pyright: ignore[reportConstantRedefinition]
     fakes.plug_in({"before_encode": fakes.at_the_gate, "limit": 2} if fakes.GATE in os.environ else {})
