@@ -15,7 +15,6 @@ import shutil
 import tarfile
 from contextlib import redirect_stderr, redirect_stdout
 
-import numpy as np
 import pytest
 
 import cachestore as cs
@@ -24,6 +23,7 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.jobs import planning as request
 from cachestore.storage.commit import create_store
 from tests import fakes
+from tests.fakes import encode
 from tests.loading.stores import Row, make_store, recipes
 from tests.test_public import RESULTS, is_error
 
@@ -84,10 +84,6 @@ def call_command(call):
     said = err.getvalue().strip() if code else (out.getvalue().strip() or err.getvalue().strip())
     lines = [line for line in said.splitlines() if not line.startswith(("usage:", " "))]
     return str(code), (lines or [""])[0] if code in {0, 3, 4} else (lines or [""])[-1]
-
-
-def encode(batch):
-    return {key: {"value": np.zeros(2)} for key, _item in batch}
 
 
 def call_python(call):
