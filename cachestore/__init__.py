@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from cachestore.maintain.recompute import verify as verify
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.storage.findings import Finding as Finding
     from cachestore.storage.repair import RepairReport as RepairReport
     from cachestore.storage.stats import CatalogStats as CatalogStats
     from cachestore.storage.stats import StoreStats as StoreStats
     from cachestore.storage.stats import stats as stats
-    from cachestore.storage.verify import Finding as Finding
     from cachestore.storage.verify import VerifyReport as VerifyReport
     from cachestore.store.read_through import ReadThrough as ReadThrough
     from cachestore.store.writer import Store as Store
@@ -78,7 +78,7 @@ _HOMES = {
     "DropReport": "maintain.collect",
     "EncodeFailed": "core.errors",
     "ExportReport": "interop.exporting",
-    "Finding": "storage.verify",
+    "Finding": "storage.findings",
     "Forecast": "jobs.forecast",
     "FormatError": "core.errors",
     "GcReport": "maintain.collect",

@@ -245,11 +245,12 @@ def make_store(folder: Path, kind: Kind) -> Path:
     import cachestore as cs
     from cachestore.core.keys import Recipe
     from cachestore.encode import families
+    from cachestore.encode.text_families import PLAIN
     from cachestore.storage.catalog import Catalog, Cell, make_column
     from cachestore.storage.catalog_writer import draft_of, publish_draft
 
     if kind.is_text:
-        read = {**families.text_read(families.PLAIN)}
+        read = {**families.text_read(PLAIN)}
         read["outputs"] = {name: {"from": name} for name in ("prompt_embeds", "pooled_prompt_embeds")}
         recipe, role = Recipe("text", {"of": kind.name}, read), "caption"
     else:

@@ -43,7 +43,7 @@ import numpy as np
 import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
-from cachestore.jobs import reconcile, worker
+from cachestore.jobs import claiming, reconcile, worker
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage import append
 from cachestore.storage.commit import commit
@@ -206,7 +206,7 @@ def _hurry(order: Order) -> None:
     _patch(workers, "SLOW_SECONDS", silent / 2)
     _patch(workers, "FIRST_BATCH_SECONDS", 0.3)
     _patch(choice, "POLL_SECONDS", 0.1)
-    _patch(worker, "STUCK_SECONDS", 30.0)
+    _patch(claiming, "STUCK_SECONDS", 30.0)
     _patch(socket, "gethostname", lambda: order.host)
 
 
@@ -218,7 +218,7 @@ def _go_wrong(order: Order) -> None:
         case "trust-ledgers":
             _trust_ledgers()
         case "own-part-only":
-            _patch(worker, "order_for", lambda rank, world, count, **_seed: list(range(rank, count, world)))
+            _patch(claiming, "order_for", lambda rank, world, count, **_seed: list(range(rank, count, world)))
         case "":
             pass
 

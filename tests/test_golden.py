@@ -18,9 +18,9 @@ from cachestore.maintain.collect import collect, look_further
 from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, verify
 from cachestore.storage.catalog import read_catalog
 from cachestore.storage.condemned import list_condemned
+from cachestore.storage.losses import LOST_VERSION, read_lost
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import LOST_VERSION, read_lost
 from cachestore.store.reader import Reader
 from cachestore.work import attempts, claims, ledgers, passes, plan, workers
 from cachestore.work.passes import PassRef, read_done, read_round

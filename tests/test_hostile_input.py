@@ -26,8 +26,8 @@ from cachestore.maintain.recompute import repair
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.condemned import list_condemned
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.storage.verify import HARMLESS
 from cachestore.store.reader import Reader
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import read_ledgers

@@ -44,7 +44,7 @@ def calls(root, data, trained):
         "CaptionPolicy": lambda: cs.CaptionPolicy(choose="all").texts(["a", "b"]),
         "Key": lambda: cs.Key(bytes(16)),
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
-        "Finding": lambda: cs.Finding("stale-temp", "tmp/x", None, None, "left behind").kind,
+        "Finding": lambda: cs.Finding("stale-temp", "tmp/x", "left behind").kind,
         "ReadThrough": read_through,
         **{name: lambda name=name: is_result(getattr(cs, name)) for name in RESULTS},
         "Store": lambda: cs.Store(root, mode="a").close(),

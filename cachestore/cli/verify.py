@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"--{unused[0].replace('_', '-')} goes with --recompute N, which was not asked for"
         print_error(BadInput(message), as_json=arguments.json)
         return USAGE
-    from cachestore.storage.verify import HARMLESS
+    from cachestore.storage.findings import HARMLESS
 
     report = _verify(arguments)
     if arguments.json:

@@ -21,7 +21,7 @@ Every class takes one message, so that an error survives the way out of a DataLo
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 
 class CacheStoreError(Exception):
@@ -62,6 +62,15 @@ class ReadFailed(CacheStoreError, OSError):
 
 class WriteFailed(CacheStoreError, OSError):
     """The file system refused a write; nothing was acknowledged."""
+
+
+Failed = TypeVar("Failed", ReadFailed, WriteFailed)
+
+
+def numbered(failed: Failed, error: Exception) -> Failed:
+    """An error with the number of what the system refused, where that bears one."""
+    failed.errno = error.errno if isinstance(error, OSError) else None
+    return failed
 
 
 class LockTimeout(CacheStoreError, TimeoutError):

@@ -3,7 +3,7 @@
 A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -61,13 +61,13 @@ def discover(
         BadInput: explicit arguments that do not fit each other.
     """
     found = _discover(environment, rank=rank, world_size=world_size, distributed=distributed)
-    return replace(found, local_world_size=_local_world_size(environment))
+    return replace(found, local_world_size=max(1, _first_number(environment, _LOCAL_SIZES, 1)))
 
 
 def _discover(
     environment: Mapping[str, str], *, rank: int | None, world_size: int | None, distributed: tuple[int, int] | None
 ) -> Placement:
-    local, launch = _local_rank(environment), launch_name(environment)
+    local, launch = _first_number(environment, _LOCAL, 0), launch_name(environment)
     if rank is not None or world_size is not None:
         rank = None if rank is None else as_whole("rank", rank)
         world_size = None if world_size is None else as_whole("world_size", world_size)
@@ -145,17 +145,9 @@ def _array(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]
     return "SLURM array", (task - first) // step, count
 
 
-def _local_rank(environment: Mapping[str, str]) -> int:
-    for name in _LOCAL:
-        number = _number(environment, name)
-        if number is not None:
-            return number
-    return 0
-
-
-def _local_world_size(environment: Mapping[str, str]) -> int:
-    found = (_number(environment, name) for name in _LOCAL_SIZES)
-    return max(1, next((number for number in found if number is not None), 1))
+def _first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    found = (_number(environment, name) for name in names)
+    return next((number for number in found if number is not None), default)
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:

@@ -10,31 +10,15 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from cachestore.core.dtypes import DTYPES, NUMPY_NAMES, RawTensor
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
 
-Raw = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
-"""(safetensors dtype, shape, contiguous little-endian bytes)."""
+Raw = RawTensor
 Array = np.ndarray[Any, Any]
 
-_NUMPY: Final[Mapping[str, str]] = {
-    "BOOL": "|b1",
-    "U8": "|u1",
-    "I8": "|i1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "F16": "<f2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "F32": "<f4",
-    "I64": "<i8",
-    "U64": "<u8",
-    "F64": "<f8",
-    "BF16": "<u2",
-    "F8_E4M3": "|u1",
-    "F8_E5M2": "|u1",
-}
-_NAMES: Final = {np.dtype(numpy): name for name, numpy in _NUMPY.items() if not name.startswith(("BF", "F8"))}
+_NUMPY: Final = {name: np.dtype(dtype.numpy).newbyteorder("<") for name, dtype in DTYPES.items() if name != "C64"}
+"""No cache holds complex numbers."""
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -87,14 +71,14 @@ def as_array(raw: Raw) -> Array:
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
         raise EncodeFailed(f"a tensor of dtype {dtype} is not understood")
-    return np.frombuffer(buffer, np.dtype(_NUMPY[dtype])).reshape(shape)
+    return np.frombuffer(buffer, _NUMPY[dtype]).reshape(shape)
 
 
 def from_array(array: Array, dtype: str | None = None) -> Raw:
     """A numpy array as a tensor; `dtype` names what 16 or 8 bits stand for. Raises EncodeFailed for dtypes that cannot be stored."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    name = dtype or _NAMES.get(little.dtype)
-    if name is None:
+    name = dtype or NUMPY_NAMES.get(little.dtype.name)
+    if name not in _NUMPY:
         raise EncodeFailed(f"an array of dtype {array.dtype} cannot be stored")
     return name, tuple(array.shape), little.tobytes()
 
@@ -115,7 +99,7 @@ def rounded(array: Array, dtype: str) -> Raw:
     """Numbers in a floating-point dtype, rounded to nearest, ties to even."""
     if dtype != "BF16":
         with np.errstate(over="ignore"):
-            return from_array(array.astype(np.dtype(_NUMPY[dtype])))
+            return from_array(array.astype(_NUMPY[dtype]))
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     upper = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     upper = np.where(np.isnan(array), np.uint16(0x7FC0), upper)

@@ -6,42 +6,15 @@ float8 as uint8; `describe` tells the true dtype.
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.core.arguments import as_text
+from cachestore.core.dtypes import DTYPES, NUMPY_NAMES, TORCH_NAMES, RawTensor
 from cachestore.core.errors import BadInput, FormatError, naming_extras
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-RawTensor = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
-"""(safetensors dtype, shape, contiguous little-endian bytes)."""
-
-_NUMPY: Final[Mapping[str, str]] = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "I64": "int64",
-    "U64": "uint64",
-    "F64": "float64",
-    "C64": "complex64",
-}
-_WITHOUT_NUMPY_DTYPE: Final[Mapping[str, str]] = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
-_TORCH: Final[Mapping[str, str]] = {
-    **_NUMPY,
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
-_NUMPY_NAMES: Final = {name: dtype for dtype, name in _NUMPY.items()}
-_TORCH_NAMES: Final = {name: dtype for dtype, name in _TORCH.items()}
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
@@ -84,7 +57,7 @@ def _raw(name: str, value: Any) -> RawTensor:
 def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
     import torch
 
-    dtype = _TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
+    dtype = TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout is not torch.strided:
         raise BadInput(f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored")
     flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
@@ -95,7 +68,7 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
 def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
     import numpy as np
 
-    dtype = _NUMPY_NAMES.get(value.dtype.name)
+    dtype = NUMPY_NAMES.get(value.dtype.name)
     if dtype is None:
         raise BadInput(f"array {name!r} is {value.dtype}; it cannot be stored")
     little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
@@ -126,7 +99,7 @@ def torch_dtype(name: str) -> "torch.dtype":
     """The torch dtype of a safetensors dtype's name."""
     import torch
 
-    return getattr(torch, _TORCH[name])
+    return getattr(torch, DTYPES[name].torch)
 
 
 def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
@@ -135,6 +108,6 @@ def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
 
     _check_bools(raw)
     return {
-        name: np.frombuffer(buffer, dtype=np.dtype(_NUMPY.get(dtype) or _WITHOUT_NUMPY_DTYPE[dtype]).newbyteorder("<")).reshape(shape)
+        name: np.frombuffer(buffer, dtype=np.dtype(DTYPES[dtype].numpy).newbyteorder("<")).reshape(shape)
         for name, (dtype, shape, buffer) in raw.items()
     }

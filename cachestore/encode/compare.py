@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-Raw = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
-"""(safetensors dtype, shape, contiguous little-endian bytes)."""
+from cachestore.core.raw_tensors import Raw, numbers
+
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 3e-2}
@@ -61,7 +61,7 @@ def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
     allowed = tolerance_of(dtype, kind)
     if allowed is None:
         return None if bytes(was) == bytes(now) else f"({dtype}) has other bits"
-    one, two = _numbers(dtype, was), _numbers(dtype, now)
+    one, two = (numbers(raw).astype(np.float64).ravel() for raw in (stored, made))
     if not (np.isfinite(one).all() and np.isfinite(two).all()):
         return "has NaN or infinite numbers"
     distance, cosine = _relative_distance(one, two), _cosine(one, two)
@@ -74,13 +74,6 @@ def _first_half(raw: Raw) -> Raw:
     dtype, (channels, *rest), buffer = raw
     view = memoryview(buffer)
     return dtype, (channels // 2, *rest), view[: len(view) // 2]
-
-
-def _numbers(dtype: str, buffer: bytes | bytearray | memoryview) -> Floats:
-    if dtype == "BF16":
-        halves = np.frombuffer(buffer, dtype="<u2").astype(np.uint32)
-        return (halves << 16).view(np.float32).astype(np.float64)
-    return np.frombuffer(buffer, dtype={"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float64)
 
 
 def _relative_distance(one: Floats, two: Floats) -> float:

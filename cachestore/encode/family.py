@@ -87,15 +87,15 @@ class TextFamily:
     name: str
     pipeline: str | None
     """`_class_name` in model_index.json; None for a transformers text encoder that stands alone."""
-    components: tuple[str, ...]
-    """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
-    tokenizer: str
-    """The component whose count of tokens decides whether a caption is cut; a processor holds a tokenizer."""
     max_tokens: int
     """What fits, special tokens included, where neither `args` nor the tokenizer says less."""
     returns: tuple[str | None, ...]
     """Names of what `encode_prompt` returns, in order; None is thrown away."""
-    outputs: Mapping[str, Json]
+    components: tuple[str, ...] = ("text_encoder", "tokenizer")
+    """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
+    tokenizer: str = "tokenizer"
+    """The component whose count of tokens decides whether a caption is cut; a processor holds a tokenizer."""
+    outputs: Mapping[str, Json] = field(default_factory=lambda: {"prompt_embeds": {"from": "prompt_embeds"}})
     """Forms by final name, see `families`. A joined output is kept as one tensor per component, named `OUTPUT.COMPONENT`."""
     constants: Mapping[str, Json] = field(default_factory=dict[str, Json])
     pad: Mapping[str, Json] = field(default_factory=dict[str, Json])

@@ -229,12 +229,11 @@ def _class_of(name: str, part: object) -> tuple[str, str]:
     )
 
 
-def _config(part: Any) -> dict[str, Json]:
+def _config(part: Any, *, method: str = "to_dict") -> dict[str, Json]:
     config = part.config
-    return json.loads(json.dumps(config.to_dict() if hasattr(config, "to_dict") else dict(config), default=str))
+    return json.loads(json.dumps(getattr(config, method)() if hasattr(config, method) else dict(config), default=str))
 
 
 def _differing(part: Any) -> dict[str, Json]:
     """The configuration, of transformers without what is its default: a later version with more fields means the same."""
-    config = part.config
-    return json.loads(json.dumps(config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config), default=str))
+    return _config(part, method="to_diff_dict")

@@ -7,16 +7,16 @@ unpickling a file runs whatever code its author put into it.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput, EncodeFailed, FormatError
 from cachestore.core.keys import Json
-from cachestore.files.container import TensorPlace, read_header
+from cachestore.core.raw_tensors import numbers
+from cachestore.files.container import Header, read_header
 from cachestore.files.opening import read_at
 
 INDEX = "model_index.json"
@@ -184,7 +184,7 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
-        except (FormatError, OSError) as error:
+        except (EncodeFailed, FormatError, OSError) as error:
             raise BadInput(f"the weights of {component.name} in {path} cannot be read: {error}") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
     if lacking:
@@ -195,24 +195,20 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
 
 
 def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        header = read_header(descriptor, os.fstat(descriptor).st_size, where=path)
+    with opened_weights(path) as (descriptor, header):
         places = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
         raw = {given: read_at(descriptor, place.end - place.start, header.data_start + place.start) for given, place in places.items()}
-        return {given: _numbers(place, bytes(raw[given])) for given, place in places.items()}
+        return {given: numbers((place.dtype, place.shape, raw[given])).ravel().tolist() for given, place in places.items()}
+
+
+@contextmanager
+def opened_weights(path: Path) -> Generator[tuple[int, Header]]:
+    """A safetensors file, which may be a link as in the hub's cache: its descriptor and its header. Raises FormatError, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        yield descriptor, read_header(descriptor, os.fstat(descriptor).st_size, where=path)
     finally:
         os.close(descriptor)
-
-
-def _numbers(place: TensorPlace, raw: bytes) -> list[float]:
-    """Bytes as numbers. bfloat16, which numpy does not know, is the upper half of a float32."""
-    if place.dtype == "BF16":
-        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").tolist()
-    kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
-    if place.dtype not in kinds:
-        raise FormatError(f"a tensor of {place.dtype} is no list of numbers")
-    return np.frombuffer(raw, kinds[place.dtype]).tolist()
 
 
 def read_json(path: Path) -> dict[str, Json]:

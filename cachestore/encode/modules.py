@@ -162,7 +162,7 @@ def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
 
 
 class Absent:
-    """Stands for a component that a pipeline looks into. It is false, and None in every field.
+    """Stands for a component that a pipeline looks into. It is false, and None in every field but those that are given.
 
     Two fields before diffusers 0.33 are not: Stable Diffusion's pipelines there count the VAE's levels and correct the scheduler's offset.
     """
@@ -170,34 +170,17 @@ class Absent:
     block_out_channels = ()
     steps_offset = 1
 
+    def __init__(self, **given: Any) -> None:
+        """A `config` that is not given is absent too."""
+        vars(self).update(given)
+
     def __bool__(self) -> bool:
         return False
 
-    @property
-    def config(self) -> "Absent":
-        """Absent too."""
-        return self
-
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> "Absent | None":
         if name.startswith("_"):
             raise AttributeError(name)
-
-
-class _Configured(Absent):
-    """Stands for a component of whose configuration a few fields are known; the others are None."""
-
-    def __init__(self, fields: Mapping[str, Json]) -> None:
-        self._fields = _Fields(fields)
-
-    @property
-    def config(self) -> Absent:
-        """The fields that are known."""
-        return self._fields
-
-
-class _Fields(Absent):
-    def __init__(self, fields: Mapping[str, Json]) -> None:
-        vars(self).update(fields)
+        return Absent() if name == "config" else None
 
 
 def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
@@ -205,7 +188,7 @@ def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
     for name, value in asked.items():
         component, _, field = name.partition(".")
         fields.setdefault(component, {})[field] = value
-    return {component: _Configured(known) for component, known in fields.items()}
+    return {component: Absent(config=Absent(**known)) for component, known in fields.items()}
 
 
 def free_memory() -> None:

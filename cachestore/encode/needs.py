@@ -12,7 +12,7 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL
-from cachestore.encode.families import TEXT_FAMILIES
+from cachestore.encode.text_families import TEXT_FAMILIES
 
 DENOISERS: Final = ("transformer", "unet")
 """What a pipeline calls its denoiser, of which config.json alone is read."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
-from cachestore.encode.families import PLAIN
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
@@ -25,6 +24,7 @@ from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
+from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -85,12 +85,13 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
     if not request.encode:
         return ()
     if request.loaded is not None:
-        return _encoders_of_loaded(request.loaded, request, digest)
+        _check_loaded(request)
+        return _encoders(request.loaded.model, request, digest)
     # A hub model is downloaded only as far as nothing else replaces its parts.
     needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
     return with_folder(
         request.model,
-        lambda folder: _encoders(models.read_model(folder), request, digest),
+        lambda folder: _encoders_of_folder(folder, request, digest),
         encode=needed,
         revision=request.revision,
         variant=request.variant,
@@ -130,21 +131,24 @@ def _check(request: ModelRequest) -> None:
         raise BadInput(f"a batch size is at least 1, not {request.batch_size}")
 
 
-def _encoders(model: Model, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    """The encoders that are asked for; `model_of` gives the model for one of ENCODERS."""
     makers = {"text": _text_encoder, "latents": _latents_encoder}
     wanted = {encoder_of(name) for name in request.encode}
-    made = tuple(makers[name](model, request, digest) for name in ENCODERS if name in wanted)
+    return tuple(makers[name](model_of(name), request, digest) for name in ENCODERS if name in wanted)
+
+
+def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+    model = models.read_model(folder)
+    made = _encoders(lambda _name: model, request, digest)
     _check_variant(made, request)
     return made
 
 
-def _encoders_of_loaded(loaded: "LoadedModel", request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+def _check_loaded(request: ModelRequest) -> None:
     given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
     if given:
         raise BadInput(f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself")
-    makers = {"text": _text_encoder, "latents": _latents_encoder}
-    wanted = {encoder_of(name) for name in request.encode}
-    return tuple(makers[name](loaded.model(name), request, digest) for name in ENCODERS if name in wanted)
 
 
 def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:
@@ -291,7 +295,7 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
 
 def _pipeline_family(model: Model) -> TextFamily:
     """The row of a pipeline; for a class without one what introspection finds, which imports diffusers."""
-    if model.class_name in families.TEXT_FAMILIES:
+    if model.class_name in TEXT_FAMILIES:
         return families.text_family(model.class_name)
     from cachestore.encode import introspection
 
@@ -367,7 +371,7 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
     read_vae = partial(_vae, model, request=request)
     if request.loaded is not None:
-        family, vae = families.TEXT_FAMILIES.get(model.class_name), request.loaded.component("vae")
+        family, vae = TEXT_FAMILIES.get(model.class_name), request.loaded.component("vae")
     elif request.vae is None:
         family, vae = read_vae(model)
     elif is_single_file(request.vae):
@@ -426,7 +430,7 @@ def _of_loaded(components: Mapping[str, Component], asked: str, option: str, dev
 
 def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily | None, Component]:
     """The VAE of a pipeline folder, or the VAE folder itself, and the family that decides its dtype: its own, else the model's."""
-    family = families.TEXT_FAMILIES.get(source.class_name) or families.TEXT_FAMILIES.get(model.class_name)
+    family = TEXT_FAMILIES.get(source.class_name) or TEXT_FAMILIES.get(model.class_name)
     if source.kind == "pipeline":
         return family, models.pipeline_component(source, "vae", request.variant)
     if source.kind == "vae":
@@ -437,7 +441,7 @@ def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily
 def _vae_with_file(model: Model, file: Path) -> tuple[TextFamily | None, Component]:
     """The model's VAE with the weights of a single file in place of its own."""
     read_shapes(file)
-    family = families.TEXT_FAMILIES.get(model.class_name)
+    family = TEXT_FAMILIES.get(model.class_name)
     if model.kind == "pipeline":
         library, class_name = models.component_class(model, "vae")
         return family, models.module_of_file("vae", model.folder / "vae", library, class_name, file)

@@ -3,14 +3,13 @@
 Such a file has no configuration of its own; that comes from the component whose place it takes.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
+from cachestore.encode.models import opened_weights
 from cachestore.encode.setup import text_width
-from cachestore.files.container import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -57,15 +56,12 @@ def is_single_file(name: str) -> bool:
 def read_shapes(path: Path) -> Shapes:
     """The tensors of a file with their shapes. Raises BadInput where it cannot be read, and for an adapter, which is no model."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        tensors = read_header(descriptor, os.fstat(descriptor).st_size, where=path).tensors
+        with opened_weights(path) as (_descriptor, header):
+            tensors = header.tensors
     except FormatError as error:
         raise BadInput(f"{path} is no .safetensors file: its header is damaged, or it was not copied whole") from error
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     if not tensors:
         raise BadInput(f"{path} holds no tensors")
     if any(part in name for name in tensors for part in _ADAPTERS):

@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
 from cachestore.files.opening import read_at
 from cachestore.files.paths import to_repair
@@ -30,24 +31,7 @@ _SIZE_LIMIT: Final = 1 << 50
 _METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8
 
-DTYPE_BYTES: Final[Mapping[str, int]] = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-    "C64": 8,
-}
+DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTYPES.items()}
 """Bytes of one element by safetensors dtype name."""
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed
+from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed, numbered
 from cachestore.files.opening import read_whole, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.files.records import decode_record
@@ -76,9 +76,7 @@ def _refusing_to_write() -> "Generator[None]":
     try:
         yield
     except ReadFailed as error:
-        failed = WriteFailed(f"{error}; nothing was acknowledged")
-        failed.errno = error.errno
-        raise failed from error
+        raise numbered(WriteFailed(f"{error}; nothing was acknowledged"), error) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed
+from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
 from cachestore.files.paths import to_verify
 
 if TYPE_CHECKING:
@@ -281,9 +281,7 @@ def refuse_reading(path: Path, error: OSError) -> NoReturn:
     """Raise what a refused look is raised as: ReadFailed; an error of ours, and that of a file that is not there, as they are."""
     if isinstance(error, (CacheStoreError, *_ABSENT)) or is_of_a_signal(error):
         raise error
-    failed = ReadFailed(f"cannot read {path}: {reason_of(error)}; mend that, then run the same command again")
-    failed.errno = error.errno
-    raise failed from error
+    raise numbered(ReadFailed(f"cannot read {path}: {reason_of(error)}; mend that, then run the same command again"), error) from error
 
 
 def is_of_a_signal(error: Exception) -> bool:

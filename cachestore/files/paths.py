@@ -21,18 +21,19 @@
     quarantine/<name>  quarantine/<32 hex>.lost.json
     tmp/<32 hex>.tmp
 
-A name is parsed by the function beside the one that makes it; what does not parse is not ours. Numbers have no leading zeros.
+One table of templates makes and parses every name; what does not parse is not ours. Numbers have no leading zeros.
 """
 
 import re
 import secrets
 import shlex
 import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from pathlib import Path
-from typing import Final, NamedTuple, Self
+from pathlib import Path, PurePosixPath
+from typing import Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from cachestore.core.arguments import as_path
@@ -43,33 +44,23 @@ MARKER: Final = "cachestore.json"
 
 _NAMES: Final = 1 << 15
 """Names of claims and ledgers whose parts are remembered: thousands are listed again at every look."""
+_NAME_LIMIT: Final = 200
 
-_NUMBER = r"(0|[1-9][0-9]{0,17})"
-_SEGMENT = re.compile(r"([0-9a-f]{32})\.safetensors")
-_INDEX = re.compile(_NUMBER + r"-([0-9a-f]{32})\.lmdb")
-_CATALOG = re.compile(_NUMBER + r"\.safetensors")
-_DROPPED = re.compile(_NUMBER + r"\.dropped")
-_LISTING = re.compile(_NUMBER + r"\.json")
-_LISTED = re.compile(_NUMBER + r"\.ended")
-_ROUND = re.compile(_NUMBER + r"\.json")
-_CLAIM = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
-_LEDGER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.json")
-_ATTEMPT = re.compile(rf"([0-9a-f]{{32}})\.{_NUMBER}\.{_NUMBER}")
-_PASS = re.compile(_NUMBER)
-_DIGEST = re.compile(r"[0-9a-f]{32}")
-_FINGERPRINT = re.compile(r"([0-9a-f]{64})\.json")
-_WORKER = re.compile(r"([0-9a-f]{32})\.json")
-_WORKER_LOCK = re.compile(r"([0-9a-f]{32})\.lock")
-_CONDEMNED = re.compile(r"([0-9a-f]{32})\.json")
-_LOST = re.compile(r"([0-9a-f]{32})\.lost\.json")
-_TEMP = re.compile(r"[0-9a-f]{32}\.tmp")
-_NAME_LIMIT = 200
-_INSIDE = re.compile(
-    r"(.*?)/(?:cachestore\.json|segments/[0-9a-f]{2}/[^/]+|index/[^/]+\.lmdb|catalogs/[^/]+/[0-9]+\.(?:safetensors|dropped)|listings/[^/]+/[0-9]+\.(?:json|ended)"
-    r"|recipes/[0-9a-f]{64}\.json|plans/[0-9a-f]{32}/(?:plan\.safetensors|[0-9]+/(?:done\.json|[a-z]+/[^/]+))"
-    r"|(?:workers|condemned|digests|locks|quarantine|tmp)/(?!cachestore\.json)[^/]+)"
-)
-"""A file in a store, by its path: (the store)."""
+Value = TypeVar("Value")
+
+_FIELD: Final = re.compile(r"\{(\w+)\}")
+_DIGEST: Final = "([0-9a-f]{32})"
+_TEXTS: Final[Mapping[str, str]] = {
+    "digest": _DIGEST,
+    "worker": _DIGEST,
+    "fan": "([0-9a-f]{2})",
+    "fingerprint": "([0-9a-f]{64})",
+    "name": "([^/]+)",
+    "any": r"(?!cachestore\.json)([^/]+)",
+}
+"""What stands for a field of a template that is a text."""
+_NUMBER: Final = "(0|[1-9][0-9]{0,17})"
+"""What stands for every other field."""
 
 
 class Mode(Enum):
@@ -121,6 +112,112 @@ class AttemptName(NamedTuple):
     unit: int
 
 
+class FileKind(Generic[Value]):
+    """A row of the table of a store's files: the folder that a kind lies in, and the names that one template makes and parses."""
+
+    def __init__(self, template: str, value: Callable[..., Value]) -> None:
+        """`template` is relative to the store; `value` takes the fields of the name, and is what a name says."""
+        self.template = template
+        self.folder, _slash, name = template.rpartition("/")
+        self._form = _FIELD.sub("{}", name)
+        self._pattern = re.compile(_pattern_of(name))
+        self._fields = [str if field in _TEXTS else int for field in _FIELD.findall(name)]
+        self._value = value
+
+    def make(self, *fields: object) -> str:
+        """The name with these fields."""
+        return self._form.format(*fields)
+
+    def parse(self, name: str) -> Value | None:
+        """What a name says, or None for a name that `make` does not make."""
+        match = self._pattern.fullmatch(name)
+        return self._value(*(read(text) for read, text in zip(self._fields, match.groups(), strict=True))) if match else None
+
+
+def _pattern_of(template: str) -> str:
+    """A template as a regular expression with a group for each field."""
+    parts = _FIELD.split(template)
+    return "".join(_TEXTS.get(part, _NUMBER) if number % 2 else re.escape(part) for number, part in enumerate(parts))
+
+
+_SEGMENT: Final = FileKind("segments/{fan}/{digest}.safetensors", str)
+_INDEX: Final = FileKind("index/{number}-{digest}.lmdb", IndexName)
+_CATALOG: Final = FileKind("catalogs/{name}/{number}.safetensors", int)
+_DROPPED: Final = FileKind("catalogs/{name}/{number}.dropped", int)
+_LISTING: Final = FileKind("listings/{name}/{number}.json", int)
+_LISTED: Final = FileKind("listings/{name}/{number}.ended", int)
+_RECIPE: Final = FileKind("recipes/{fingerprint}.json", str)
+_ROUND: Final = FileKind("plans/{digest}/{number}/rounds/{number}.json", int)
+_CLAIM: Final = FileKind("plans/{digest}/{number}/claims/{round}.{recipe}.{partition}.{n}", ClaimName)
+_LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{partition}.json", LedgerName)
+_ATTEMPT: Final = FileKind("plans/{digest}/{number}/attempts/{worker}.{n}.{unit}", AttemptName)
+_WORKER: Final = FileKind("workers/{worker}.json", str)
+_WORKER_LOCK: Final = FileKind("workers/{worker}.lock", str)
+_CONDEMNED: Final = FileKind("condemned/{digest}.json", str)
+_LOST: Final = FileKind("quarantine/{digest}.lost.json", str)
+_TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
+_PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
+_PASS_FOLDER: Final = FileKind("plans/{digest}/{number}", int)
+
+PASS_KINDS: Final = (_ROUND, _CLAIM, _LEDGER, _ATTEMPT)
+"""What lies in the folders of a pass."""
+_FILES: Final[tuple[str, ...]] = (
+    MARKER,
+    *(
+        kind.template
+        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _CONDEMNED)
+    ),
+    "plans/{digest}/plan.safetensors",
+    "plans/{digest}/{number}/done.json",
+    *(f"{folder}/{{any}}" for folder in ("digests", "locks", "quarantine", "tmp")),
+)
+_FILE: Final = re.compile("|".join(map(_pattern_of, _FILES)))
+_FOLDER: Final = re.compile("|".join({_pattern_of(str(folder)) for file in _FILES for folder in PurePosixPath(file).parents[:-1]}))
+_INSIDE: Final = re.compile(rf"(.*?)/(?:{_FILE.pattern})")
+"""A file in a store, by its path: (the store)."""
+FOLDERS: Final = tuple(dict.fromkeys(top for file in _FILES for top, slash, _rest in [file.partition("/")] if slash))
+"""The folders at the root of a store."""
+
+parse_segment = _SEGMENT.parse
+parse_index = _INDEX.parse
+parse_catalog = _CATALOG.parse
+parse_dropped = _DROPPED.parse
+parse_listing = _LISTING.parse
+parse_listed = _LISTED.parse
+parse_recipe = _RECIPE.parse
+parse_round = _ROUND.parse
+parse_claim = lru_cache(_NAMES)(_CLAIM.parse)
+parse_ledger = lru_cache(_NAMES)(_LEDGER.parse)
+parse_attempt = _ATTEMPT.parse
+parse_worker = _WORKER.parse
+parse_worker_lock = _WORKER_LOCK.parse
+parse_condemned = _CONDEMNED.parse
+parse_lost = _LOST.parse
+parse_plan = _PLAN_FOLDER.parse
+parse_pass = _PASS_FOLDER.parse
+
+
+def is_own_file(where: str) -> bool:
+    """Whether a path relative to a store is one that a file of ours has."""
+    return _FILE.fullmatch(where) is not None
+
+
+def is_own_folder(where: str) -> bool:
+    """Whether a path relative to a store is one that a folder of ours has."""
+    top, _slash, name = where.partition("/")
+    return _FOLDER.fullmatch(where) is not None and (not name or top not in {"catalogs", "listings"} or decode_name(name) is not None)
+
+
+def is_worker(text: object) -> bool:
+    """Whether this names a worker: 32 hex digits. What a claim or an attempt says must be that before a path is made of it."""
+    return isinstance(text, str) and re.fullmatch(_DIGEST, text) is not None
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name in `tmp/` is of our own making."""
+    return _TEMPORARY.parse(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The paths of one store, the mode its files are made with, and which store it is."""
@@ -151,7 +248,7 @@ class Layout:
 
     def segment(self, digest: str) -> Path:
         """The path of a segment with this digest."""
-        return self.segments / digest[:2] / f"{digest}.safetensors"
+        return self.segments / digest[:2] / _SEGMENT.make(digest)
 
     @property
     def indexes(self) -> Path:
@@ -160,7 +257,7 @@ class Layout:
 
     def index(self, name: IndexName) -> Path:
         """The path of an index."""
-        return self.indexes / f"{name.number}-{name.digest}.lmdb"
+        return self.indexes / _INDEX.make(*name)
 
     @property
     def catalogs(self) -> Path:
@@ -173,11 +270,11 @@ class Layout:
 
     def catalog(self, name: str, generation: int) -> Path:
         """The path of one generation of a catalog."""
-        return self.catalog_folder(name) / f"{generation}.safetensors"
+        return self.catalog_folder(name) / _CATALOG.make(generation)
 
     def dropped(self, name: str, generation: int) -> Path:
         """The path of what says that a data set was dropped, up to a generation."""
-        return self.catalog_folder(name) / f"{generation}.dropped"
+        return self.catalog_folder(name) / _DROPPED.make(generation)
 
     @property
     def listings(self) -> Path:
@@ -190,11 +287,11 @@ class Layout:
 
     def listing(self, name: str, number: int) -> Path:
         """The path of a listing number of a data set."""
-        return self.listing_folder(name) / f"{number}.json"
+        return self.listing_folder(name) / _LISTING.make(number)
 
     def listed(self, name: str, number: int) -> Path:
         """The path of a listing number that was given back."""
-        return self.listing_folder(name) / f"{number}.ended"
+        return self.listing_folder(name) / _LISTED.make(number)
 
     @property
     def recipes(self) -> Path:
@@ -203,7 +300,7 @@ class Layout:
 
     def recipe(self, fingerprint: str) -> Path:
         """The path of a recipe."""
-        return self.recipes / f"{fingerprint}.json"
+        return self.recipes / _RECIPE.make(fingerprint)
 
     @property
     def plans(self) -> Path:
@@ -212,7 +309,7 @@ class Layout:
 
     def plan_folder(self, plan: str) -> Path:
         """The folder of one plan and its passes."""
-        return self.plans / plan
+        return self.plans / _PLAN_FOLDER.make(plan)
 
     def plan(self, plan: str) -> Path:
         """The path of a plan's rows."""
@@ -220,7 +317,7 @@ class Layout:
 
     def pass_folder(self, plan: str, number: int) -> Path:
         """The folder of one pass over a plan."""
-        return self.plan_folder(plan) / str(number)
+        return self.plan_folder(plan) / _PASS_FOLDER.make(number)
 
     @property
     def workers(self) -> Path:
@@ -229,11 +326,11 @@ class Layout:
 
     def worker(self, worker: str) -> Path:
         """The path of a worker's beat."""
-        return self.workers / f"{worker}.json"
+        return self.workers / _WORKER.make(worker)
 
     def worker_lock(self, worker: str) -> Path:
         """The path of the lock that a worker holds for life."""
-        return self.workers / f"{worker}.lock"
+        return self.workers / _WORKER_LOCK.make(worker)
 
     @property
     def digests(self) -> Path:
@@ -247,11 +344,11 @@ class Layout:
 
     def condemned_list(self, digest: str) -> Path:
         """The path of a list of segments that are to go, by the digest of its bytes."""
-        return self.condemned / f"{digest}.json"
+        return self.condemned / _CONDEMNED.make(digest)
 
     def lost_list(self, digest: str) -> Path:
         """The path of the list of entries that were lost with a segment."""
-        return self.quarantine / f"{digest}.lost.json"
+        return self.quarantine / _LOST.make(digest)
 
     def lock(self, word: str) -> Path:
         """The path of a lock that saves work."""
@@ -269,7 +366,7 @@ class Layout:
 
     def new_temporary(self) -> Path:
         """A path in `tmp/` that nobody uses."""
-        return self.temporary / f"{secrets.token_hex(16)}.tmp"
+        return self.temporary / _TEMPORARY.make(secrets.token_hex(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +382,7 @@ class PassFolder:
 
     def round(self, number: int) -> Path:
         """The path of a round."""
-        return self.rounds / f"{number}.json"
+        return self.rounds / _ROUND.make(number)
 
     @property
     def claims(self) -> Path:
@@ -294,7 +391,7 @@ class PassFolder:
 
     def claim(self, name: ClaimName) -> Path:
         """The path of a claim."""
-        return self.claims / ".".join(str(part) for part in name)
+        return self.claims / _CLAIM.make(*name)
 
     @property
     def ledgers(self) -> Path:
@@ -303,7 +400,7 @@ class PassFolder:
 
     def ledger(self, name: LedgerName) -> Path:
         """The path of a ledger."""
-        return self.ledgers / (".".join(str(part) for part in name) + ".json")
+        return self.ledgers / _LEDGER.make(*name)
 
     @property
     def attempts(self) -> Path:
@@ -312,7 +409,7 @@ class PassFolder:
 
     def attempt(self, name: AttemptName) -> Path:
         """The path of an attempt."""
-        return self.attempts / ".".join(str(part) for part in name)
+        return self.attempts / _ATTEMPT.make(*name)
 
     @property
     def done(self) -> Path:
@@ -339,119 +436,6 @@ def to_verify(path: Path) -> str:
 def _command(words: str, root: Path | None) -> str:
     command, _, options = words.partition(" ")
     return f"`{' '.join(filter(None, ('cachestore', command, shlex.quote(str(root)) if root else '', options)))}`"
-
-
-def parse_segment(name: str) -> str | None:
-    """The digest in a segment's file name, or None."""
-    match = _SEGMENT.fullmatch(name)
-    return match[1] if match else None
-
-
-def parse_index(name: str) -> IndexName | None:
-    """What an index's file name says, or None."""
-    match = _INDEX.fullmatch(name)
-    return IndexName(int(match[1]), match[2]) if match else None
-
-
-def parse_catalog(name: str) -> int | None:
-    """The generation in a catalog's file name, or None."""
-    match = _CATALOG.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def parse_dropped(name: str) -> int | None:
-    """The generation up to which a data set was dropped, or None."""
-    match = _DROPPED.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def parse_listing(name: str) -> int | None:
-    """The number in the file name of a listing number, or None."""
-    match = _LISTING.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def parse_listed(name: str) -> int | None:
-    """The number in the file name of a listing number that was given back, or None."""
-    match = _LISTED.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def parse_round(name: str) -> int | None:
-    """The number in a round's file name, or None."""
-    match = _ROUND.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-@lru_cache(_NAMES)
-def parse_claim(name: str) -> ClaimName | None:
-    """What a claim's file name says, or None."""
-    match = _CLAIM.fullmatch(name)
-    return ClaimName(*(int(part) for part in match.groups())) if match else None
-
-
-@lru_cache(_NAMES)
-def parse_ledger(name: str) -> LedgerName | None:
-    """What a ledger's file name says, or None."""
-    match = _LEDGER.fullmatch(name)
-    return LedgerName(*(int(part) for part in match.groups())) if match else None
-
-
-def parse_attempt(name: str) -> AttemptName | None:
-    """What an attempt's file name says, or None."""
-    match = _ATTEMPT.fullmatch(name)
-    return AttemptName(match[1], int(match[2]), int(match[3])) if match else None
-
-
-def parse_pass(name: str) -> int | None:
-    """The number in a pass folder's name, or None."""
-    match = _PASS.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def parse_plan(name: str) -> str | None:
-    """The digest that names a plan's folder, or None."""
-    return name if _DIGEST.fullmatch(name) else None
-
-
-def parse_recipe(name: str) -> str | None:
-    """The fingerprint in a recipe's file name, or None."""
-    match = _FINGERPRINT.fullmatch(name)
-    return match[1] if match else None
-
-
-def parse_worker(name: str) -> str | None:
-    """The worker in the name of a beat, or None."""
-    match = _WORKER.fullmatch(name)
-    return match[1] if match else None
-
-
-def is_worker(text: object) -> bool:
-    """Whether this names a worker: 32 hex digits. What a claim or an attempt says must be that before a path is made of it."""
-    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
-
-
-def parse_worker_lock(name: str) -> str | None:
-    """The worker in the name of a lock, or None."""
-    match = _WORKER_LOCK.fullmatch(name)
-    return match[1] if match else None
-
-
-def parse_condemned(name: str) -> str | None:
-    """The digest in the file name of a list of condemned segments, or None."""
-    match = _CONDEMNED.fullmatch(name)
-    return match[1] if match else None
-
-
-def parse_lost(name: str) -> str | None:
-    """The segment in the file name of a list of entries that were lost with it, or None."""
-    match = _LOST.fullmatch(name)
-    return match[1] if match else None
-
-
-def is_temporary(name: str) -> bool:
-    """Whether a name in `tmp/` is of our own making."""
-    return _TEMP.fullmatch(name) is not None
 
 
 def encode_name(name: str) -> str:

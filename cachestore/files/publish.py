@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cachestore.core.errors import LockTimeout, WriteFailed
+from cachestore.core.errors import LockTimeout, WriteFailed, numbered
 from cachestore.files.checksum import Buffer, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
@@ -131,31 +131,33 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
     Raises WriteFailed, naming the path and the reason; the temporary file is then removed where possible and nothing is
     acknowledged. The caller may call again: a new temporary file is written.
     """
-    check_for_writing(layout)
-    temporary = layout.new_temporary()
     chunks = list(chunks)
-    try:
+    with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != digest_of(chunks):
             raise WriteFailed(f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault")
         return _finish(layout, temporary, final)
+
+
+@contextlib.contextmanager
+def _made_visible(layout: Layout, final: Path, *, size_bytes: int = 0, temporary: Path | None = None) -> Generator[Path]:
+    """A path in `tmp/` for what is about to become `final`; it is gone afterwards. What the system refuses is raised as WriteFailed."""
+    temporary = temporary or layout.new_temporary()
+    try:
+        check_for_writing(layout)
+        yield temporary
     except OSError as error:
-        _refuse(final, error, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks))
+        _refuse(final, error, size_bytes=size_bytes)
     finally:
         _remove(temporary)
 
 
 def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
     """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
-    try:
-        check_for_writing(layout)
+    with _made_visible(layout, final, temporary=temporary):
         temporary.chmod(_READ_ONLY_BITS)
         _sync_file(temporary)
         return _finish(layout, temporary, final)
-    except OSError as error:
-        _refuse(final, error)
-    finally:
-        _remove(temporary)
 
 
 def _sync_file(path: Path) -> None:
@@ -171,15 +173,9 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
 
     Nothing is acknowledged by it, so there is no look afterwards. The one before keeps a worker from claiming for ever in a strange store.
     """
-    check_for_writing(layout)
-    temporary = layout.new_temporary()
-    try:
+    with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
         return _place(layout, temporary, final)
-    except OSError as error:
-        _refuse(final, error, size_bytes=memoryview(data).nbytes)
-    finally:
-        _remove(temporary)
 
 
 def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
@@ -187,15 +183,9 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
 
     As for `note`, the look before is the only one: a worker that goes on must not show its beats in a strange store.
     """
-    check_for_writing(layout)
-    temporary = layout.new_temporary()
-    try:
+    with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
         temporary.replace(final)
-    except OSError as error:
-        _refuse(final, error, size_bytes=memoryview(data).nbytes)
-    finally:
-        _remove(temporary)
 
 
 def write_outside(final: Path, data: Buffer) -> None:
@@ -350,7 +340,5 @@ def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
         errno.EACCES: "this user may not write there",
         errno.EMFILE: "too many open files: raise `ulimit -n`",
     }.get(error.errno or 0, "see the reason")
-    message = f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was acknowledged, the same command goes on from here"
-    failed = WriteFailed(message)
-    failed.errno = error.errno
-    raise failed from error
+    words = f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was acknowledged, the same command goes on from here"
+    raise numbered(WriteFailed(words), error) from error

@@ -7,11 +7,12 @@ Only regular files and empty folders are ever removed, one name at a time and ne
 import errno
 import os
 import stat
+from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.files.marker import check_for_writing, check_opened
 from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout, to_verify
@@ -29,36 +30,33 @@ def remove_file(layout: Layout, path: Path) -> int:
     Raises FormatError where the name, or a folder on the way to it, is a link or no regular file: it is left alone. Raises WriteFailed,
     also where the store that was opened is not at its path any more: what has the same name in another one is not superfluous there.
     """
-    try:
-        with _folder_of(layout, path) as folder:
-            status = os.stat(path.name if folder is not None else path, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode):
-                _refuse_strange(path)
-            os.unlink(path.name if folder is not None else path, dir_fd=folder)
-            return status.st_size
-    except WriteFailed:
-        raise
-    except OSError as error:
-        if error.errno in _GONE:
-            return 0
-        raise _failed(path, error) from error
+    return _remove(layout, path, stat.S_ISREG, os.unlink, absent=_GONE) or 0
 
 
 def remove_folder(layout: Layout, path: Path) -> bool:
     """Remove an empty folder of a store; False where it is not empty, or gone. Raises FormatError, WriteFailed as `remove_file`."""
+    return _remove(layout, path, stat.S_ISDIR, os.rmdir, absent={*_GONE, errno.ENOTEMPTY, errno.EEXIST}) is not None
+
+
+def _remove(
+    layout: Layout, path: Path, is_kind: Callable[[int], bool], remove: Callable[..., None], *, absent: Collection[int]
+) -> int | None:
+    """Remove a name of one kind; returns the bytes that it had, or None where the system's answer is one of `absent`."""
     try:
         with _folder_of(layout, path) as folder:
-            status = os.stat(path.name if folder is not None else path, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISDIR(status.st_mode):
+            name = path.name if folder is not None else path
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not is_kind(status.st_mode):
                 _refuse_strange(path)
-            os.rmdir(path.name if folder is not None else path, dir_fd=folder)
-            return True
+            remove(name, dir_fd=folder)
+            return status.st_size
     except WriteFailed:
         raise
     except OSError as error:
-        if error.errno in {*_GONE, errno.ENOTEMPTY, errno.EEXIST}:
-            return False
-        raise _failed(path, error) from error
+        if error.errno in absent:
+            return None
+        words = f"cannot remove {path}: {reason_of(error)}; what is left is whole, the same command goes on from here"
+        raise numbered(WriteFailed(words), error) from error
 
 
 def age_seconds(path: Path, now: float) -> float | None:
@@ -68,6 +66,11 @@ def age_seconds(path: Path, now: float) -> float | None:
         if stat.S_ISREG(status.st_mode):
             return now - status.st_mtime
     return None
+
+
+def is_older(path: Path, seconds: float, *, now: float) -> bool:
+    """Whether a regular file was not written for longer than so many seconds."""
+    return (age_seconds(path, now) or 0.0) > seconds
 
 
 @contextmanager
@@ -116,9 +119,3 @@ def _check_by_path(layout: Layout, path: Path) -> None:
 
 def _refuse_strange(path: Path) -> None:
     raise FormatError(f"{path} is a link, lies behind one, or is no regular file: it is left alone ({to_verify(path)} lists it)")
-
-
-def _failed(path: Path, error: OSError) -> WriteFailed:
-    failed = WriteFailed(f"cannot remove {path}: {reason_of(error)}; what is left is whole, the same command goes on from here")
-    failed.errno = error.errno
-    return failed

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
-from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
@@ -345,8 +345,7 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     for name, column in columns.items():
         if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
             raise FormatError(f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run {to_repair(path)}")
-    widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
-    return Table(header, columns, widths, container.metadata["digest"], found)
+    return Table(header, columns, _widths(container), container.metadata["digest"], found)
 
 
 def _are_strings(text: memoryview, raw: memoryview) -> bool:
@@ -392,8 +391,11 @@ def open_table(path: Path, kind: str, version: int) -> Table:
     file = _OpenFile(path)
     start = container.data_start
     columns = {name: Span(file, start + place.start, start + place.end) for name, place in container.tensors.items()}
-    widths = {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
-    return Table(header, columns, widths, container.metadata["digest"], checksums)
+    return Table(header, columns, _widths(container), container.metadata["digest"], checksums)
+
+
+def _widths(container: Header) -> dict[str, int]:
+    return {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
 
 
 def _digest_piecewise(column: memoryview) -> str:

@@ -14,7 +14,9 @@ from cachestore.core.words import first_of
 from cachestore.interop.formats.families import SD_SCRIPTS
 from cachestore.interop.formats.matching import Added, same_words
 from cachestore.interop.formats.table import Format
-from cachestore.source.folders import CaptionLines, Files, Remarks, captions_in
+from cachestore.source.captions import CaptionLines, captions_in
+from cachestore.source.files import Files
+from cachestore.source.remarks import Remarks
 
 SUFFIXES: Final = (".txt", ".caption")
 _MARK: Final = "\ufeff"

@@ -34,7 +34,7 @@ from cachestore.interop.formats.matching import Added, Named, Rule, View, same_w
 from cachestore.interop.formats.table import Extra, Format, Writing, written_format
 from cachestore.jobs.declared_model import scale_of
 from cachestore.source.combined import is_alone, labels_of
-from cachestore.source.folders import Folder
+from cachestore.source.files import Folder
 from cachestore.source.memory import MEMORY
 from cachestore.storage.catalog import Catalog, KeyColumn, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader

@@ -37,8 +37,10 @@ from cachestore.jobs.declared_model import IMPORTED, as_made
 from cachestore.jobs.pass_loop import Job, OnProgress, Report, run_pass
 from cachestore.jobs.planning import encoders_of
 from cachestore.jobs.task import Cancel
+from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import list_path
-from cachestore.source.folders import CaptionLines, Listing, Remarks
+from cachestore.source.listing import Listing
+from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there

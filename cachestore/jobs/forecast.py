@@ -221,7 +221,8 @@ def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size | Video]") -
 
     if reference not in sizes:
         try:
-            sizes[reference] = measure(wanted.listing.head(reference, HEADER_BYTES))
+            with wanted.listing.open(reference) as (file, _stat):
+                sizes[reference] = measure(file.read(HEADER_BYTES))
         except EncodeFailed:
             sizes[reference] = measure(wanted.listing.read(reference)[0])
     size = sizes[reference]

@@ -23,8 +23,8 @@ from cachestore.core.keys import Json
 from cachestore.core.samples import MASK, Source
 from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
 from cachestore.files.paths import is_temporary
+from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
-from cachestore.source.folders import CaptionLines
 from cachestore.source.tars import SUFFIX
 
 LATENTS: Final = "latents"

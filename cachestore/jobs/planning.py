@@ -32,7 +32,9 @@ from cachestore.source.combined import (
     list_sources,
     resolutions_of,
 )
-from cachestore.source.folders import IMAGE_SUFFIXES, Files, Listing, Remarks
+from cachestore.source.files import IMAGE_SUFFIXES, Files
+from cachestore.source.listing import Listing
+from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0

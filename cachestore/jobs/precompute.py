@@ -40,7 +40,7 @@ from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_ch
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import Cancel
 from cachestore.source.combined import Brought, as_sources, files_of_brought, gather_all
-from cachestore.source.folders import Listing
+from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot

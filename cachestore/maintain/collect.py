@@ -28,6 +28,7 @@ from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
 from cachestore.storage.condemned import CondemnedList, condemned_segments
+from cachestore.storage.findings import Finding
 from cachestore.storage.gc import (
     GRACE_SECONDS,
     condemn,
@@ -41,10 +42,11 @@ from cachestore.storage.gc import (
     stale_temporaries,
 )
 from cachestore.storage.listing_numbers import spent_numbers
+from cachestore.storage.losses import needed_by
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, survey
-from cachestore.storage.verify import Finding, VerifyReport, needed_by
+from cachestore.storage.verify import VerifyReport
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (

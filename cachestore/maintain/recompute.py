@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore.core.arguments import as_place, as_switch, as_whole
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, Source
-from cachestore.core.tensors import RawTensor, to_raw
+from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
@@ -33,12 +34,14 @@ from cachestore.jobs.reconcile import Reconciler
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.source.combined import Moved, at_new_places, files_of, labels_of
-from cachestore.source.folders import Files
+from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
+from cachestore.storage.findings import HARMLESS, Finding
+from cachestore.storage.losses import needed_by
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
-from cachestore.storage.verify import HARMLESS, Finding, VerifyReport, needed_by
+from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
 from cachestore.work.passes import read_done
 from cachestore.work.plan import read_plan

@@ -22,7 +22,7 @@ from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
 from cachestore.core.samples import IMAGE, VIDEO, Source
 from cachestore.source.combined import Moved, at_new_places, files_of, files_of_sources
-from cachestore.source.folders import Files
+from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 

@@ -6,11 +6,10 @@ References of several sources begin with the source's label, `label/reference`; 
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final, cast
 
 from cachestore.core.arguments import as_place
 from cachestore.core.errors import BadInput
@@ -18,9 +17,13 @@ from cachestore.core.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.core.keys import Json, canonical, digest_parts, digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.files.paths import is_temporary
-from cachestore.source.folders import CaptionLines, Files, Folder, Listing, Problems, Remarks, Stat, list_source
+from cachestore.source.captions import CaptionLines
+from cachestore.source.files import Files, Folder, Routed
+from cachestore.source.folders import list_source
+from cachestore.source.listing import Listing
 from cachestore.source.memory import gather, list_rows
 from cachestore.source.pipe import asked_files
+from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
@@ -149,7 +152,7 @@ def list_sources(
         for label, source, listing in zip(labels, sources, listings, strict=True)
     ]
     walk = partial(_walk, sources, labels, listings)
-    return Listing(_Together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+    return Listing(_together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
 
 
 Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
@@ -183,45 +186,28 @@ def is_alone(sources: Sequence[Source]) -> bool:
     return len(sources) == 1 and not sources[0].name and sources[0].share == 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Together:
-    """The files of several sources: `label/reference`."""
+def _together(holders: Mapping[str, Files]) -> Files:
+    """The files of several sources as `label/reference`."""
 
-    listings: Mapping[str, Files]
-
-    def read(self, reference: str) -> tuple[bytes, Stat]:
-        files, own = self._of(reference)
-        return files.read(own)
-
-    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        files, own = self._of(reference)
-        return files.open(own)
-
-    def head(self, reference: str, size: int) -> bytes:
-        files, own = self._of(reference)
-        return files.head(own, size)
-
-    def stat(self, reference: str) -> Stat | None:
-        files, own = self._of(reference)
-        return files.stat(own)
-
-    def _of(self, reference: str) -> tuple[Files, str]:
+    def route(reference: str) -> tuple[Files, str]:
         label, _slash, own = reference.partition("/")
-        if label not in self.listings:
+        if label not in holders:
             raise FileNotFoundError(f"no source is called {label!r}, of which {reference!r} should be")
-        return self.listings[label], own
+        return holders[label], own
+
+    return Routed(route)
 
 
 def files_of_brought(brought: Brought) -> Files:
     """What workers may ask for: `number/reference`, as `list_rows` asks."""
-    return _Together({str(number): listing for number, listing in brought.items()})
+    return _together({str(number): listing for number, listing in brought.items()})
 
 
 def files_of_sources(sources: Sequence[Source]) -> Files:
     """What references of several sources lead to, or of one, with as little listed as can be. Raises BadInput."""
     if is_alone(sources):
         return files_of(sources[0].data)
-    return _Together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
+    return _together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
 
 
 def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[Listing], remarks: Remarks) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,11 @@ from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
-from cachestore.source.folders import (
-    CaptionLines,
-    Files,
-    Folder,
-    Listing,
-    Remarks,
-    Stat,
-    check_row,
-    from_row,
-    list_samples,
-    named_row,
-    taken,
-)
+from cachestore.source.captions import CaptionLines
+from cachestore.source.files import Files, Folder, Routed, Stat
+from cachestore.source.listing import Listing, list_samples
+from cachestore.source.remarks import Remarks, taken
+from cachestore.source.rows import check_row, from_row, named_row
 
 MEMORY: Final = "memory:"
 """How the reference of a picture begins that is no file: then come role, number and sample."""
@@ -55,7 +47,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Memory:
-    """Pictures in a caller's memory; implements `sources.Files`.
+    """Pictures in a caller's memory; implements `Files`.
 
     They have no time: in its place stands a part of the digest of their bytes, so that equal ones are known to be unchanged.
     """
@@ -84,10 +76,6 @@ class Memory:
             return
         data, stat = self.read(reference)
         yield io.BytesIO(data), stat
-
-    def head(self, reference: str, size: int) -> bytes:
-        """The first bytes of a picture. Raises OSError."""
-        return self.read(reference)[0][:size]
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
@@ -324,15 +312,8 @@ def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    head = {
-        "format": _FORMAT,
-        "asked_as": asked_as,
-        "missing": remarks.missing,
-        "multi_line": remarks.multi_line,
-        "collapsed": remarks.collapsed,
-        "uncaptioned": remarks.uncaptioned,
-        "pictureless": remarks.pictureless,
-    }
+    told = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
+    head = {"format": _FORMAT, "asked_as": asked_as, **told}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
         for sample in samples:
@@ -357,36 +338,12 @@ def list_rows(path: Path, files: Files | None) -> Listing:
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
 
-    return list_samples(_Ours(Folder(Path.cwd()), files, str(asked_as)), parse, path, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    """Files for paths, and whoever holds the rest for the rest."""
-
-    folder: Folder
-    holder: Files | None
-    asked_as: str
-
-    def read(self, reference: str) -> tuple[bytes, Stat]:
-        files, own = self._behind(reference)
-        return files.read(own)
-
-    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        files, own = self._behind(reference)
-        return files.open(own)
-
-    def head(self, reference: str, size: int) -> bytes:
-        files, own = self._behind(reference)
-        return files.head(own, size)
-
-    def stat(self, reference: str) -> Stat | None:
-        files, own = self._behind(reference)
-        return files.stat(own)
-
-    def _behind(self, reference: str) -> tuple[Files, str]:
+    def route(reference: str) -> tuple[Files, str]:
         if not reference.startswith(MEMORY):
-            return self.folder, reference
-        if self.holder is None:
+            return folder, reference
+        if files is None:
             raise OSError(f"{reference} is in the memory of another process, which said over no pipe to ask for it")
-        return self.holder, f"{self.asked_as}/{reference}"
+        return files, f"{asked_as}/{reference}"
+
+    folder = Folder(Path.cwd())
+    return list_samples(Routed(route), parse, path, None)

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import Any, BinaryIO, Final, Protocol, cast
 
+from cachestore.source.files import Stat
+
 ASK: Final = "CACHESTORE_ASK"
 """Tells a worker the descriptors over which it asks: `<read>,<write>`."""
 
@@ -23,8 +25,6 @@ ANSWER_SECONDS: Final = 600.0
 
 _CHUNK: Final = 1 << 20
 _LINE_LIMIT: Final = 1 << 20
-
-Stat = tuple[int, int]
 
 
 class Pictures(Protocol):
@@ -171,10 +171,6 @@ class Asked:
         """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""
         data, stat = self.read(reference)
         yield BytesIO(data), stat
-
-    def head(self, reference: str, size: int) -> bytes:
-        """The first bytes behind a reference. Raises OSError."""
-        return self.read(reference)[0][:size]
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns) now; None where it is gone. Raises OSError where nobody answers."""

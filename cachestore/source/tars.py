@@ -3,7 +3,6 @@
 Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. Knows no encoder.
 """
 
-import json
 import os
 import re
 import tarfile
@@ -17,24 +16,11 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
-from cachestore.source.folders import (
-    IMAGE_SUFFIXES,
-    VIDEO_SUFFIXES,
-    CaptionLines,
-    Listing,
-    Problems,
-    Remarks,
-    Stat,
-    captions_in,
-    decode_text,
-    from_row,
-    list_samples,
-    named_row,
-    normal,
-    open_regular,
-    taken,
-    trusted,
-)
+from cachestore.source.captions import CaptionLines, captions_in, decode_text, normal
+from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, trusted
+from cachestore.source.listing import Listing, list_samples
+from cachestore.source.remarks import Problems, Remarks, taken
+from cachestore.source.rows import from_row, json_row, named_row
 
 _COMPRESSED: Final[Mapping[str, str]] = {
     ".tar.gz": "gunzip",
@@ -77,6 +63,12 @@ class _Member:
     offset: int
     size: int
 
+    def read(self) -> bytes:
+        """Its bytes; fewer where the tar ends within it. Raises OSError."""
+        with self.tar.open() as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
 
 class _Part(RawIOBase):
     """A part of an open file as a file of its own."""
@@ -115,7 +107,7 @@ class _Members:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a member, with its size and its tar's time. Raises OSError, also where the tar is another one than was listed."""
         member = self._member(reference)
-        data = self.head(reference, member.size)
+        data = member.read()
         if len(data) != member.size:
             raise OSError(f"{member.tar.path} ends within {reference}")
         return data, trusted((member.size, member.tar.stat[1]))
@@ -126,13 +118,6 @@ class _Members:
         member = self._member(reference)
         with member.tar.open() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
             yield part, trusted((member.size, member.tar.stat[1]))
-
-    def head(self, reference: str, size: int) -> bytes:
-        """The first bytes of a member. Raises OSError."""
-        member = self._member(reference)
-        with member.tar.open() as file:
-            file.seek(member.offset)
-            return file.read(min(size, member.size))
 
     def stat(self, reference: str) -> Stat | None:
         """A member's size and its tar's time now; None where it is gone."""
@@ -281,7 +266,7 @@ def _samples(
         return
     row = {} if group.row is None else _row(places[group.row], group.row, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(_bytes_of(places[text]), f"{text} in {places[text].tar.path}")
+    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar.path}")
     roles = {role: _in_order(references) for role, references in group.roles.items()}
     for reference in _in_order(of_roles):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
@@ -297,21 +282,7 @@ def _in_order(references: Iterable[str]) -> list[str]:
 
 def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
     where = f"{reference} in {member.tar.path}"
-    try:
-        row: object = json.loads(decode_text(_bytes_of(member), where))
-    except ValueError as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: a row is an object, this is a {type(row).__name__}")
-    return dict(named_row(cast("dict[str, Any]", row), where, remarks))
-
-
-def _bytes_of(member: _Member) -> bytes:
-    with member.tar.open() as file:
-        file.seek(member.offset)
-        return file.read(member.size)
+    return dict(named_row(json_row(decode_text(member.read(), where), where), where, remarks))
 
 
 def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:

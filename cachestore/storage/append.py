@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_file
@@ -16,7 +17,7 @@ from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
 from cachestore.storage.condemned import condemned_segments
-from cachestore.storage.entry import Entry, RawTensor, make_entry
+from cachestore.storage.entry import Entry, make_entry
 from cachestore.storage.places import Place
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
 from cachestore.storage.snapshot import ref_of

@@ -14,7 +14,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
 from cachestore.files.opening import look_at, names_in
-from cachestore.files.paths import Layout, Mode
+from cachestore.files.paths import FOLDERS, Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
 from cachestore.storage.index import NewEntry, build, check
@@ -28,10 +28,6 @@ STALE_SECONDS: Final = 60.0
 """For so long a listed name may still be denied by a file system that remembers that it was not there."""
 _LOOK_SECONDS: Final = 0.1
 
-_FOLDERS: Final = frozenset(
-    {"tmp", "segments", "index", "catalogs", "listings", "recipes", "plans", "workers", "digests", "condemned", "locks", "quarantine"}
-)
-
 UNCOVERED_LIMIT: Final = 512
 """Any worker commits when more segments than this are uncovered, so that opening a store never reads many headers."""
 
@@ -42,7 +38,7 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     names = names_in(root, is_root=True)
     if layout.marker.name in names:
         return _open_listed(layout)
-    foreign = [name for name in names if name not in _FOLDERS]
+    foreign = [name for name in names if name not in FOLDERS]
     status = look_at(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
         raise BadInput(

@@ -20,8 +20,8 @@ from cachestore.storage.gc import condemn
 from cachestore.storage.places import SegmentRef
 from cachestore.storage.segment import StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot
+from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import MERGED, Needs, Usage, survey
-from cachestore.storage.verify import good_entries
 
 if TYPE_CHECKING:
     from cachestore.core.keys import Key

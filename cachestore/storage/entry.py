@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import Buffer, Checksum, begin_digest
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
-
-RawTensor = tuple[str, tuple[int, ...], Buffer]
-"""(safetensors dtype, shape, contiguous little-endian bytes): how tensors reach and leave the storage room."""
 
 
 class TensorSpec(NamedTuple):

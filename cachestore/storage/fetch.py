@@ -18,7 +18,6 @@ from cachestore.files.opening import (
     ask_for_mapped,
     descriptor_limit,
     open_regular,
-    read_at,
     read_present,
     read_scattered,
     refuse_reading,
@@ -242,7 +241,8 @@ class Fetcher:
         except OSError as error:
             self._refuse_reading(ref, error)
         if count < size:
-            raise self._cut_short(ref)
+            self._forget(ref.digest)
+            raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
         """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
@@ -252,20 +252,12 @@ class Fetcher:
             raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
 
-    def _cut_short(self, ref: SegmentRef) -> CorruptEntry:
-        self._forget(ref.digest)
-        return CorruptEntry(self._complain("an entry is beyond the end of", ref))
-
     def _read(self, place: Place) -> memoryview:
         segment = self._segment(place.segment)
         if segment.view is not None:
             return segment.view[place.offset : place.offset + place.size_bytes]
-        try:
-            run = memoryview(read_at(segment.descriptor, place.size_bytes, place.offset))
-        except OSError as error:
-            self._refuse_reading(place.segment, error)
-        if len(run) < place.size_bytes:
-            raise self._cut_short(place.segment)
+        run = memoryview(bytearray(place.size_bytes))
+        self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
         return run
 
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:

@@ -24,7 +24,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, is_temporary
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record
-from cachestore.files.removal import age_seconds, remove_file
+from cachestore.files.removal import is_older, remove_file
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit
@@ -33,8 +33,8 @@ from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.places import Place
 from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
+from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import Needs
-from cachestore.storage.verify import good_entries
 
 DAY_SECONDS: Final = 86_400.0
 GRACE_SECONDS: Final = DAY_SECONDS
@@ -159,13 +159,13 @@ def spent_lists(layout: Layout, lists: Sequence[CondemnedList]) -> list[Path]:
 def stale_temporaries(layout: Layout, *, now: float) -> list[Path]:
     """Files in `tmp/` of our own naming that nobody wrote to for a day."""
     paths = (layout.temporary / name for name in names_in(layout.temporary) if is_temporary(name))
-    return [path for path in paths if (age_seconds(path, now) or 0.0) > GRACE_SECONDS]
+    return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
 def old_indexes(layout: Layout, *, now: float) -> list[Path]:
     """Index files behind the newest three that are older than a day: readers that still look through one open a newer one."""
     paths = [layout.index(name) for name in list_indexes(layout)[KEPT_GENERATIONS:]]
-    return [path for path in paths if (age_seconds(path, now) or 0.0) > GRACE_SECONDS]
+    return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
 def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
@@ -173,7 +173,7 @@ def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name in list_names(layout):
         earlier = list_generations(layout, name)[:-KEPT_GENERATIONS]
-        found[name] = [n for n in earlier if (age_seconds(layout.catalog(name, n), now) or 0.0) > KEPT_SECONDS]
+        found[name] = [n for n in earlier if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)]
     return {name: generations for name, generations in found.items() if generations}
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import lmdb
 
-from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.core.keys import Key, canonical
 from cachestore.files.checksum import Checksum, begin_digest, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
@@ -212,9 +212,12 @@ class Index:
         return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
+        """Remember names, dtypes and shapes by these numbers."""
         with self._reading() as (transaction, tables):
             for layout in layouts:
-                self._read_layout(layout, transaction, tables)
+                raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
+                found = json.loads(bytes(raw or b"[]"))
+                self._layouts[layout] = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found)
 
     def items(self) -> Iterator[tuple[Key, list[Place]]]:
         """All keys with their places, in the order of keys."""
@@ -274,12 +277,6 @@ class Index:
                 self._read_layouts([layout])
         return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
 
-    def _read_layout(self, layout: int, transaction: lmdb.Transaction, tables: Mapping[bytes, Any]) -> Specs:
-        """Names, dtypes and shapes by their number, remembered from then on."""
-        raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
-        specs = self._layouts[layout] = _parse_layout(bytes(raw or b"[]"))
-        return specs
-
     def close(self) -> None:
         """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""
         giving_back, self._environment, self._giving_back = self._giving_back, None, None
@@ -318,7 +315,9 @@ def build(
     fresh = _pack_new(entries, names, layouts)
     everything = {**kept, **added}
     tables = {
-        b"segments": ((_NUMBER.pack(n), _encode_ref(ref)) for n, ref in sorted(everything.items())),
+        b"segments": (
+            (_NUMBER.pack(n), canonical([ref.digest, ref.size_bytes, ref.entries, ref.origin])) for n, ref in sorted(everything.items())
+        ),
         b"layouts": ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])),
         b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
     }
@@ -330,10 +329,7 @@ def build(
         with suppress(OSError):
             temporary.unlink()
         what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
-        message = f"{what}; nothing was acknowledged, the same command goes on from here"
-        failed = WriteFailed(message)
-        failed.errno = error.errno if isinstance(error, OSError) else None
-        raise failed from error
+        raise numbered(WriteFailed(f"{what}; nothing was acknowledged, the same command goes on from here"), error) from error
 
 
 def _estimated_bytes(
@@ -351,14 +347,10 @@ def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *,
         handles = {name: environment.open_db(name) for name in tables}
         with environment.begin(write=True) as transaction:
             for name, items in tables.items():
-                _put_all(transaction, handles[name], items)
+                with transaction.cursor(db=handles[name]) as cursor:
+                    cursor.putmulti(items, append=True)
     finally:
         environment.close()
-
-
-def _put_all(transaction: lmdb.Transaction, table: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
-    with transaction.cursor(db=table) as cursor:
-        cursor.putmulti(items, append=True)
 
 
 def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: dict[bytes, int]) -> dict[bytes, bytes]:
@@ -399,14 +391,6 @@ def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, 
         return value
     kept = sorted((place for place in places if place[0] not in dropped), key=lambda place: (digests[place[0]], place[1]))
     return b"".join(pack_place(*place) for place in kept)
-
-
-def _encode_ref(ref: SegmentRef) -> bytes:
-    return canonical([ref.digest, ref.size_bytes, ref.entries, ref.origin])
-
-
-def _parse_layout(text: bytes) -> Specs:
-    return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text))
 
 
 _looking = threading.RLock()

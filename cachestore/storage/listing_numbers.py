@@ -18,7 +18,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, parse_listed, parse_listing
 from cachestore.files.publish import make_folder, note
 from cachestore.files.records import encode_record
-from cachestore.files.removal import age_seconds, remove_file
+from cachestore.files.removal import is_older, remove_file
 from cachestore.files.table import read_header
 from cachestore.storage.catalog import FORMAT as CATALOG_FORMAT
 from cachestore.storage.catalog import VERSION as CATALOG_VERSION
@@ -81,7 +81,7 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
     spent: list[Path] = []
     for name in filter(None, map(decode_name, names_in(layout.listings))):
         paths = [layout.listing(name, number) for number in listing_numbers(layout, name)[:-1]]
-        spent += [path for path in paths if (age_seconds(path, now) or 0.0) > _SPENT_SECONDS]
+        spent += [path for path in paths if is_older(path, _SPENT_SECONDS, now=now)]
     return spent
 
 

@@ -31,22 +31,13 @@ from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
 from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
+from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.index import Index, check, is_no_index
+from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
 from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.storage.verify import (
-    LOST_FORMAT,
-    LOST_VERSION,
-    Finding,
-    LookFurther,
-    Sample,
-    good_entries,
-    look_at_segment,
-    needed_samples,
-    vanished_keys,
-    verify,
-    wanted_keys,
-)
+from cachestore.storage.soundness import good_entries, look_at_segment
+from cachestore.storage.verify import LookFurther, verify
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -205,13 +196,9 @@ def _mend_marker(root: Path) -> None:
 
 def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther | None = None) -> RepairReport:
     """The same report with what is still wrong now."""
-    left = tuple(
-        finding
-        for finding in verify(root, "quick", look_further=look_further).findings
-        if finding.kind not in {"stale-temp", "foreign-file"}
-    )
+    left = tuple(finding for finding in verify(root, "quick", look_further=look_further).findings if finding.kind not in HARMLESS)
     missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
-    return RepairReport(report.salvaged, report.quarantined, report.rebuilt, missing, report.refilled, findings=left)
+    return replace(report, missing=missing, findings=left)
 
 
 def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, cast, get_args
 
 from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry
 from cachestore.core.keys import Key, by_key
-from cachestore.core.tensors import RawTensor, to_numpy, to_raw, to_torch
+from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.core.words import first_of
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT

@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
 
 from cachestore.core.arguments import as_many, as_word
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
 from cachestore.core.keys import Json, Key
-from cachestore.core.tensors import RawTensor, to_numpy, to_torch
+from cachestore.core.tensors import to_numpy, to_torch
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout

@@ -6,24 +6,13 @@ never decided by a clock.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.opening import names_in
-from cachestore.files.paths import (
-    Layout,
-    PassFolder,
-    parse_attempt,
-    parse_claim,
-    parse_ledger,
-    parse_plan,
-    parse_round,
-    parse_worker,
-    parse_worker_lock,
-    to_repair,
-)
+from cachestore.files.paths import PASS_KINDS, Layout, PassFolder, parse_plan, parse_worker, parse_worker_lock, to_repair
 from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
@@ -184,13 +173,9 @@ def remove_plan(layout: Layout, plan: str) -> int:
     freed = remove_file(layout, layout.plan(plan))
     for number in list_passes(layout, plan):
         folder = PassFolder(layout.pass_folder(plan, number))
-        for inner, parse in (
-            (folder.rounds, parse_round),
-            (folder.claims, parse_claim),
-            (folder.ledgers, parse_ledger),
-            (folder.attempts, parse_attempt),
-        ):
-            freed += sum(remove_file(layout, inner / name) for name in names_in(inner) if parse(name) is not None)
+        for kind in PASS_KINDS:
+            inner = folder.root / PurePath(kind.folder).name
+            freed += sum(remove_file(layout, inner / name) for name in names_in(inner) if kind.parse(name) is not None)
             remove_folder(layout, inner)
         freed += remove_file(layout, folder.done)
         remove_folder(layout, folder.root)

@@ -6,7 +6,9 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import Constant, Form, Padding, parse_latents, parse_text
 from cachestore.encode import families
-from tests.loading.stores import FLUX, PLAIN, SDXL, recipes
+from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
+from cachestore.encode.vae_families import VAE_FAMILIES
+from tests.loading.stores import FLUX, SDXL, recipes
 
 
 def text(**changes):
@@ -17,10 +19,10 @@ def latents(**changes):
     return Recipe("latents", {}, {**recipes().latents.read, **changes})
 
 
-LACKING = [lacking for family in families.TEXT_FAMILIES.values() for lacking in family.without.values()]
+LACKING = [lacking for family in TEXT_FAMILIES.values() for lacking in family.without.values()]
 
 
-@pytest.mark.parametrize("family", [*families.TEXT_FAMILIES.values(), *LACKING, PLAIN], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [*TEXT_FAMILIES.values(), *LACKING, PLAIN], ids=lambda family: family.name)
 def test_the_recipe_of_every_family_is_known_whole(family):
     widths = dict.fromkeys([*family.components, *family.asks], 32)
     block = parse_text(Recipe("text", {}, families.text_read(family, limit=77, widths=widths)))
@@ -30,7 +32,7 @@ def test_the_recipe_of_every_family_is_known_whole(family):
 
 @pytest.mark.parametrize("stored", ["moments", "mean", "sample"])
 def test_the_recipe_of_every_vae_is_known_whole(stored):
-    for family in families.VAE_FAMILIES.values():
+    for family in VAE_FAMILIES.values():
         block = parse_latents(Recipe("latents", {}, families.latents_read(family, {}, stored)))
         assert block.stored == (stored if family.is_random else "mean")
 

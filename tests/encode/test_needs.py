@@ -11,8 +11,8 @@ from PIL import Image
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.errors import BadUsage
 from cachestore.core.samples import CONTROL
-from cachestore.encode.families import TEXT_FAMILIES
 from cachestore.encode.needs import needs_of
+from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny_families
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from cachestore.cli import OK, main
-from cachestore.encode.families import TEXT_FAMILIES
+from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode.asking import batch_of, encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

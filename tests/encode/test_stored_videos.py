@@ -24,8 +24,9 @@ from cachestore.interop.exporting import export_cache
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
 from cachestore.jobs.task import Reading
-from cachestore.source.folders import Remarks, list_source
+from cachestore.source.folders import list_source
 from cachestore.source.memory import gather
+from cachestore.source.remarks import Remarks
 from cachestore.source.tars import list_tars
 from tests.encode import tiny
 from tests.encode.footage import moving, write

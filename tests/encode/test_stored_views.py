@@ -20,8 +20,8 @@ from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import look_ahead
+from cachestore.storage.losses import needed_by
 from cachestore.storage.snapshot import list_segments
-from cachestore.storage.verify import needed_by
 from cachestore.store.reader import Reader
 from tests.fakes import ROOT, catalog, publish_catalog
 

@@ -9,6 +9,7 @@ from cachestore.core.errors import BadInput
 from cachestore.encode import families
 from cachestore.encode.hub import files_to_fetch
 from cachestore.encode.recipes import ModelRequest, encoders_for
+from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny
 
 CAPTIONS = ["", "a cat", "x " * 300, 'a "SIGN" 漢字 é']
@@ -27,19 +28,19 @@ def entries(encoder):
 
 
 def test_no_encoder_and_unknown_ones_are_refused_with_those_that_can_be_called_alone():
-    sdxl = families.TEXT_FAMILIES["StableDiffusionXLPipeline"]
+    sdxl = TEXT_FAMILIES["StableDiffusionXLPipeline"]
     for names in ([], ["text_encoder_9"], ["text_encoder", "text_encoder_9"]):
         with pytest.raises(BadInput, match=r"These can: .*StableDiffusionXLPipeline: text_encoder, text_encoder_2"):
             families.with_encoders(sdxl, names)
 
 
 def test_all_encoders_by_name_are_the_family_as_it_is():
-    for row in families.TEXT_FAMILIES.values():
+    for row in TEXT_FAMILIES.values():
         assert families.with_encoders(row, row.encoders) is row
 
 
 def test_every_part_of_a_row_names_what_the_row_stores_and_takes():
-    rows = [row for row in families.TEXT_FAMILIES.values() if row.parts]
+    rows = [row for row in TEXT_FAMILIES.values() if row.parts]
     assert rows
     for row in rows:
         assert set(row.parts) == set(row.encoders)

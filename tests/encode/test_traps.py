@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.encode import families
+from cachestore.encode import families, recipes
 from cachestore.encode.family import DEFAULT_OF_CALL
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
@@ -522,7 +522,7 @@ def test_a_difference_is_one_of_names_of_shapes_or_of_more_than_rounding(dtype):
 
 @pytest.fixture
 def without_rows(monkeypatch):
-    monkeypatch.setattr(families, "TEXT_FAMILIES", {})
+    monkeypatch.setattr(recipes, "TEXT_FAMILIES", {})
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "pixart", "ltx", "wan", "cogvideox", "flux2klein"])

@@ -19,9 +19,10 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
-from cachestore.storage.verify import HARMLESS, verify
+from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
 

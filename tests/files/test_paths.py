@@ -139,6 +139,39 @@ def test_decoding_any_folder_name_raises_nothing(folder):
     assert name is None or paths.encode_name(name) == folder
 
 
+OWN_FOLDERS = ["segments", "catalogs/train", "listings/train", "plans", f"plans/{'0' * 32}/1/claims", "tmp"]
+NOT_OWN = ["x", "catalogs/.git", "listings/a%2fb", "plans/readme", f"plans/{'0' * 32}/01", f"plans/{'0' * 32}/1/x", "tmp/x", "index/x"]
+
+
+@pytest.mark.parametrize(("folders", "expected"), [(OWN_FOLDERS, True), (NOT_OWN, False)])
+def test_a_folder_of_the_tree_is_told_from_a_strangers(folders, expected):
+    assert {folder: paths.is_own_folder(folder) for folder in folders} == dict.fromkeys(folders, expected)
+
+
+def test_a_file_of_the_tree_is_told_from_a_strangers():
+    assert all(paths.is_own_file(str(path.relative_to(LAYOUT.root))) for path in FILES.values())
+    strange = ["x", "segments/x", f"segments/00/{'0' * 31}.safetensors", "recipes/x.json", "workers/x.lock", "catalogs/a/01.safetensors"]
+    assert not any(map(paths.is_own_file, strange))
+
+
+def test_the_folders_of_a_store_are_those_of_the_table():
+    folders = [
+        "segments",
+        "index",
+        "catalogs",
+        "listings",
+        "recipes",
+        "plans",
+        "workers",
+        "digests",
+        "condemned",
+        "locks",
+        "quarantine",
+        "tmp",
+    ]
+    assert sorted(paths.FOLDERS) == sorted(folders)
+
+
 def test_every_path_stays_inside_the_store():
     made = [
         LAYOUT.marker,

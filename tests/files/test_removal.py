@@ -7,7 +7,7 @@ import pytest
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files import removal
 from cachestore.files.paths import Layout
-from cachestore.files.removal import age_seconds, remove_file, remove_folder
+from cachestore.files.removal import age_seconds, is_older, remove_file, remove_folder
 
 
 @pytest.fixture(params=[True, False], ids=["by descriptor", "by path"])
@@ -80,3 +80,5 @@ def test_only_a_regular_file_has_an_age(layout):
     assert age_seconds(path, 107.0) == 7.0
     assert age_seconds(layout.root, 107.0) is None
     assert age_seconds(layout.root / "nothing", 107.0) is None
+    assert [is_older(path, seconds, now=107.0) for seconds in (6.0, 7.0)] == [True, False]
+    assert not is_older(layout.root, 0.0, now=107.0)

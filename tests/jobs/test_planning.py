@@ -243,7 +243,7 @@ def test_a_start_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch)
     data = manifest(tmp_path / "m.jsonl", a="one", b="")
     layout = create_store(tmp_path / "store")
     first = look_at_request(layout, asked(data, tmp_path / "store"))
-    monkeypatch.setattr("cachestore.source.folders.from_row", None)
+    monkeypatch.setattr("cachestore.source.rows.from_row", None)
     second = look_at_request(layout, asked(data, tmp_path / "store"))
     assert second.plan.name == first.plan.name
     assert second.remarks == first.remarks

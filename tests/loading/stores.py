@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from cachestore.core.keys import Key, Recipe, digest_text, input_key
-from cachestore.encode import families
+from cachestore.encode import families, text_families
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.store.writer import open_store
 from tests.fakes import publish_catalog
 
 SDXL = families.text_family("StableDiffusionXLPipeline")
 FLUX = families.text_family("FluxPipeline")
-PLAIN = families.PLAIN
+PLAIN = text_families.PLAIN
 
 WIDTHS = {"prompt_embeds": 6, "prompt_embeds.text_encoder": 4, "prompt_embeds.text_encoder_2": 5, "pooled_prompt_embeds": 5}
 LENGTH = 7

@@ -26,9 +26,11 @@ from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.condemned import condemned_segments, list_condemned
 from cachestore.storage.entry import make_entry
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.segment import as_entry, read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import HARMLESS, good_entries, verify
+from cachestore.storage.soundness import good_entries
+from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan

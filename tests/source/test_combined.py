@@ -9,7 +9,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.source.combined import as_sources, files_of_sources, gather_all, list_path, list_sources, resolutions_of
-from cachestore.source.folders import Remarks
+from cachestore.source.remarks import Remarks
 from tests.source.test_tars import pack
 
 
@@ -64,7 +64,8 @@ def test_ids_of_sources_without_a_name_stay_as_they_are(tmp_path):
     found = rows(listing)
     assert {name: sample.extras["source"] for name, sample in found.items()} == {"x.png": "a", "y.png": "b"}
     assert [listing.read(sample.images["image"][0])[0] for sample in found.values()] == [b"picture x", b"picture y"]
-    assert listing.head(found["y.png"].images["image"][0], 3) == b"pic"
+    with listing.open(found["y.png"].images["image"][0]) as (file, _stat):
+        assert file.read(3) == b"pic"
     assert listing.stat(found["y.png"].images["image"][0])[0] == 9
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample as RealSample
 from cachestore.encode import images
-from cachestore.source.folders import Remarks
 from cachestore.source.memory import as_bytes, gather, list_rows, write_rows
 from cachestore.source.pipe import Asked
+from cachestore.source.remarks import Remarks
 from cachestore.storage.commit import create_store
 
 Sample: Any = RealSample  # what a caller may leave out, such as the tuple around one caption, its types do not say

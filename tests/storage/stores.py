@@ -3,13 +3,20 @@
 import os
 from contextlib import closing
 
-from cachestore.core.keys import key
+from cachestore.core.keys import Recipe, key
+from cachestore.files.opening import names_in
 from cachestore.files.publish import publish_file
 from cachestore.storage.append import publish_segment
+from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.index import build
+from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot
+from cachestore.storage.verify import verify
+
+RECIPE = Recipe("own", {"x": 1})
 
 
 def key_of(n):
@@ -66,3 +73,31 @@ def forge_index(layout, *, entries=lambda entries: entries, segments=lambda segm
     temporary, name = build(layout, number, base=None, dropped=frozenset(), segments=segments(refs), entries=forged)
     publish_file(layout, temporary, layout.index(name))
     return name
+
+
+def catalog_of(*numbers, name="train"):
+    """A catalog whose sample "n" needs entry n."""
+    ids = [str(n) for n in numbers]
+    column = make_column("own", "caption", RECIPE.fingerprint, {}, [[Cell(key_of(n))] for n in numbers])
+    return Catalog(name, {}, {RECIPE.fingerprint: RECIPE}, ids, list(range(len(ids) + 1)), ids, {}, ["{}"] * len(ids), (column,))
+
+
+def segment_of(layout, n):
+    for folder in names_in(layout.segments):
+        for name in names_in(layout.segments / folder):
+            path = layout.segments / folder / name
+            for entry in read_contents(path).entries:
+                if entry.key == key_of(n):
+                    return path, entry
+    raise LookupError(n)
+
+
+def found(layout, *arguments, **options):
+    """(kind, path, key, sample) of each finding."""
+    report = verify(layout.root, *arguments, **options)
+    assert report.ok == all(finding.kind in HARMLESS for finding in report.findings)
+    return {(finding.kind, finding.path, finding.key, finding.sample) for finding in report.findings}
+
+
+def where(layout, path):
+    return str(path.relative_to(layout.root))

@@ -18,9 +18,10 @@ from cachestore.files.opening import names_in
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store, publish_recipe
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.storage.verify import HARMLESS, verify
+from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 

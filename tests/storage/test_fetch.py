@@ -256,14 +256,14 @@ def test_a_segment_that_is_let_go_of_while_it_is_read_is_read_to_the_end(layout,
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 4)
     put(layout, 1)
     put(layout, 2)
-    places, reading, real = {n: place_of(layout, n) for n in (1, 2)}, fetcher(verify="never"), fetching.read_at
+    places, reading, real = {n: place_of(layout, n) for n in (1, 2)}, fetcher(verify="never"), fetching.read_scattered
 
-    def while_another_thread_fetches(descriptor, size, offset):
-        monkeypatch.setattr(fetching, "read_at", real)
+    def while_another_thread_fetches(descriptor, buffers, offset):
+        monkeypatch.setattr(fetching, "read_scattered", real)
         reading.fetch(key_of(2), places[2])
-        return real(descriptor, size, offset)
+        return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(fetching, "read_at", while_another_thread_fetches)
+    monkeypatch.setattr(fetching, "read_scattered", while_another_thread_fetches)
     assert plain(split(places[1].specs, reading.fetch(key_of(1), places[1]))) == tensors_of(1)
 
 

@@ -24,9 +24,10 @@ from cachestore.storage import repair as repair_module
 from cachestore.storage.append import Appender
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import split
+from cachestore.storage.losses import read_lost
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import read_lost, verify
+from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.storage.stores import flip, key_of, plain, tensors_of
 

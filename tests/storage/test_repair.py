@@ -22,10 +22,11 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, list_generations, make_column
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import make_entry
+from cachestore.storage.losses import LOST_FORMAT
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import LOST_FORMAT, verify
+from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
 from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of

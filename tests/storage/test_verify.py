@@ -1,70 +1,26 @@
 """Verify: every kind of damage is found and named, and nothing is changed."""
 
 import errno
-import os
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import lmdb
 import pytest
 
 from cachestore.core.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
-from cachestore.core.keys import Recipe
-from cachestore.files import checksum
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
-from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.records import encode_record
 from cachestore.storage import verify as verifying
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
-from cachestore.storage.commit import commit, create_store, publish_recipe
-from cachestore.storage.entry import TensorSpec, make_entry
+from cachestore.storage.commit import commit, create_store
+from cachestore.storage.entry import TensorSpec
 from cachestore.storage.repair import repair_store
-from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes
-from cachestore.storage.verify import HARMLESS, STALE_SECONDS, verify
+from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
-from tests.storage.stores import entry_of, flip, forge_index, key_of, put, read, tensors_of
-
-RECIPE = Recipe("own", {"x": 1})
-
-
-def catalog_of(*numbers, name="train"):
-    """A catalog whose sample "n" needs entry n."""
-    ids = [str(n) for n in numbers]
-    column = make_column("own", "caption", RECIPE.fingerprint, {}, [[Cell(key_of(n))] for n in numbers])
-    return Catalog(name, {}, {RECIPE.fingerprint: RECIPE}, ids, list(range(len(ids) + 1)), ids, {}, ["{}"] * len(ids), (column,))
-
-
-@pytest.fixture
-def full(layout):
-    """A store with one of everything: two segments, an index, a recipe, a catalog that needs entries 1 to 3."""
-    put(layout, 1, 2)
-    put(layout, 3)
-    publish_recipe(layout, RECIPE)
-    commit(layout).close()
-    publish_catalog(layout, catalog_of(1, 2, 3))
-    return layout
-
-
-def segment_of(layout, n):
-    for folder in names_in(layout.segments):
-        for name in names_in(layout.segments / folder):
-            path = layout.segments / folder / name
-            for entry in read_contents(path).entries:
-                if entry.key == key_of(n):
-                    return path, entry
-    raise LookupError(n)
-
-
-def found(layout, *arguments, **options):
-    """(kind, path, key, sample) of each finding."""
-    report = verify(layout.root, *arguments, **options)
-    assert report.ok == all(finding.kind in HARMLESS for finding in report.findings)
-    return {(finding.kind, finding.path, finding.key, finding.sample) for finding in report.findings}
+from tests.storage.stores import RECIPE, catalog_of, flip, forge_index, found, key_of, put, read, segment_of, tensors_of, where
 
 
 def state(layout):
@@ -73,10 +29,6 @@ def state(layout):
         path: (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
         for path in sorted(layout.root.rglob("*"))
     }
-
-
-def where(layout, path):
-    return str(path.relative_to(layout.root))
 
 
 def test_an_empty_store_is_whole(layout):
@@ -123,115 +75,6 @@ def test_findings_are_told_as_they_are_made(full):
     told = []
     report = verify(full.root, on_finding=told.append)
     assert tuple(told) == report.findings != ()
-
-
-class TestSegments:
-    def test_a_damaged_entry_is_a_corrupt_entry_and_missing_for_its_sample(self, full):
-        path, entry = segment_of(full, 1)
-        flip(path, entry.offset)
-        assert found(full) == {
-            ("corrupt-entry", where(full, path), str(key_of(1)), "1"),
-            ("missing-entry", "catalogs/train/1.safetensors", str(key_of(1)), "1"),
-        }
-
-    def test_a_damaged_entry_with_another_copy_is_not_missing(self, full):
-        put(full, 1, variant=1)
-        path, entry = segment_of(full, 1)
-        flip(path, entry.offset)
-        assert {kind for kind, *_rest in found(full)} == {"corrupt-entry"}
-
-    def test_quick_looks_at_no_entry(self, full):
-        path, entry = segment_of(full, 1)
-        flip(path, entry.offset)
-        assert found(full, "quick") == set()
-
-    def test_damage_between_entries_is_a_corrupt_segment_whose_entries_are_good(self, full):
-        path, entry = segment_of(full, 1)
-        flip(path, entry.offset + entry.size_bytes if entry.ordinal == 0 else entry.offset - 1)
-        assert found(full) == {("corrupt-segment", where(full, path), None, None)}
-
-    @pytest.mark.parametrize("level", ["full", "quick"])
-    def test_a_damaged_header_is_a_corrupt_segment_whose_entries_are_missing(self, full, level):
-        path, _entry = segment_of(full, 3)
-        flip(path, 9)
-        assert found(full, level) == {
-            ("corrupt-segment", where(full, path), None, None),
-            ("missing-entry", "catalogs/train/1.safetensors", str(key_of(3)), "3"),
-        }
-
-    @pytest.mark.parametrize("level", ["full", "quick"])
-    @pytest.mark.parametrize("change", [-1, 1])
-    def test_another_size_is_a_corrupt_segment(self, full, level, change):
-        path, _entry = segment_of(full, 3)
-        path.chmod(0o644)
-        os.truncate(path, path.stat().st_size + change)
-        assert ("corrupt-segment", where(full, path), None, None) in found(full, level)
-
-    def test_a_segment_under_another_segments_name_is_a_corrupt_segment(self, full):
-        (path, _), (other, _) = segment_of(full, 1), segment_of(full, 3)
-        raw = path.read_bytes()
-        other.unlink()
-        other.write_bytes(raw)
-        assert {kind for kind, *_rest in found(full)} == {"corrupt-segment", "missing-entry"}
-
-    @pytest.mark.parametrize("trap", ["link", "dangling link", "fifo", "folder"])
-    def test_what_is_no_regular_file_is_a_corrupt_segment(self, full, tmp_path, trap):
-        path, _entry = segment_of(full, 3)
-        path.rename(tmp_path / "elsewhere")
-        if trap == "fifo":
-            os.mkfifo(path)
-        elif trap == "folder":
-            path.mkdir()
-        else:
-            path.symlink_to(tmp_path / "elsewhere" if trap == "link" else "nothing")
-        assert ("corrupt-segment", where(full, path), None, None) in found(full)
-
-    def test_a_segment_that_is_gone_makes_its_entries_missing(self, full):
-        path, _entry = segment_of(full, 3)
-        path.unlink()
-        assert found(full) == {("missing-entry", "catalogs/train/1.safetensors", str(key_of(3)), "3")}
-
-    @pytest.mark.parametrize("block", [1, 7, 64, 1000])
-    def test_entries_are_checked_wherever_the_blocks_of_a_read_end(self, full, monkeypatch, block):
-        monkeypatch.setattr(checksum, "_BLOCK_BYTES", block)
-        publish_segment(
-            full,
-            [*(entry_of(n) for n in range(4, 9)), make_entry(key_of(9), {}, {}), make_entry(key_of(10), {"x": ("U8", (0,), b"")}, {})],
-            origin="",
-        )
-        assert verify(full.root).ok
-        path, entry = segment_of(full, 6)
-        flip(path, entry.offset + entry.size_bytes - 1)
-        assert found(full) == {("corrupt-entry", where(full, path), str(key_of(6)), None)}
-
-    def test_an_input_error_is_unreadable_and_nothing_is_called_missing(self, full, monkeypatch):
-        path, _entry = segment_of(full, 3)
-        real = os.preadv
-
-        def fail(descriptor, buffers, offset):
-            if Path(f"/proc/self/fd/{descriptor}").readlink() == path:
-                raise OSError(errno.EIO, "Input/output error")
-            return real(descriptor, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", fail)
-        assert found(full) == {("unreadable", where(full, path), None, None)}
-
-    def test_a_mismatch_that_a_second_look_does_not_see_is_none(self, full, monkeypatch):
-        path, _entry = segment_of(full, 3)
-        real, bad = os.preadv, [1]
-
-        def once_wrong(descriptor, buffers, offset):
-            count = real(descriptor, buffers, offset)
-            if Path(f"/proc/self/fd/{descriptor}").readlink() == path and count > 1000 and bad:
-                bad.pop()
-                buffers[0][count - 1] ^= 1
-            return count
-
-        publish_segment(full, [make_entry(key_of(8), {"x": ("U8", (5000,), bytes(5000))}, {})], origin="")
-        path, _entry = segment_of(full, 8)
-        monkeypatch.setattr(os, "preadv", once_wrong)
-        assert verify(full.root).ok
-        assert bad == []
 
 
 class TestSubsets:
@@ -427,95 +270,6 @@ class TestCatalogs:
             return snapshot
 
         monkeypatch.setattr(verifying, "load_snapshot", while_looking)
-        assert found(full) == set()
-
-
-class TestLostEntries:
-    def test_what_repair_could_not_save_stays_missing_until_it_is_made_again(self, layout):
-        put(layout, 1, 2)
-        path, entry = segment_of(layout, 1)
-        flip(path, entry.offset)
-        repair_store(layout.root)
-        assert {(kind, key) for kind, _path, key, _sample in found(layout)} == {("missing-entry", str(key_of(1)))}
-        put(layout, 1)
-        assert found(layout) == set()
-
-    def test_a_damaged_note_is_told(self, layout):
-        put(layout, 1)
-        path, entry = segment_of(layout, 1)
-        flip(path, entry.offset)
-        repair_store(layout.root)
-        [note] = [name for name in names_in(layout.quarantine) if name.endswith(".json")]
-        flip(layout.quarantine / note, 20)
-        assert found(layout) == {("bad-list", f"quarantine/{note}", None, None)}
-
-
-class TestStrangers:
-    PLACES = (
-        "notes.txt",
-        "index/a.lmdb",
-        "index/1-x.lmdb-lock",
-        "recipes/readme",
-        "plans/readme",
-        "catalogs/.hidden",
-        "catalogs/train/01.safetensors",
-        "segments/readme",
-        "segments/ab/x.safetensors",
-        "workers/readme",
-        "tmp/readme",
-    )
-
-    @pytest.mark.parametrize("place", PLACES)
-    def test_a_file_that_is_not_ours_is_foreign_and_harmless(self, full, place):
-        path = full.root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        report = verify(full.root)
-        assert report.ok
-        assert [(finding.kind, finding.path) for finding in report.findings] == [("foreign-file", place)]
-
-    def test_a_segment_in_another_segments_folder_is_foreign(self, full):
-        path, _entry = segment_of(full, 3)
-        folder = full.segments / ("00" if path.parent.name != "00" else "01")
-        folder.mkdir(exist_ok=True)
-        path.rename(folder / path.name)
-        assert ("foreign-file", where(full, folder / path.name), None, None) in found(full)
-
-    @pytest.mark.parametrize("folder", ["", "catalogs", "segments", "recipes", "tmp"])
-    def test_a_name_that_is_not_utf8_is_foreign_and_can_be_printed(self, full, folder):
-        Path(os.fsdecode(bytes(full.root / folder) + b"/\xff\x1b[31m")).touch()
-        report = verify(full.root)
-        assert report.ok
-        assert [finding.kind for finding in report.findings] == ["foreign-file"]
-        assert report.findings[0].message.isascii()
-        assert report.findings[0].message.isprintable()
-
-    def test_the_folders_of_a_store_are_its_own(self, full):
-        for folder in ("locks", "quarantine", "digests", "workers", "plans"):
-            (full.root / folder).mkdir(exist_ok=True)
-        (full.segments / "ab").mkdir(exist_ok=True)
-        (full.root / "locks" / "commit.lock").touch()
-        (full.workers / f"{'0' * 32}.lock").touch()
-        (full.workers / f"{'0' * 32}.json").touch()
-        (full.plans / ("0" * 32)).mkdir()
-        assert found(full) == set()
-
-    def test_a_temporary_file_is_stale_after_an_hour(self, full):
-        fresh, stale = full.new_temporary(), full.new_temporary()
-        fresh.touch()
-        stale.touch()
-        os.utime(stale, (time.time(), time.time() - STALE_SECONDS - 60))
-        assert found(full) == {("stale-temp", where(full, stale), None, None)}
-
-    def test_a_temporary_file_that_goes_while_verify_runs_is_fine(self, full, monkeypatch):
-        real = verifying.names_in
-        monkeypatch.setattr(
-            verifying,
-            "names_in",
-            lambda folder, **options: (
-                [*real(folder), *[f"{'0' * 32}.tmp"] * (folder == full.temporary)] if not options else real(folder, **options)
-            ),
-        )
         assert found(full) == set()
 
 

@@ -289,7 +289,7 @@ print(all(said), wrong)
         def time_out(*_arguments):
             raise TimeoutError("the watchdog")
 
-        for name in ("read_present", "_copy_out", "read_at"):
+        for name in ("read_present", "_copy_out", "read_scattered"):
             monkeypatch.setattr(fetching, name, time_out)
         with pytest.raises(TimeoutError, match="the watchdog"):
             reading.fill(*wanted)

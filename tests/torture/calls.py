@@ -26,7 +26,7 @@ import cachestore as cs
 from cachestore.core.keys import Key
 from cachestore.jobs import reconcile
 from cachestore.storage import append
-from cachestore.storage.verify import HARMLESS
+from cachestore.storage.findings import HARMLESS
 from tests.torture import jobs
 from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import Job, Unfinished, held

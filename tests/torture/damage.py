@@ -41,8 +41,8 @@ from cachestore.files.paths import (
 )
 from cachestore.maintain.collect import verify
 from cachestore.maintain.recompute import repair
+from cachestore.storage.findings import HARMLESS
 from cachestore.storage.snapshot import list_segments
-from cachestore.storage.verify import HARMLESS
 from cachestore.store.reader import Reader
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute

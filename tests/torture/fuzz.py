@@ -28,10 +28,10 @@ from cachestore.files.table import encode_table, read_header
 from cachestore.storage.catalog import open_catalog, read_catalog
 from cachestore.storage.condemned import read_condemned
 from cachestore.storage.index import check
+from cachestore.storage.losses import read_lost
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import open_layout
-from cachestore.storage.verify import read_lost
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round

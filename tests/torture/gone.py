@@ -26,7 +26,7 @@ from cachestore.jobs import precompute as run
 from cachestore.maintain import collect as upkeep
 from cachestore.storage import repair
 from cachestore.storage.commit import create_store
-from cachestore.storage.verify import HARMLESS
+from cachestore.storage.findings import HARMLESS
 from tests.torture import jobs
 from tests.torture.calls import (
     EACH,

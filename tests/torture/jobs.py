@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 import cachestore as cs
+from cachestore.core.dtypes import RawTensor
 from cachestore.core.keys import Key
 from cachestore.core.tensors import to_raw
 from cachestore.files.failpoints import VARIABLE
@@ -23,7 +24,7 @@ from cachestore.maintain import collect as upkeep
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.entry import Entry, RawTensor, make_entry
+from cachestore.storage.entry import Entry, make_entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot

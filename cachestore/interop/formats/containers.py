@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import safetensors
 
+from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Contents, Raw, from_array
 from cachestore.files.container import DTYPE_BYTES, TensorPlace, build_header
@@ -25,19 +26,8 @@ _MEMBERS: Final = 256
 _HEADER_BYTES: Final = 1 << 20
 _LENGTH_BYTES: Final = 8
 
-_DTYPES: Final[Mapping[str, str]] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
+_DTYPES: Final = {
+    name: DTYPES[name].torch for name in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")
 }
 """Dtypes as trainers name them, by safetensors name."""
 

@@ -1,0 +1,139 @@
+"""The rows of VAEs, by class: what a config.json leaves out. A new class is a new row; `family` says what one can hold."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cachestore.encode.family import VaeFamily
+
+_WAN_MEAN = [
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497,
+    0.2503, -0.2921,
+]  # fmt: skip
+_WAN_STD = [
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.916,
+]  # fmt: skip
+_MOCHI_MEAN = [
+    -0.06730895953510081, -0.038011381506090416, -0.07477820912866141, -0.05565264470995561, 0.012767231469026969, -0.04703542746246419,
+    0.043896967884726704, -0.09346305707025976, -0.09918314763016893, -0.008729793427399178, -0.011931556316503654, -0.0321993391887285,
+]  # fmt: skip
+_MOCHI_STD = [
+    0.9263795028493863, 0.9248894543193766, 0.9393059390890617, 0.959253732819592, 0.8244560132752793, 0.917259975397747,
+    0.9294154431013696, 1.3720942357788521, 0.881393668867029, 0.9168315692124348, 0.9185249279345552, 0.9274757570805041,
+]  # fmt: skip
+
+_VAES = (
+    VaeFamily(
+        class_name="AutoencoderKL",
+        defaults={
+            "scaling_factor": 0.18215,
+            "shift_factor": None,
+            "latents_mean": None,
+            "latents_std": None,
+            "latent_channels": 4,
+            "block_out_channels": [64],
+        },
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLFlux2",
+        defaults={"latent_channels": 32, "block_out_channels": [128, 256, 512, 512], "batch_norm_eps": 0.0001},
+        patchify=2,
+        statistics={"mean": "bn.running_mean", "variance": "bn.running_var"},
+    ),
+    VaeFamily(
+        class_name="AutoencoderDC",
+        defaults={"latent_channels": 32, "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024], "scaling_factor": 1.0},
+        factor_field="encoder_block_out_channels",
+        is_random=False,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLWan",
+        defaults={
+            "z_dim": 16,
+            "scale_factor_spatial": 8,
+            "temperal_downsample": [False, True, True],
+            "latents_mean": _WAN_MEAN,
+            "latents_std": _WAN_STD,
+        },
+        factor="ratio",
+        factor_field="scale_factor_spatial",
+        channels_field="z_dim",
+        temporal_factor=4,
+        temporal_fields=("temperal_downsample",),
+        has_frames=True,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLQwenImage",
+        defaults={"z_dim": 16, "temperal_downsample": [False, True, True], "latents_mean": _WAN_MEAN, "latents_std": _WAN_STD},
+        factor="halvings",
+        factor_field="temperal_downsample",
+        channels_field="z_dim",
+        temporal_factor=4,
+        temporal_fields=("temperal_downsample",),
+        has_frames=True,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLLTXVideo",
+        defaults={
+            "latent_channels": 128,
+            "spatio_temporal_scaling": [True, True, True, False],
+            "patch_size": 4,
+            "patch_size_t": 1,
+            "spatial_compression_ratio": None,
+            "temporal_compression_ratio": None,
+            "scaling_factor": 1.0,
+        },
+        factor="scalings",
+        factor_field="spatio_temporal_scaling",
+        temporal_factor=8,
+        temporal_fields=("temporal_compression_ratio", "spatio_temporal_scaling"),
+        has_frames=True,
+        statistics={"mean": "latents_mean", "std": "latents_std"},
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLCogVideoX",
+        defaults={
+            "latent_channels": 16,
+            "block_out_channels": [128, 256, 256, 512],
+            "temporal_compression_ratio": 4,
+            "scaling_factor": 1.15258426,
+        },
+        temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
+        has_frames=True,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLHunyuanVideo",
+        defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4, "scaling_factor": 0.476986},
+        factor="ratio",
+        factor_field="spatial_compression_ratio",
+        temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
+        has_frames=True,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLHunyuanVideo15",
+        defaults={"latent_channels": 32, "spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "scaling_factor": 1.03682},
+        factor="ratio",
+        factor_field="spatial_compression_ratio",
+        temporal_factor=4,
+        temporal_fields=("temporal_compression_ratio",),
+        has_frames=True,
+    ),
+    VaeFamily(
+        class_name="AutoencoderKLMochi",
+        defaults={
+            "latent_channels": 12,
+            "encoder_block_out_channels": [64, 128, 256, 384],
+            "temporal_expansions": [1, 2, 3],
+            "scaling_factor": 1.0,
+            "latents_mean": _MOCHI_MEAN,
+            "latents_std": _MOCHI_STD,
+        },
+        factor_field="encoder_block_out_channels",
+        temporal_factor=6,
+        temporal_fields=("temporal_expansions",),
+        has_frames=True,
+    ),
+)
+
+VAE_FAMILIES: Mapping[str, VaeFamily] = MappingProxyType({row.class_name: row for row in _VAES})

@@ -1,0 +1,133 @@
+"""Listings: the samples of one source in order, a digest of what is listed, and the files that references lead to.
+
+Every rank lists the source for itself; equal listings have equal content digests, whatever the order of the directory, the
+modification times or the absolute path of the root.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.samples import Sample
+from cachestore.source.captions import CaptionLines, normal
+from cachestore.source.files import Files, Folder, Stat
+from cachestore.source.remarks import Remarks
+from cachestore.source.rows import METADATA, look_at_columns
+
+_ROWS_VERSION: Final = 2
+"""Raised when the same bytes of a manifest or a metadata file are read as other samples: they then have another plan."""
+
+Parse = Callable[["Remarks"], Iterator[Sample]]
+"""Goes through the samples of a source; of one without a caption `captions` is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a source lists, and how its files are read."""
+
+    files: Files
+    """What references lead to."""
+    content: str
+    """Digest of what is listed: of a manifest's bytes, or of a folder's ids, captions and references."""
+    walk: "Callable[[Remarks], Iterator[Sample]]"
+
+    def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
+        """The samples in order; what a user should know of them is in `remarks` once they were gone through.
+
+        The rows of a manifest are read again each time, so that no million of them is held. Raises BadInput for a malformed row, two
+        samples with one id, or a manifest that changed since it was listed.
+        """
+        return self.walk(remarks or Remarks())
+
+    def read(self, reference: str) -> tuple[bytes, Stat]:
+        """As `files`."""
+        return self.files.read(reference)
+
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
+        """As `files`."""
+        return self.files.open(reference)
+
+    def stat(self, reference: str) -> Stat | None:
+        """As `files`."""
+        return self.files.stat(reference)
+
+
+def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | None) -> Listing:
+    """The listing of a source that is gone through once, as its content is known only then. Raises BadInput for two samples of one id."""
+    seen = Remarks()
+    samples = tuple(_checked(parse, where, caption, seen))
+
+    def walk(remarks: Remarks) -> Iterator[Sample]:
+        remarks.take(seen)
+        return iter(samples)
+
+    return Listing(files, _content(samples), walk)
+
+
+def list_manifest(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
+    """A manifest's content is known by its bytes: whoever finds a plan of them reads no row."""
+    before = _digest(path)
+
+    def walk(remarks: Remarks) -> Iterator[Sample]:
+        yield from _checked(parse, path, caption, remarks)
+        if _digest(path) != before:
+            raise BadInput(f"{path} changed while it was read; run the same command again")
+
+    kind = path.name.lower() if path.name in METADATA else path.suffix.lower()
+    if kind != ".txt":
+        kind = f"{kind} {_ROWS_VERSION}"
+    parts = [kind, before, b"" if caption is None else canonical(caption)]
+    if caption_lines != "whole":
+        parts.append(caption_lines)
+    return Listing(Folder(root.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
+
+
+def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
+    """The samples with their captions; refuses two with one id."""
+    ids: set[str] = set()
+    has_captions, has_files, has_text = caption is not None, False, caption is not None
+    for sample in parse(remarks):
+        has_captions |= bool(sample.captions)
+        has_text = has_text or any(text.strip() for text in sample.captions)
+        has_files |= bool(sample.images)
+        if sample.id in ids:
+            one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
+            shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
+            raise BadInput(f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ")
+        ids.add(sample.id)
+        yield _with_caption(sample, caption, remarks)
+    if has_captions and not has_text and not remarks.missing:
+        remarks.wordless.append(str(where))
+    if ids and remarks.columns:
+        look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
+
+
+def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Sample:
+    if sample.captions:
+        return sample
+    if caption is None:
+        remarks.missing.append(sample.id)
+    return Sample(sample.id, sample.images, (caption or "",), sample.size, sample.crop, sample.extras)
+
+
+def _content(samples: Iterable[Sample]) -> str:
+    """Digest of everything that a plan takes from a source."""
+    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
+    return digest_parts("cachestore-content", *rows).hex()
+
+
+def _what(sample: Sample) -> str:
+    return next((refs[0] for refs in sample.images.values() if refs), (sample.captions or ("",))[0][:60])

@@ -1,0 +1,218 @@
+"""Rows of manifests (`.jsonl`) and metadata files (`metadata.jsonl`, `metadata.csv`) -> samples. Knows no folder and no listing."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import CROP, SIZE
+from cachestore.core.keys import Json, digest_text
+from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.core.words import first_of
+from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
+from cachestore.source.files import VIDEO_SUFFIXES
+from cachestore.source.remarks import Remarks, taken
+
+METADATA: Final = ("metadata.jsonl", "metadata.csv")
+_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask", "video": VIDEO}
+_CAPTIONS: Final = ("caption", "text")
+"""What a row may call its caption."""
+_FILES: Final = ("file_name", "path")
+"""What a row may call its picture besides `image`, or its video besides `video`."""
+_MOST_COLUMNS: Final = 20
+"""So many of a row's columns a message names."""
+_KNOWN: Final = (*_CAPTIONS, *_REFERENCES, *_FILES)
+_EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, *_FILES, CROP, SIZE})
+_BATCH_NAMES: Final = frozenset(
+    {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
+)
+_VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
+
+
+def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
+    """The rows of a manifest, or of a folder's metadata file, in which every row has a file."""
+    rows = _csv_rows(path) if path.suffix == ".csv" else ((number, text) for number, text in lines_of(path) if text.strip())
+    is_metadata = path.name in METADATA
+
+    def parse(line: tuple[int, Any]) -> tuple[Sample]:
+        number, content = line
+        where = f"{path}, line {number}"
+        row = _cells(cast("dict[Any, Any]", content), where) if isinstance(content, dict) else json_row(content, where)
+        if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
+            raise BadInput(f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}")
+        named = _with_file(named_row(row, where, remarks), where)
+        check_row(named, where, row)
+        return (from_row(named, where, caption_lines, remarks),)
+
+    return taken(rows, parse, path)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Rows of a table with the line each ends on."""
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}") from error
+
+
+def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The values of a table's row. An empty cell of a reference is none."""
+    if None in row:
+        raise BadInput(f"{where}: more cells than the first line has columns")
+    return {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
+
+
+def _cell(column: str, text: Any) -> Any:
+    """The value of a table's cell: of a crop or size the list that it spells, of all others the text itself."""
+    if column not in {CROP, SIZE}:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def json_row(text: str, where: str) -> dict[str, Any]:
+    """The object that a line or a file spells; `where` names it in errors. Raises BadInput for any other JSON and for none."""
+    try:
+        row = json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise BadInput(f"{where}: not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: a row is an object, this is a {type(row).__name__}")
+    return cast("dict[str, Any]", row)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
+    """The row with its caption in `caption`, whichever known name the column has. Raises BadInput for two that differ."""
+    if not row.keys() <= remarks.columns.keys():
+        remarks.columns.update(dict.fromkeys(row))
+    return _under_one_name(row, _CAPTIONS, where)
+
+
+def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not.
+
+    Raises BadInput for two that differ.
+    """
+    if row.keys().isdisjoint(_FILES):
+        return row
+    references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
+    role = VIDEO if any(Path(reference).suffix.lower() in VIDEO_SUFFIXES for reference in references) else IMAGE
+    return _under_one_name(row, (role, *_FILES), where)
+
+
+def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
+    """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
+    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
+        raise BadInput(
+            f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
+            f" ones are {', '.join(_KNOWN)}"
+        )
+
+
+def look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
+    """Remember what no row of a source has: one of its columns may be misspelt."""
+    columns = _listed_columns(remarks.columns)
+    if not has_captions:
+        remarks.uncaptioned.append(
+            f"no row of {where} has a caption: its columns are {columns}; a caption's column is called {' or '.join(_CAPTIONS)}: rename it,"
+            " or pass --caption TEXT for what each sample gets ('' is the empty caption)"
+        )
+    if not has_files and remarks.columns.keys() - {"id", *_KNOWN}:
+        known = ", ".join(name for name in _KNOWN if name not in _CAPTIONS)
+        remarks.pictureless.append(f"no row of {where} has a picture or a video: its columns are {columns}; the known ones are {known}")
+
+
+def _listed_columns(columns: Iterable[str]) -> str:
+    """The names of columns, the first of very many."""
+    names = list(columns)
+    return first_of(names, _MOST_COLUMNS) or "none"
+
+
+def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
+    """The row with the value of these columns under the first of their names, or without them if all are missing or null."""
+    if row.keys().isdisjoint(names[1:]):
+        return row
+    found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
+    if len(set(found.values())) > 1:
+        one, other = list(found.items())[:2]
+        raise BadInput(
+            f"{where}: {one[0]} and {other[0]} mean the same and differ ({_shortened(one[1])} and {_shortened(other[1])}): remove one, or"
+            " give it another name"
+        )
+    named = {column: value for column, value in row.items() if column not in names}
+    if found:
+        named[names[0]] = list(next(iter(found.values())))
+    return named
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    return first_of([repr(text[:60]) for text in texts], 2)
+
+
+def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
+    """One row of a manifest; what it does not name itself is an extra column. `where` names it in errors. Raises BadInput."""
+    captions = _texts(row.get("caption"), f"{where}: caption")
+    images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
+    images = {role: references for role, references in images.items() if references}
+    if empty := next((role for role, references in images.items() if "" in references), None):
+        raise BadInput(f"{where}: the reference of {empty} is empty; leave the column out, or write null")
+    given = row.get("id")
+    if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
+        raise BadInput(f"{where}: an id is a text or a whole number, not {given!r}")
+    default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
+    extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
+    taken = sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys())
+    extras = _with_framing(extras, where, has_picture=IMAGE in images)
+    if taken:
+        raise BadInput(f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name")
+    sample = normal(str(given)) if given is not None else normal(default)
+    if caption_lines != "whole":
+        captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
+    elif any("\n" in caption.strip() for caption in captions):
+        remarks.multi_line.append(sample)
+    return Sample(sample, images, captions, extras=extras)
+
+
+def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) -> dict[str, Json]:
+    """The columns with `size` and `crop` checked; null is left out. Raises BadInput for what neither can be."""
+    extras = {column: value for column, value in extras.items() if value is not None or column not in {CROP, SIZE}}
+    size, crop = extras.get(SIZE), extras.get(CROP)
+    if size is not None and not (_are_whole(size, 2) and min(size) >= 1):
+        raise BadInput(
+            f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
+        )
+    if crop is None:
+        return extras
+    if not _are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
+        raise BadInput(f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
+    if not has_picture:
+        raise BadInput(f"{where}: crop is a part of the picture, and this row has no image")
+    if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
+        raise BadInput(f"{where}: the crop {crop} sticks out of a picture of the size {size}")
+    return extras
+
+
+def _are_whole(value: object, count: int) -> bool:
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    return len(numbers) == count and all(type(number) is int for number in numbers)
+
+
+def _texts(value: object, where: str) -> tuple[str, ...]:
+    """One text or a list of them; none where the column is missing or null."""
+    if value is None:
+        return ()
+    values: list[object] = [*value] if isinstance(value, list) else [value]
+    if not all(isinstance(one, str) for one in values):
+        raise BadInput(f"{where} is a text or a list of texts, not {value!r}")
+    return tuple(map(str, values))

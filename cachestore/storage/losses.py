@@ -1,0 +1,157 @@
+"""Which entries are needed, and which of them are lost: by catalogs, by the lists that repair leaves, by what an index shows as gone."""
+
+from collections.abc import Collection, Container, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, parse_lost, to_repair
+from cachestore.files.records import read_record
+from cachestore.storage.catalog import Catalog, list_names, newest_catalog
+from cachestore.storage.condemned import condemned_segments
+from cachestore.storage.findings import Finding, tried
+from cachestore.storage.snapshot import Snapshot
+
+LOST_FORMAT: Final = "cachestore-lost"
+LOST_VERSION: Final = 1
+
+Sample = tuple[str, str]
+"""A data set's name, and the id of a sample of it."""
+
+
+def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
+    """Each key that a catalog names, with the id of its sample."""
+    for column in catalog.columns:
+        for row in range(len(catalog)):
+            for key in column.row_keys(row):
+                if key is not None:
+                    yield key, catalog.ids[row]
+
+
+def needed_entries(layout: Layout) -> Iterator[tuple[Key, tuple[str, str]]]:
+    """Keys of the newest catalog of each name -> (the catalog's path, a sample); the first sample of a key stays."""
+    seen: set[Key] = set()
+    for name in list_names(layout):
+        catalog = newest_catalog(layout, name)
+        if catalog is None:
+            continue
+        where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
+        for key, sample in needed_by(catalog):
+            if key not in seen:
+                seen.add(key)
+                yield key, (where, sample)
+
+
+def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
+    """Those of some keys that the newest catalogs need, each with the first sample that does. Of no keys nothing is read."""
+    needed: dict[Key, Sample] = {}
+    for name in list_names(layout) if among else ():
+        catalog = newest_catalog(layout, name)
+        for key, sample in needed_by(catalog) if catalog is not None else ():
+            if key in among:
+                needed.setdefault(key, (name, sample))
+    return needed
+
+
+def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
+    """Every key whose absence `verify` tells of: what the newest catalogs need, and what was lost, as far as that can be read."""
+    wanted = {key for key, _where in needed_entries(layout)}
+    for name in filter(parse_lost, names_in(layout.quarantine)):
+        with suppress(FormatError, OSError):
+            wanted.update(key for key, _sample in _not_forgotten(layout, read_lost(layout.quarantine / name)))
+    return wanted.union(*vanished_keys(layout, snapshot).values())
+
+
+def read_lost(path: Path) -> dict[Key, Sample | None]:
+    """The entries that repair could not save, as noted beside a quarantined segment, with a sample that needed each at that time.
+
+    Raises FormatError, OSError.
+    """
+    try:
+        body = read_record(path, LOST_FORMAT, LOST_VERSION)
+        needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
+        keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{path} is not a list of lost entries; run {to_repair(path)}") from error
+    if not is_at_home:
+        raise FormatError(f"{path} lists the lost entries of another segment; run {to_repair(path)}")
+    return keys
+
+
+def _not_forgotten(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
+    """The lost entries that are still wanted: of a sample, as long as its data set lists it and something of it was not made.
+
+    A sample that has left, or that was made anew of something else, needs the entry no more. Nor does one whose catalog names the
+    entry again need a list to be told of.
+    """
+    yield from ((key, None) for key, sample in keys.items() if sample is None)
+    for name in {sample[0] for sample in keys.values() if sample is not None}:
+        catalog = newest_catalog(layout, name)
+        rows = {sample: row for row, sample in enumerate(catalog.ids)} if catalog is not None else {}
+        for key, sample in keys.items():
+            if catalog is not None and sample is not None and sample[0] == name and sample[1] in rows:
+                named = [each for column in catalog.columns for each in column.row_keys(rows[sample[1]])]
+                if None in named and key not in named:
+                    yield key, sample
+
+
+def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
+    """Values of a caller's own that the index shows in segments that are gone and were never condemned, by segment."""
+    if snapshot.index is None or not snapshot.vanished:
+        return {}
+    condemned = condemned_segments(layout)
+    gone = {snapshot.index.segments[number] for number in snapshot.vanished}
+    lost = {ref.digest for ref in gone if ref.digest not in condemned and not ref.origin}
+    found: dict[str, list[Key]] = {}
+    for key, places in snapshot.index.items() if lost else ():
+        for place in places:
+            if place.segment.digest in lost and key not in snapshot:
+                found.setdefault(place.segment.digest, []).append(key)
+    return found
+
+
+def missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
+    """The needed entries of which there is no good copy."""
+    for key, (where, sample) in needed.items():
+        if key not in good:
+            message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run {layout.command('repair --refill')}"
+            yield Finding("missing-entry", where, message, str(key), sample)
+
+
+def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
+    """The entries in lists of lost ones that are still wanted and have no good copy; and lists that cannot be read."""
+    for name in names_in(layout.quarantine):
+        if parse_lost(name) is None:
+            continue
+        where = f"quarantine/{name}"
+        keys = tried("bad-list", where, partial(read_lost, layout.root / where))
+        if isinstance(keys, Finding):
+            yield keys
+            continue
+        for key, sample in _not_forgotten(layout, keys):
+            if key not in good:
+                yield _of_lost(layout, where, key, sample)
+
+
+def _of_lost(layout: Layout, where: str, key: Key, sample: Sample | None) -> Finding:
+    if sample is None:
+        message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+        return Finding("missing-entry", where, message, str(key))
+    message = (
+        f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
+        f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
+    )
+    return Finding("missing-entry", where, message, str(key), sample[1])
+
+
+def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
+    """The values of a caller's own that went with their segment, but for the `needed` ones, which `missing` tells of."""
+    for digest, keys in vanished_keys(layout, snapshot).items():
+        where = str(layout.segment(digest).relative_to(layout.root))
+        for key in keys:
+            if key not in needed:
+                yield Finding("missing-entry", where, f"entry {key} went with {where}, which is gone; put it again", str(key))

@@ -1,0 +1,127 @@
+"""Whether one segment is as it was published: its header, its bytes against its name, each entry against its checksum."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
+from cachestore.files.checksum import Checksum, begin_digest, read_blocks
+from cachestore.files.opening import opened, read_into, reason_of
+from cachestore.files.paths import Layout
+from cachestore.storage.entry import begin_checksum, checksum_of
+from cachestore.storage.findings import Finding
+from cachestore.storage.index import digest_table
+from cachestore.storage.places import SegmentRef
+from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
+from cachestore.storage.snapshot import ref_of
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was learned about one segment."""
+
+    digest: str
+    size_bytes: int = 0
+    entries: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+    good: frozenset[Key] = frozenset()
+    is_unreadable: bool = False
+    told: tuple[SegmentRef, bytes] | None = None
+    """What its header says, as the index should say it: `ref_of` and `digest_table`. None where something is wrong with it."""
+
+
+def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
+    """Check one segment. A mismatch is looked at again through a fresh open before it counts; an I/O error is `unreadable`."""
+    first = _look_once(layout, digest, every_byte=every_byte)
+    return _look_once(layout, digest, every_byte=every_byte) if first.findings else first
+
+
+def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
+    path = layout.segment(digest)
+    where = str(path.relative_to(layout.root))
+    help_text = f"run {layout.command('repair')}"
+    try:
+        contents = read_contents(path)
+        keys = frozenset(entry.key for entry in contents.entries)
+        told = (ref_of(digest, contents), digest_table(contents.entries))
+        if not every_byte:
+            return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
+        bad = _bad_entries(path, digest, contents)
+    except FormatError as error:
+        return Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
+    except OSError as error:
+        return Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True)
+    if bad is None:
+        return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
+    findings = [
+        Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
+        for entry in bad
+    ]
+    findings = findings or [
+        Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")
+    ]
+    return Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
+
+
+def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
+    """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
+    whole = begin_digest()
+    entries = _EntriesInPassing(contents.entries)
+    with opened(path) as (descriptor, _status):
+        for offset, block in read_blocks(descriptor):
+            whole.update(block)
+            entries.pass_by(offset, block)
+    bad = entries.finish()
+    return None if not bad and whole.hexdigest() == digest else bad
+
+
+class _EntriesInPassing:
+    """Checks each entry while the file goes by in blocks, so that its bytes are read once and hashed while the cache holds them."""
+
+    def __init__(self, entries: Sequence[StoredEntry]) -> None:
+        self._waiting = sorted(entries, key=lambda entry: (entry.offset, entry.ordinal), reverse=True)
+        self._state: Checksum | None = None
+        self._bad: list[StoredEntry] = []
+
+    def pass_by(self, offset: int, block: memoryview) -> None:
+        """Take in the bytes of a block that starts at `offset` of the file."""
+        end = offset + len(block)
+        while self._waiting and self._waiting[-1].offset < end:
+            entry = self._waiting[-1]
+            state = self._state or begin_checksum(entry.key, entry.specs)
+            last = entry.offset + entry.size_bytes
+            state.update(block[max(entry.offset, offset) - offset : min(last, end) - offset])
+            if last > end:
+                self._state = state
+                return
+            self._state = None
+            self._close(self._waiting.pop(), state)
+
+    def _close(self, entry: StoredEntry, state: Checksum) -> None:
+        if state.digest() != entry.checksum:
+            self._bad.append(entry)
+
+    def finish(self) -> list[StoredEntry]:
+        """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
+        for entry in reversed(self._waiting):
+            self._close(entry, begin_checksum(entry.key, entry.specs))
+        return self._bad
+
+
+def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
+    """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
+
+    `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
+    """
+    saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
+    with suppress(FormatError), opened(path) as (descriptor, _status):
+        for entry in places:
+            if entry.key in saved:
+                continue
+            run = bytearray(entry.size_bytes)
+            count = read_into(descriptor, memoryview(run), entry.offset)
+            if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
+                saved[entry.key] = (entry, run)
+    return list(saved.values())

@@ -1,0 +1,50 @@
+"""Folders and manifests on disk, and what listings of them hold."""
+
+import json
+
+from cachestore.source.folders import list_source
+from cachestore.source.remarks import Remarks
+
+
+def folder(root, content):
+    root.mkdir(parents=True, exist_ok=True)
+    for name, value in content.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value.encode() if isinstance(value, str) else value)
+    return root
+
+
+def manifest(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class Listed:
+    """A listing whose samples were gone through."""
+
+    def __init__(self, listing):
+        remarks = Remarks()
+        self.samples = tuple(listing.samples(remarks))
+        self.remarks = remarks.in_words()
+        self.content, self.root = listing.content, listing.files.root
+        self.read, self.open, self.stat = listing.read, listing.open, listing.stat
+
+
+def listed(path, **options):
+    return Listed(list_source(path, **options))
+
+
+def ids(listing):
+    return [sample.id for sample in listing.samples]
+
+
+def captions(listing):
+    return {sample.id: sample.captions for sample in listing.samples}
+
+
+def remarks_of(listing):
+    seen = Remarks()
+    list(listing.samples(seen))
+    return seen.in_words()

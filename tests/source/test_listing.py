@@ -1,0 +1,122 @@
+"""What is known of a source as a whole: its content, its ids, what no sample has."""
+
+import hashlib
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.core.errors import BadInput
+from cachestore.core.keys import digest_parts
+from cachestore.source.folders import list_source
+from tests import fakes
+from tests.source.sources import folder, ids, listed, manifest, remarks_of
+
+NAMES = st.lists(st.sampled_from(["a.png", "b.png", "sub/a.png", "é.png"]), unique=True)
+COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
+
+
+def test_two_names_that_compose_to_one_id_are_refused_and_told_apart(tmp_path):
+    folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2"})
+    with pytest.raises(BadInput) as refused:
+        listed(tmp_path)
+    assert ascii(COMPOSED) in str(refused.value)
+    assert ascii(DECOMPOSED) in str(refused.value)
+
+
+def test_a_manifest_that_is_read_otherwise_than_before_has_another_plan(tmp_path):
+    """By the bytes alone a plan of the times when `text` was a column of the user's own would be found."""
+    path = manifest(tmp_path / "m.jsonl", {"image": "a.png", "text": "a cat"})
+    before = digest_parts("cachestore-content", ".jsonl", hashlib.sha256(path.read_bytes()).hexdigest(), b"").hex()
+    assert list_source(path).content != before
+
+
+def test_duplicate_ids_are_an_error_that_names_both(tmp_path):
+    path = manifest(tmp_path / "x.jsonl", {"id": "same", "image": "a.png"}, {"id": "other"}, {"id": "same", "image": "b.png"})
+    with pytest.raises(BadInput) as refused:
+        listed(path)
+    assert all(name in str(refused.value) for name in ("'same'", "'a.png'", "'b.png'"))
+
+
+@given(names=NAMES, words=st.text(st.sampled_from("ab \n"), max_size=5), seed=st.randoms())
+def test_the_content_is_the_same_for_any_order_root_and_times(tmp_path_factory, names, words, seed):
+    found = []
+    for number in range(2):
+        root = tmp_path_factory.mktemp("data")
+        ordered = list(names)
+        seed.shuffle(ordered)
+        folder(root, dict.fromkeys(ordered, "x") | {f"{name[:-4]}.txt": words for name in ordered})
+        for name in names:
+            os.utime(root / name, (number, number))
+        found.append(listed(root))
+    assert found[0].content == found[1].content
+    assert ids(found[0]) == ids(found[1])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "y", "image": "a.png", "caption": "c"},
+        {"id": "x", "image": "b.png", "caption": "c"},
+        {"id": "x", "image": "a.png", "caption": "d"},
+        {"id": "x", "image": "a.png", "caption": ["c", "c"]},
+        {"id": "x", "image": "a.png", "caption": "c", "artist": "z"},
+        {"id": "x", "control": "a.png", "caption": "c"},
+    ],
+)
+def test_another_id_image_caption_or_column_is_another_content(tmp_path, row):
+    one = listed(manifest(tmp_path / "1.jsonl", {"id": "x", "image": "a.png", "caption": "c"}))
+    assert listed(manifest(tmp_path / "2.jsonl", row)).content != one.content
+
+
+def test_a_manifest_is_listed_without_reading_its_rows(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("this is no JSON")
+    listing = list_source(path)
+    assert len(listing.content) == 64
+    with pytest.raises(BadInput, match="line 1"):
+        list(listing.samples())
+
+
+def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_missing_caption_becomes(tmp_path):
+    contents = set()
+    for name in ("m.jsonl", "m.txt"):
+        for text in ("", "{}\n"):
+            (tmp_path / name).write_text(text)
+            contents |= {list_source(tmp_path / name, caption=caption).content for caption in (None, "", "x")}
+    assert len(contents) == 12
+
+
+def test_a_manifest_that_changes_while_it_is_read_is_refused(tmp_path):
+    listing = list_source(manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "b"}))
+    rows = listing.samples()
+    next(rows)
+    manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "c"})
+    with pytest.raises(BadInput, match="changed while it was read"):
+        list(rows)
+
+
+def test_captions_of_which_none_has_any_text_are_said(tmp_path):
+    folder = fakes.captioned(tmp_path / "folder", 3)
+    assert remarks_of(list_source(folder)) == ()
+    for path in folder.glob("*.txt"):
+        path.write_text(" \n")
+    assert remarks_of(list_source(folder)) == (f"no caption has any text in 1 source ({folder}): every sample gets the empty caption",)
+    assert remarks_of(list_source(folder, caption="")) == ()
+    rows = manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": ""}, {"image": "b.png", "caption": " "})
+    assert any("no caption has any text in 1 source" in words for words in remarks_of(list_source(rows)))
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"caption": "a"}\n')
+
+    def refuse(*_given, **_named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadInput, match=r"rows\.jsonl cannot be read: Permission denied; let this user read it"):
+        list_source(rows)
