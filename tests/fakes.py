@@ -388,6 +388,16 @@ def command(*arguments, module="cachestore", cwd: Path = ROOT, **environment: st
 # Whole jobs in processes of their own
 
 
+def names(count):
+    """Names of keys, and what is encoded under them."""
+    return [f"name {n}" for n in range(count)]
+
+
+def encode(batch):
+    """An `encode` for `fill`: a value is the bytes of its key."""
+    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+
 def encode_and_log(batch):
     """An `encode` for `fill`: stops at the gate where there is one, and logs what it makes."""
     if GATE in os.environ:
@@ -396,7 +406,7 @@ def encode_and_log(batch):
         os.kill(os.getpid(), signal.SIGSEGV)
     with Path(os.environ[LOG]).open("a") as file:
         file.write("".join(json.dumps([os.getpid(), "values", str(key)]) + "\n" for key, _item in batch))
-    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+    return encode(batch)
 
 
 def warm_up():

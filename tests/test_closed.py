@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 import cachestore as cs
+from tests.fakes import encode
 
 KEY = cs.key("closed", "a")
 CLOSED = r"the store at .+ is closed here; open it again"
-
-
-def encode(batch):
-    return {key: {"value": np.zeros(2)} for key, _item in batch}
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import signal
 from collections import Counter
 from contextlib import closing, contextmanager
 
-import numpy as np
 import pytest
 
 import cachestore as cs
@@ -21,17 +20,9 @@ from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass, list_rounds, publish_done
 from cachestore.work.workers import SILENT_SECONDS, Beat, Watch, host_name
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions
+from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions, encode, names
 
 pytestmark = pytest.mark.processes
-
-
-def encode(batch):
-    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
-
-
-def names(count):
-    return [f"name {n}" for n in range(count)]
 
 
 def fill_with(root, *items, function=encode, **options):

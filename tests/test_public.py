@@ -16,11 +16,8 @@ from PIL import Image
 import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from tests import fakes
+from tests.fakes import encode
 from tests.loading.stores import Row, make_store, recipes
-
-
-def encode(batch):
-    return {key: {"value": np.zeros(2)} for key, _item in batch}
 
 
 def calls(root, data, trained):

@@ -1,4 +1,7 @@
-"""What every command promises: exit codes, one JSON object of a fixed shape, and nothing that a terminal would obey."""
+"""What every command promises: exit codes, one JSON object of a fixed shape, and nothing that a terminal would obey.
+
+What commands refuse that is empty, missing, misspelt or foreign is tested by the table of `tests/test_nothing.py`.
+"""
 
 import json
 import os
@@ -132,19 +135,6 @@ def test_every_command_explains_itself(run, command):
     assert "usage: cachestore" in out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_unknown_option_is_a_usage_error(run, command):
-    assert run(*arguments_of(command, "x"), "--no-such-option")[0] == USAGE
-
-
-@pytest.mark.parametrize("command", ON_STORES)
-def test_a_path_without_a_store_is_10_and_stays_as_it_is(run, command, tmp_path):
-    code, out, err = run(*arguments_of(command, tmp_path / "nothing"))
-    assert (code, out) == (NO_STORE, "")
-    assert "there is no store" in err
-    assert not (tmp_path / "nothing").exists()
-
-
 @pytest.mark.parametrize("command", ON_STORES)
 def test_an_error_with_json_is_an_object_on_stdout_too(run, command, tmp_path):
     code, out, err = run(*arguments_of(command, tmp_path / "nothing"), "--json")
@@ -260,18 +250,6 @@ def test_a_malformed_option_is_an_object_for_machines(run, tmp_path):
     assert (code, json.loads(out)["kind"]) == (USAGE, "BadInput")
 
 
-def test_a_source_that_is_not_there_is_1(run, store, tmp_path, makers):
-    code, out, err = run("precompute", tmp_path / "gone", "--model", "m", "--store", store)
-    assert (code, out) == (ERROR, "")
-    assert "gone" in err
-
-
-def test_a_folder_that_holds_something_else_is_no_place_for_a_store(run, data, makers):
-    code, _out, err = run("precompute", data, "--model", "m", "--store", data)
-    assert code == ERROR
-    assert "another --store" in err
-
-
 def test_underscores_work_as_hyphens_in_names_and_are_left_alone_in_values(run_json, data, tmp_path, makers):
     arguments = [
         "precompute",
@@ -363,19 +341,6 @@ def test_quiet_prints_no_lines_of_python(run, data, tmp_path, makers):
     assert ("CachedDataset" in out, "7 units" in out, "generation" in out, err) == (False, True, True, "")
     _code, out, _err = run("precompute", data, "--model", "m", "--store", tmp_path / "s")
     assert "CachedDataset" in out
-
-
-def test_a_source_without_anything_in_it_is_said(run, tmp_path, makers):
-    (tmp_path / "empty").mkdir()
-    code, _out, err = run("precompute", tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
-    assert (code, f"there is nothing to encode in {tmp_path / 'empty'}: no picture (.avif, " in err) == (USAGE, True)
-    assert not (tmp_path / "s").exists()
-
-
-def test_of_several_sources_those_without_anything_are_said(run, data, tmp_path, makers):
-    (tmp_path / "empty").mkdir()
-    code, _out, err = run("precompute", data, tmp_path / "empty", "--model", "m", "--store", tmp_path / "s")
-    assert (code, "nothing is listed by 1 of the sources (empty)" in err) == (OK, True)
 
 
 def test_what_import_starts_for_itself_is_in_no_message(run):

@@ -10,10 +10,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.arguments import as_many, as_number, as_pairs, as_path, as_switch, as_whole, refuse
-
-
-def encode(batch):
-    return {key: {"value": np.zeros(2)} for key, _item in batch}
+from tests.fakes import encode
 
 
 @pytest.fixture

@@ -157,8 +157,15 @@ def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_wh
     assert report.written == 1
 
 
-@pytest.mark.parametrize("kind", ["sd-scripts", "simpletuner"])
-@pytest.mark.parametrize("options", [{}, {"crop": "random"}])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sd-scripts", {}),
+        ("simpletuner", {"crop": "random"}),
+        pytest.param("sd-scripts", {"crop": "random"}, marks=pytest.mark.slow),
+        pytest.param("simpletuner", {}, marks=pytest.mark.slow),
+    ],
+)
 def test_what_an_export_writes_of_a_part_comes_back_as_that_part_and_is_nobody_elses(tmp_path, data, vae, kind, options):
     """Bit for bit, with its sizes; a sample with another part of the picture gets nothing."""
     rows = write_rows(data, rows_of({"right": PARTS["right"]}))

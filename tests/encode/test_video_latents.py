@@ -208,7 +208,7 @@ def encoder_of(built, digest, **options) -> Any:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["wan", "ltx"])
+@pytest.mark.parametrize("name", ["wan", pytest.param("ltx", marks=pytest.mark.slow)])
 def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_and_decode_as_its_pipeline_does(built, digest, name):
     import torch
 

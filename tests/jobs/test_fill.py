@@ -3,27 +3,18 @@
 import threading
 from collections import Counter
 
-import numpy as np
 import pytest
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.storage.verify import verify
 from tests import fakes
-from tests.fakes import FakeEncoder, captions
-
-
-def encode(batch):
-    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+from tests.fakes import FakeEncoder, captions, encode, names
 
 
 def fill_with(store, *names, function=encode, **options):
     """Fill a store with values named by texts; the item of each is its name."""
     return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
-
-
-def names(count):
-    return [f"name {n}" for n in range(count)]
 
 
 def holds(root, wanted):

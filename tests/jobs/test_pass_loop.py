@@ -26,20 +26,12 @@ from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, pictures
-
-
-def encode(batch):
-    return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, encode, names, pictures
 
 
 def fill_with(store, *names, function=encode, **options):
     """Fill a store with values named by texts; the item of each is its name."""
     return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
-
-
-def names(count):
-    return [f"name {n}" for n in range(count)]
 
 
 def holds(root, wanted):

@@ -641,7 +641,7 @@ report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
 [beat] = read_beats(Layout(Path(sys.argv[2])))
 print(report.complete, report.wanted, beat["rank"], beat["world_size"])
 """
-    launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none"}
+    launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none", "FAKE_PLAN_SECONDS": "0.2"}
     ended = script(tmp_path, source, data, root, **launcher)
     assert ended.stdout == f"True 11 {rank} 2\n", ended.stderr
 

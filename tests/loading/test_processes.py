@@ -144,7 +144,6 @@ class TestMatrix:
         [
             ("fork", "read", 2, "append and commit"),
             ("fork", "precomputed", 2, "repair"),
-            ("spawn", "untouched", 2, "append and commit"),
             ("here", "read", 0, "append and commit"),
             ("here", "untouched", 0, "repair"),
             ("fork", "read", 2, "compact and gc"),

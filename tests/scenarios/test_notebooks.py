@@ -3,7 +3,7 @@
 import pytest
 
 from cachestore.storage.verify import verify
-from tests.fakes import ROOT
+from tests.fakes import ROOT, captioned
 from tests.scenarios.trainers import run_script
 
 pytestmark = pytest.mark.processes
@@ -23,17 +23,11 @@ exec(compile(cell, "<ipython-input-1>", "exec"), {{"__name__": "__main__", "__bu
 
 
 @pytest.mark.parametrize("options", ["", ", procs=2"])
-@pytest.mark.parametrize("is_notebook", [True, False], ids=["notebook", "script"])
-def test_precompute_needs_neither_a_file_nor_a_guard(tmp_path, options, is_notebook):
+def test_precompute_needs_neither_a_file_nor_a_guard(tmp_path, options):
     """Reports of every trainer whose workers are started by multiprocessing: `freeze_support`, `__main__ has no attribute __file__`."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for number in range(3):
-        (data / f"{number}.png").write_bytes(b"picture %d" % number)
-        (data / f"{number}.txt").write_text(f"caption {number}")
-    cell = CELL.format(options=options)
-    source = NOTEBOOK.format(cell=cell) if is_notebook else cell
-    out = run_script(tmp_path, source, paths=[ROOT / "tests/cli/at_start"], FAKE_ENCODERS="1")
+    captioned(tmp_path / "data", 3)
+    notebook = NOTEBOOK.format(cell=CELL.format(options=options))
+    out = run_script(tmp_path, notebook, paths=[ROOT / "tests/cli/at_start"], FAKE_ENCODERS="1")
     assert out == "True 7 7\n"
     assert (tmp_path / "runs").read_text() == "run\n", "nobody ran the program a second time"
     assert verify(tmp_path / "store").ok

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
-from cachestore.files.opening import refuse_reading
 from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
@@ -447,15 +445,21 @@ class TestFetchingSideBySide(TestFetchingInto):
     def test_an_error_of_either_thread_ends_both(self, layout, fetcher, meeting, monkeypatch, fails_here):
         for n in range(6):
             put(layout, n)
-        here, meet, failed = threading.get_ident(), fetching.read_present, threading.Event()
-        monkeypatch.setattr(fetching, "refuse_reading", lambda *given: failed.set() or refuse_reading(*given))
+        here, meet, one_left, real = threading.get_ident(), fetching.read_present, threading.Event(), fetching.run_side_by_side
+
+        def noted(work):
+            try:
+                work()
+            finally:
+                one_left.set()
+
+        monkeypatch.setattr(fetching, "run_side_by_side", lambda work: real(lambda: noted(work)))
 
         def fail_in_one(*given):
             count = meet(*given)
             if (threading.get_ident() == here) == fails_here:
                 raise OSError(errno.EIO, "the disk is gone")
-            assert failed.wait(LIMIT_SECONDS)
-            time.sleep(0.5)  # until the one that failed has left nothing to be read
+            assert one_left.wait(LIMIT_SECONDS)
             return count
 
         monkeypatch.setattr(fetching, "read_present", fail_in_one)

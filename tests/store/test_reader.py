@@ -258,7 +258,8 @@ print(said)
 
     @pytest.mark.processes
     @pytest.mark.parametrize("does", ["good(reader, 0, 1, 2, 3)", "len(list(reader.keys())) == 4", "Reader(sys.argv[1]).close() is None"])
-    def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout, does):
+    @pytest.mark.parametrize("children", [12, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+    def test_threads_that_read_and_children_that_are_forked_meanwhile_go_on(self, layout, does, children):
         for n in range(4):
             put(layout, n)
         commit(layout).close()
@@ -272,7 +273,7 @@ def go_on():
 threads = [threading.Thread(target=go_on) for _ in range(2)]
 for thread in threads:
     thread.start()
-said = [child(lambda: good(reader, 1)) for _ in range(40)]
+said = [child(lambda: good(reader, 1)) for _ in range({children})]
 stop.set()
 for thread in threads:
     thread.join()
