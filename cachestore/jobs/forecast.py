@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,6 +80,14 @@ class Forecast:
         return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What was read of headers, by reference."""
+
+    pictures: "dict[str, Size]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    videos: "dict[str, Video]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+
+
 def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
     """Look ahead. `missing` names the units not known to be there, by their place in the plan.
 
@@ -92,14 +100,14 @@ def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missin
     missing, captions = _without_held(layout, reconciler, missing, captions)
     images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
     masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
-    sizes: dict[str, Size | Video] = {}
-    facts = _facts_of(wanted, images, limit, sizes)
+    seen = _Headers()
+    facts = _facts_of(wanted, images, limit, seen)
     is_trained_on = _first_units_of(plan, IMAGE) | _first_units_of(plan, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
     size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, sizes).values()), len(masks))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, seen).values()), len(masks))
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -171,10 +179,10 @@ def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[str, Size | Video]") -> dict[int, tuple[int, ...]]:
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, seen: "_Headers") -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
 
-    `sizes` remembers what was measured, as one file may be many units.
+    `seen` remembers what was measured, as one file may be many units.
     """
     from cachestore.encode.views import bucket_of
 
@@ -185,9 +193,9 @@ def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, sizes: "dict[st
             break
         try:
             if VIDEO in request:
-                found[place] = _shape_of(wanted, request, sizes)
+                found[place] = _shape_of(wanted, request, seen)
             else:
-                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), sizes))
+                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), seen))
         except (EncodeFailed, OSError):
             continue
     return found
@@ -198,36 +206,33 @@ def _placed_by(request: Mapping[str, Json]) -> str:
     return str(request[LIKE] if request.get("role") == MASK else request["image"])
 
 
-def _shape_of(wanted: Wanted, request: Mapping[str, Json], sizes: "dict[str, Size | Video]") -> tuple[int, ...]:
+def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: "_Headers") -> tuple[int, ...]:
     """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
     from cachestore.encode import videos
     from cachestore.encode.clips import clip_of
     from cachestore.encode.views import bucket_of
 
     reference = str(request[VIDEO])
-    if reference not in sizes:
+    if reference not in seen.videos:
         with wanted.listing.open(reference) as (file, _stat):
-            sizes[reference] = videos.glance(file)
-    video = sizes[reference]
-    assert isinstance(video, videos.Video)
+            seen.videos[reference] = videos.glance(file)
+    video = seen.videos[reference]
     frames, _start, _rate = clip_of(request, video.timeline)
     return (*bucket_of(request, video.size), frames)
 
 
-def _measure(wanted: Wanted, reference: str, sizes: "dict[str, Size | Video]") -> "Size":
+def _measure(wanted: Wanted, reference: str, seen: "_Headers") -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
-    from cachestore.encode.buckets import Size
     from cachestore.encode.images import measure
 
+    sizes = seen.pictures
     if reference not in sizes:
         try:
             with wanted.listing.open(reference) as (file, _stat):
                 sizes[reference] = measure(file.read(HEADER_BYTES))
         except EncodeFailed:
             sizes[reference] = measure(wanted.listing.read(reference)[0])
-    size = sizes[reference]
-    assert isinstance(size, Size)
-    return size
+    return sizes[reference]
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
