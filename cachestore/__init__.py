@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from cachestore.core.samples import Sample as Sample
     from cachestore.core.samples import Source as Source
     from cachestore.files.fingerprints import fingerprint as fingerprint
-    from cachestore.interop.exporting import ExportReport as ExportReport
+    from cachestore.interop.export_report import ExportReport as ExportReport
     from cachestore.interop.exporting import export_cache as export_cache
-    from cachestore.interop.importing import ImportReport as ImportReport
+    from cachestore.interop.import_request import ImportReport as ImportReport
     from cachestore.interop.importing import import_cache as import_cache
     from cachestore.jobs.fill import fill as fill
     from cachestore.jobs.forecast import Forecast as Forecast
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from cachestore.maintain.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from cachestore.maintain.collect import compact as compact
     from cachestore.maintain.collect import drop as drop
-    from cachestore.maintain.recompute import repair as repair
     from cachestore.maintain.recompute import verify as verify
+    from cachestore.maintain.refill import repair as repair
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
     from cachestore.storage.findings import Finding as Finding
@@ -77,12 +77,12 @@ _HOMES = {
     "CorruptEntry": "core.errors",
     "DropReport": "maintain.collect",
     "EncodeFailed": "core.errors",
-    "ExportReport": "interop.exporting",
+    "ExportReport": "interop.export_report",
     "Finding": "storage.findings",
     "Forecast": "jobs.forecast",
     "FormatError": "core.errors",
     "GcReport": "maintain.collect",
-    "ImportReport": "interop.importing",
+    "ImportReport": "interop.import_request",
     "Incomplete": "core.errors",
     "Key": "core.keys",
     "LockTimeout": "core.errors",
@@ -118,7 +118,7 @@ _HOMES = {
     "open": "store.writer",
     "plan": "jobs.precompute",
     "precompute": "jobs.precompute",
-    "repair": "maintain.recompute",
+    "repair": "maintain.refill",
     "stats": "storage.stats",
     "status": "maintain.status",
     "verify": "maintain.recompute",

@@ -130,7 +130,7 @@ def test_a_golden_list_of_what_was_lost_is_read(layout):
 
 
 def test_a_golden_catalog_that_is_gone_is_built_again(layout):
-    from cachestore.maintain.recompute import repair
+    from cachestore.maintain.refill import repair
 
     path = layout.catalog("train", 2)
     before = path.read_bytes()

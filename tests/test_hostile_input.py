@@ -22,7 +22,7 @@ from cachestore.files.publish import make_folder
 from cachestore.files.records import decode_record, encode_record
 from cachestore.files.table import digest_column, encode_table, number_column, read_table
 from cachestore.maintain.collect import collect, drop, verify
-from cachestore.maintain.recompute import repair
+from cachestore.maintain.refill import repair
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.condemned import list_condemned

@@ -7,7 +7,7 @@ from cachestore.cli import FAILURES, OK, print_json, printable
 from cachestore.core.words import first_of
 
 if TYPE_CHECKING:
-    from cachestore.interop.importing import ImportReport
+    from cachestore.interop.import_request import ImportReport
 
 HELP = "take another trainer's cache into a store"
 _SHOWN = 5

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be; 4 if something is still missing then, an entry or a data set's newest catalog."""
-    from cachestore.maintain.recompute import repair
+    from cachestore.maintain.refill import repair
 
     report = repair(
         arguments.store,

@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do this rank's part of the request, print the report, and end with the process that started this one."""
     from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.processes import LISTING, watch_parent
+    from cachestore.jobs.parent_watch import watch_parent
+    from cachestore.jobs.processes import LISTING
 
     watch_parent(os.environ)
     number = os.environ.pop(LISTING, "")

@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,39 +25,46 @@ from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.files.opening import read_at
+from cachestore.jobs.parent_watch import PARENT
 from cachestore.source.pipe import ASK, Answers, Pictures
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
 WORK: Final = "work"
 """The command that a worker runs: `python -m cachestore work REQUEST`."""
 
-PARENT: Final = "CACHESTORE_PARENT"
-"""Tells a worker the process that started it; the other end of its stdin is that process's alone."""
-
 LISTING: Final = "CACHESTORE_LISTING"
 """Tells a worker the number under which its parent lists the source (`storage/listing_numbers`)."""
 
 STOP_SECONDS: Final = 30.0
+
 STOP_BATCHES: Final = 3.0
 """A worker that is asked to stop is killed after 30 s, or three times its slowest batch."""
-LEAVE_SECONDS: Final = 60.0
-"""A worker whose parent is gone leaves after so long, published or not."""
+
 STILL_SECONDS: Final = 1800.0
+
 STILL_BATCHES: Final = 3.0
 """A worker whose count has not risen for 30 minutes, or three times its slowest batch, hangs."""
+
 UNSEEN_SECONDS: Final = 4 * 3600.0
 """So long a worker may list its source and digest its model before it shows a first count."""
+
 POLL_SECONDS: Final = 0.05
+
 LOOK_SECONDS: Final = 1.0
+
 WATCH_SECONDS: Final = 10.0
 """How often the counts are looked at where somebody wants to know them, and where it is only to see whether a worker hangs."""
-PARENT_SECONDS: Final = 0.5
 
 _USAGE: Final = 2
+
 _FAILED: Final = 3
+
 _ENDED_WELL: Final = frozenset({0, _FAILED})
+
 _LAST_WORDS: Final = 2000
+
 _COPY_BYTES: Final = 1 << 16
+
 _MEMORY_WORDS: Final = (
     "out of memory",
     "MemoryError",
@@ -67,7 +73,9 @@ _MEMORY_WORDS: Final = (
     "not enough memory",
     "Cannot allocate memory",
 )
+
 _LESS_MEMORY: Final = "pass fewer --procs or a smaller --batch-size"
+
 _VMSTAT: Final = Path("/proc/vmstat")
 
 _log = logging.getLogger("cachestore")
@@ -473,38 +481,3 @@ def _class_of(kind: str) -> type[CacheStoreError]:
     """The class of an error by the name that a worker printed."""
     found = getattr(errors, kind, None)
     return found if isinstance(found, type) and issubclass(found, CacheStoreError) else CacheStoreError
-
-
-# In the worker
-
-
-def watch_parent(environment: MutableMapping[str, str]) -> bool:
-    """In a process that another one of ours started: stop as on SIGTERM when that one is gone, and leave for good 60 s later.
-
-    Returns whether there is such a parent; without one, nothing is watched. The two threads that watch are this process's own and end
-    with it. Stdin ends with the parent, unless a process that the parent forked holds the other end too: so the parent's number, which
-    changes when it dies, is watched as well.
-    """
-    named = environment.pop(PARENT, "")
-    if not named.isdecimal():
-        return False
-    gone = threading.Event()
-    threading.Thread(target=_read_to_the_end, args=(gone,), name="cachestore-stdin", daemon=True).start()
-    threading.Thread(target=_leave_with, args=(gone, os.getppid(), int(named)), name="cachestore-parent", daemon=True).start()
-    return True
-
-
-def _read_to_the_end(gone: threading.Event) -> None:
-    with suppress(OSError):
-        while os.read(0, 4096):
-            pass
-    gone.set()
-
-
-def _leave_with(gone: threading.Event, parent: int, named: int) -> None:
-    was_gone_before = parent == 1 != named  # it died before this process could ask: init is the parent now
-    while not was_gone_before and os.getppid() == parent and not gone.wait(PARENT_SECONDS):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(LEAVE_SECONDS)
-    os._exit(128 + signal.SIGTERM)

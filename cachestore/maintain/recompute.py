@@ -1,268 +1,51 @@
-"""Making again: what was lost (repair with refill), and what is there, to compare it (verify with recompute).
-
-Knows the storage's repair and verify, and the whole job. torch is imported by the encoders alone, and only once something is encoded.
-"""
+"""Verify with recompute: some entries are made again, and compared with what is stored."""
 
 import json
 import logging
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
-from cachestore.core.arguments import as_place, as_switch, as_whole
+from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, FormatError, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch, naming_extras
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
-from cachestore.core.samples import CAPTION, Source
+from cachestore.core.samples import CAPTION
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
-from cachestore.files.paths import MARKER, Layout
+from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import claimed_encoder, find_claimed_difference, is_imported
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import Wanted, encoders_of, files_of_request, look_at_request
-from cachestore.jobs.precompute import precompute_here
-from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
-from cachestore.maintain.collect import look_further, lost_catalogs
-from cachestore.source.combined import Moved, at_new_places, files_of, labels_of
+from cachestore.maintain.moved import NewPlaces, check_names, new_places, request_at
+from cachestore.source.combined import Moved, files_of
 from cachestore.source.files import Files
-from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_generations, list_names, newest_catalog
+from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
 from cachestore.storage.findings import HARMLESS, Finding
-from cachestore.storage.losses import needed_by
 from cachestore.storage.model_digests import load_digests
-from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
-from cachestore.work.passes import read_done
-from cachestore.work.plan import read_plan
-from cachestore.work.retention import Told, generation_of_pass, told_catalogs
 from cachestore.work.workers import host_name
 
 T = TypeVar("T")
 
 SEED: Final = 0
 """Samples that a remark names."""
+
 _log = logging.getLogger("cachestore")
+
 OnFinding = Callable[[Finding], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """Where things are now that a request says were elsewhere."""
-
-    source: Moved | None
-    models: Mapping[str, str]
-    """By field of a request."""
-
-    @property
-    def data(self) -> dict[str, str]:
-        """The field of a request for the one source of a data set that has one; nothing where it did not move, or others did."""
-        return {"data": os.fspath(self.source)} if isinstance(self.source, str | os.PathLike) else {}
-
-
-# Repair with refill
-
-
-@naming_extras()
-def repair(
-    path: str | Path,
-    *,
-    refill: bool = False,
-    source: Moved | None = None,
-    model: str | Path | None = None,
-    vae: str | Path | None = None,
-    text_encoder: str | Path | None = None,
-    dry_run: bool = False,
-) -> RepairReport:
-    """Make a store consistent, and with `refill` complete.
-
-    Args:
-        path: the store.
-        refill: encode again what the data sets need and what has no valid copy, with the source and model they were made with.
-        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path. Without `refill` it
-            counts only where a lost catalog is built again.
-        model: with `refill`, where the model is now; it must have the fingerprint the data set was made with.
-        vae: with `refill`, where the VAE is now.
-        text_encoder: with `refill`, where the text encoder is now.
-        dry_run: say what would be done and do nothing.
-
-    Raises:
-        StoreNotFound: there is no store there.
-        FormatError: the store was written by a newer version; nothing was touched.
-        RecipeMismatch: the moved model is another one.
-        BadInput: the source or model cannot be found; pass where they are now.
-    """
-    refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
-    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
-    if not refill:
-        _check_use(moved)
-    report = repair_store(path, dry_run=dry_run, look_further=look_further)
-    if dry_run and MARKER in report.rebuilt:
-        return report  # what else is damaged cannot be told before
-    layout = open_layout(Layout.at(path))
-    lost = lost_catalogs(layout)
-    if dry_run:
-        return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
-    _check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
-    rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
-    report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
-    if not refill:
-        report = finish_report(layout.root, report, look_further=look_further) if lost else report
-        check_for_reading(layout)
-        return report
-    refilled = 0
-    for name in list_names(layout):
-        catalog = newest_catalog(layout, name)
-        if catalog is not None and (lacking := _lacking(layout, catalog)):
-            refilled += _refill(layout, catalog, moved)
-            note_unmade(layout, _unmade(layout, name, lacking))
-    report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
-    check_for_reading(layout)
-    return report
-
-
-def _check_use(moved: _Moved) -> None:
-    """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
-    if moved.models:
-        _log.warning(
-            "%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", next(iter(moved.models))
-        )
-    if moved.source is not None:
-        _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
-
-
-def _rebuild(layout: Layout, told: Told, moved: _Moved) -> bool:
-    """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
-    try:
-        _rebuild_before(layout, told, moved)
-        plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
-        hints: Mapping[str, Json] = done.request if done is not None else {}
-        listing = int(done.report.get("listing", 0)) if done is not None else 0
-        source = _files_of(hints, moved, layout)
-        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest, listing)
-    except (FormatError, FileNotFoundError):
-        return False
-
-
-def _rebuild_before(layout: Layout, told: Told, moved: _Moved) -> None:
-    """Build the generation that a pass took its units from, where that is gone too. Each is older than the one it is needed for."""
-    earlier = generation_of_pass(layout, told.ref)
-    if earlier is None or earlier >= told.generation or earlier in list_generations(layout, told.name):
-        return
-    same = (each for each in told_catalogs(layout) if (each.name, each.generation) == (told.name, earlier))
-    for each in sorted(same, key=lambda each: (each.ended, each.ref.number)):
-        if _rebuild(layout, each, moved):
-            return
-
-
-def _lacking(layout: Layout, catalog: Catalog) -> list[tuple[Key, str]]:
-    """The entries that a catalog needs and that are not there, each with every sample that needs it."""
-    needed = list(needed_by(catalog))
-    with closing(load_snapshot(layout)) as snapshot:
-        found = snapshot.find([key for key, _sample in needed])
-    return [each for each, places in zip(needed, found, strict=True) if not places]
-
-
-def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> dict[Key, tuple[str, str]]:
-    """Of entries that were lacking, those of samples that the data set still lists, and for which something could not be made."""
-    catalog = newest_catalog(layout, name)
-    if catalog is None:
-        return {}
-    unmade = {sample for row, sample in enumerate(catalog.ids) if not catalog.is_complete(row)}
-    named = {key for key, _sample in needed_by(catalog)}
-    return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
-
-
-def _refill(layout: Layout, catalog: Catalog, moved: _Moved) -> int:
-    """Run the requests behind a catalog again, each once and for the encoders that are still its own; only what is missing is encoded."""
-    encoders: dict[bytes, list[str]] = {}
-    for encoder, hints in catalog.request.items():
-        encoders.setdefault(canonical(hints), []).append(encoder)
-    requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
-    asked = [replace(_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
-    return sum(_run_again(layout, catalog, request) for request in asked)
-
-
-def _moved(source: Moved | None, **places: str | Path | None) -> _Moved:
-    if isinstance(source, Mapping):
-        source = {name: as_place(f"source[{name!r}]", place) for name, place in source.items()}
-    elif source is not None:
-        source = as_place("source", source)
-    models = {name: as_place(name, place, "a path or a hub id") for name, place in places.items() if place is not None}
-    return _Moved(source, models)
-
-
-def _check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
-    """Raise BadInput for a source that no data set was made of."""
-    if not isinstance(source, Mapping):
-        return
-    told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
-    known = {label for one in told for label in labels_of([Source(**one)])}
-    if unknown := sorted(set(source) - known):
-        raise BadInput(
-            f"no data set here was made of a source called {unknown[0]!r}; sources are {', '.join(sorted(known)) or 'not named'}"
-        )
-
-
-def _at(request: PrecomputeRequest, moved: _Moved) -> PrecomputeRequest:
-    """A request with what moved where it is now. Raises BadInput for one path in place of several sources."""
-    if moved.source is None:
-        return replace(request, **moved.models)
-    if request.sources:
-        return replace(request, sources=at_new_places(request.sources, moved.source), **moved.models)
-    return replace(request, **moved.models, **moved.data)
-
-
-def _files_of(hints: Mapping[str, Json], moved: _Moved, layout: Layout) -> Files:
-    """Where the files of a pass are, as far as it says so: who asks for those of a source in memory is told that they are gone."""
-    try:
-        return files_of_request(_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
-    except BadInput:
-        return files_of(moved.data.get("data") or str(hints.get("data", layout.root)))
-
-
-def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
-    made_with = {column.fingerprint for column in catalog.columns}
-    wanted = look_at_request(layout, request)
-    for encoder in wanted.encoders:
-        if encoder.recipe.fingerprint not in made_with:
-            made = f"{encoder.recipe.encoder} of {catalog.name!r}"
-            raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
-    if gone := _gone(layout, catalog, wanted):
-        raise BadInput(
-            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({first_of(gone)}),"
-            " and a new pass would leave them out; nothing was encoded: put them back, or say by --source where they are"
-            " (`cachestore precompute` goes on without)"
-        )
-    return precompute_here(request, store_id=layout.store_id).encoded_here
-
-
-def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
-    """Samples that lack an entry, and that the source does not list any more or from which the picture behind the entry is gone."""
-    lacking = {key for key, _sample in _lacking(layout, catalog)}
-    listed = set(wanted.plan.ids)
-    gone: dict[str, None] = {}
-    for column in catalog.columns:
-        at, references = catalog.images.get(column.role, ((), ()))
-        for row, sample in enumerate(catalog.ids):
-            if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
-                made_of = references[at[row] : at[row + 1]] if at else ()
-                if sample not in listed or any(wanted.listing.stat(reference) is None for reference in made_of):
-                    gone[sample] = None
-    return list(gone)
-
-
-# Verify with recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +165,7 @@ def verify(
         RecipeMismatch: the model is another one than the data set was made with; nothing was read or encoded.
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
-    moved = _moved(source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
     if recompute == 0 and (given := [*moved.models, *(["source"] if source is not None else [])]):
         raise BadInput(f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)")
     if recompute == 0:
@@ -391,7 +174,7 @@ def verify(
     layout = open_layout(Layout.at(path))
     with _library_defaults():
         catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
-        _check_names(catalogs, source)
+        check_names(catalogs, source)
         makers, unknown = _find_makers(layout, catalogs, moved)
         report = upkeep.verify(path, level, subset=subset, on_finding=on_finding)
         with closing(load_snapshot(layout)) as snapshot:
@@ -445,7 +228,7 @@ _ColumnName = tuple[str, int]
 """A catalog's name and the number of one of its key columns."""
 
 
-def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: _Moved) -> tuple[dict[_ColumnName, _Maker], list[str]]:
+def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) -> tuple[dict[_ColumnName, _Maker], list[str]]:
     """Who makes each column again, and remarks on those that do not say how they were made. Loads no weights.
 
     Raises RecipeMismatch where a model is another one now, BadInput where it is not found.
@@ -474,7 +257,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: _Moved) -> 
     return makers, unknown
 
 
-def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: _Moved, known: MutableMapping[str, str]) -> _Maker:
+def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: NewPlaces, known: MutableMapping[str, str]) -> _Maker:
     """Who is claimed to have made an imported column. Raises BadInput without a model, RecipeMismatch where it is not the claimed one."""
     hints = {**catalog.request.get(column.encoder, {}), **moved.models, **moved.data}
     encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
@@ -487,10 +270,10 @@ def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: _
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: _Moved) -> PrecomputeRequest:
+def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPlaces) -> PrecomputeRequest:
     """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
-    return replace(_at(request, moved), encode=request.made_by([encoder]))
+    return replace(request_at(request, moved), encode=request.made_by([encoder]))
 
 
 def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:

@@ -80,7 +80,7 @@ def models(data, monkeypatch, torch_files_read_here):
             made.names = pictures
         return (made,)
 
-    monkeypatch.setattr("cachestore.interop.importing.encoders_of", encoders_of)
+    monkeypatch.setattr("cachestore.interop.import_claims.encoders_of", encoders_of)
     monkeypatch.setattr("cachestore.jobs.declared_model.encoders_of", encoders_of)
 
 

@@ -15,7 +15,7 @@ import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import digest_bytes
-from cachestore.interop import importing
+from cachestore.interop import import_matching, importing
 from cachestore.interop.formats.families import Width, family_named
 from cachestore.interop.formats.matching import Looks, Matches
 from cachestore.jobs.declared_model import IMPORTED
@@ -517,7 +517,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    monkeypatch.setattr("cachestore.interop.importing.encoders_of", lambda _request, _known: ())
+    monkeypatch.setattr("cachestore.interop.import_claims.encoders_of", lambda _request, _known: ())
     report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
     assert (report.family, report.report.encoded) == ("flux", 3)
 
@@ -616,4 +616,4 @@ def test_files_that_match_nobody_count_where_the_claimed_model_has_widths_of_its
     family = dataclasses.replace(plain, widths={**plain.widths, "text_encoder": Width(1, 1)})
     there: Any = {"text": [("cat_te_outputs.npz", Looks("text", "sdxl", plain))]}
     request = importing.ImportRequest("sd-scripts", "folder", "store", "data")
-    assert importing._asked(request, Matches(None), there, family) == ("text",)
+    assert import_matching.asked_kinds(request, Matches(None), there, family) == ("text",)

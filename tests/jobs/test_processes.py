@@ -16,7 +16,8 @@ import pytest
 import cachestore as cs
 from cachestore.core.errors import BadInput, BadUsage, CacheStoreError, Incomplete, WriteFailed
 from cachestore.jobs import processes
-from cachestore.jobs.processes import Care, Child, hangs, how_it_ended, joined_report, run_child, run_children, watch_parent
+from cachestore.jobs.parent_watch import PARENT, watch_parent
+from cachestore.jobs.processes import Care, Child, hangs, how_it_ended, joined_report, run_child, run_children
 from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
 from tests import fakes
@@ -445,11 +446,11 @@ def test_no_worker_outlives_a_caller_that_is_killed_and_what_it_encoded_is_there
 def test_a_worker_that_cannot_stop_leaves_all_the_same():
     source = """
 import os, signal, time
-from cachestore.jobs import processes
+from cachestore.jobs import parent_watch
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-processes.LEAVE_SECONDS = 0.05
-assert processes.watch_parent(os.environ)
-assert processes.PARENT not in os.environ
+parent_watch.LEAVE_SECONDS = 0.05
+assert parent_watch.watch_parent(os.environ)
+assert parent_watch.PARENT not in os.environ
 time.sleep(50)
 """
     process = fakes.program(source, CACHESTORE_PARENT="1")  # whose stdin has ended already
@@ -460,7 +461,7 @@ time.sleep(50)
 def test_a_process_that_nobody_of_ours_started_watches_nobody():
     before = threading.active_count()
     assert not watch_parent({})
-    assert not watch_parent({processes.PARENT: "x"})
+    assert not watch_parent({PARENT: "x"})
     assert threading.active_count() == before
 
 

@@ -40,7 +40,7 @@ from cachestore.files.paths import (
     parse_worker_lock,
 )
 from cachestore.maintain.collect import verify
-from cachestore.maintain.recompute import repair
+from cachestore.maintain.refill import repair
 from cachestore.storage.findings import HARMLESS
 from cachestore.storage.snapshot import list_segments
 from cachestore.store.reader import Reader

@@ -1,0 +1,214 @@
+"""A data set as another trainer names it: which columns are exported, of which family, and under which names. Reads no entry."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, framing_of, sides_each
+from cachestore.core.keys import Recipe
+from cachestore.core.samples import CAPTION, IMAGE, MASK, Source
+from cachestore.interop.formats.families import Family, family_named, family_of_pipeline
+from cachestore.interop.formats.matching import Named
+from cachestore.interop.formats.table import Extra, Format, Writing
+from cachestore.jobs.declared_model import scale_of
+from cachestore.source.combined import is_alone, labels_of
+from cachestore.source.memory import MEMORY
+from cachestore.storage.catalog import Catalog, KeyColumn
+
+STEP: Final = 64
+"""Of the sides of buckets, where a data set does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What of a data set is exported, where the format does not keep all of it."""
+
+    resolution: int | None = None
+    variant: int | None = None
+    leave_out: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ExportLayout:
+    """The columns of a data set and the names of their files."""
+
+    catalog: Catalog
+    format: Format
+    writing: Writing
+    said: Family | None
+    """As the user says; None where the data set is to tell."""
+    choice: Choice
+
+    @cached_property
+    def captions(self) -> KeyColumn | None:
+        """The column of captions, where there is one."""
+        return next((one for one in self.catalog.columns if one.role == CAPTION), None)
+
+    @cached_property
+    def pictures(self) -> tuple[KeyColumn, ...]:
+        """The columns of pictures, one for each resolution that is exported."""
+        found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
+        if self.choice.resolution is None:
+            return found
+        chosen = tuple(one for one in found if _resolution(one) == self.choice.resolution)
+        if not chosen:
+            known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
+            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}")
+        return chosen
+
+    @cached_property
+    def masks(self) -> tuple[KeyColumn, ...]:
+        """The columns of masks that are exported."""
+        return () if "masks" in self.choice.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
+
+    @cached_property
+    def columns(self) -> tuple[KeyColumn, ...]:
+        """The columns that are exported: captions, then pictures."""
+        return (*(() if self.captions is None else (self.captions,)), *self.pictures)
+
+    @cached_property
+    def family_of(self) -> Mapping[str, Family]:
+        """By encoder."""
+        return {column.encoder: self.family(column) for column in self.columns}
+
+    @cached_property
+    def roots(self) -> Mapping[str, Path]:
+        """Where each of several sources is, by what it is called; nothing of one alone."""
+        hints = (self.catalog.request.get(column.encoder, {}) for column in self.columns)
+        told = next((hint["sources"] for hint in hints if hint.get("sources")), ())
+        sources = [Source(**source) for source in told]
+        return {} if is_alone(sources) else {label: _folder(one.data) for label, one in zip(labels_of(sources), sources, strict=True)}
+
+    def source(self, row: int) -> str:
+        """What the source of a row is called; nothing where there is one alone."""
+        return str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if self.roots else ""
+
+    def root(self, row: int) -> Path:
+        """The folder to which a row's references are relative."""
+        column = self.columns[-1]
+        return self.roots.get(self.source(row)) or _folder(str(self.catalog.request.get(column.encoder, {}).get("data", "")))
+
+    def tree(self, row: int, column: KeyColumn) -> str:
+        """The folder, with `/` behind it, in which a cell's file lies: of its source, and of its resolution where each has one."""
+        has_each = self.writing.resolutions == "a folder each" and len(self.pictures) > 1
+        return "".join(f"{part}/" for part in (self.source(row), str(_resolution(column)) if has_each else "") if part)
+
+    def text_trees(self, row: int) -> Sequence[str]:
+        """The folders in which a row's text is looked for."""
+        if self.writing.is_text_shared:
+            return ("",)
+        source = self.source(row)
+        return tuple(dict.fromkeys(self.tree(row, column) for column in self.pictures)) or (f"{source}/" if source else "",)
+
+    def check(self) -> None:
+        """Raise BadInput for a family, or something in the data set, that the format has no form for."""
+        for column in self.columns:
+            family = self.family_of[column.encoder]
+            family.written_as(self.format.name)
+            if column.role == CAPTION and self.format.name not in family.text:
+                able = ", ".join(sorted(family.text)) or "none"
+                raise BadInput(f"text of {family.name} has no form in {self.format.name}; it has one in {able}")
+        for column in self.pictures:
+            self.check_views(column)
+        is_one = len(self.pictures) <= 1 or self.family_of[self.pictures[0].encoder].name not in self.writing.one_resolution
+        if not is_one:
+            several = ", ".join(str(_resolution(column)) for column in self.pictures)
+            raise BadInput(
+                f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
+            )
+        if any(len(masks.keys) for masks in self.masks):
+            self.check_takes("masks", "masks, which it reads from their own files")
+
+    def check_views(self, column: KeyColumn) -> None:
+        """Raise BadInput for views of pictures that the format has no form for."""
+        options = column.options
+        if sides_each(options) > 1 and "flips" not in self.choice.leave_out:
+            self.check_takes("flips", "mirrored pictures")
+        if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
+            raise BadInput(
+                f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
+                " that was drawn: precompute with --crop center under another --name, and export that"
+            )
+        variants, variant = cells_each(options) // sides_each(options), self.choice.variant
+        if variants > 1 and variant is None:
+            of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
+            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
+        if variant is not None and not 0 <= variant < variants:
+            raise BadInput(f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
+
+    def check_takes(self, what: Extra, words: str) -> None:
+        """Raise BadInput for what the format has no place for."""
+        if what not in self.writing.takes:
+            raise BadInput(f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest")
+
+    def family(self, column: KeyColumn) -> Family:
+        """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
+        recipe = self.catalog.recipes[column.fingerprint]
+        if self.said is not None:
+            return self.said
+        if "family" in recipe.make:
+            return family_named(str(recipe.make["family"]))
+        texts = [self.catalog.recipes[one.fingerprint] for one in self.columns if one.role == CAPTION]
+        for one in (recipe, *texts):
+            pipeline = one.make.get("pipeline")
+            family = family_of_pipeline(str(pipeline)) if pipeline is not None else None
+            if family is not None:
+                return family
+            if "family" in one.make:
+                return family_named(str(one.make["family"]))
+        return self.family_of_constants(recipe)
+
+    def family_of_constants(self, recipe: Recipe) -> Family:
+        """The family whose VAE has these channels and constants, where the data set holds latents alone."""
+        from cachestore.interop.formats.families import FAMILIES
+
+        scale, channels = scale_of(recipe.read), recipe.read.get("channels")
+        alike = [
+            family
+            for family in FAMILIES
+            if self.format.name in family.names
+            and family.channels == channels
+            and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
+        ]
+        if len(alike) != 1:
+            raise BadInput(f"nothing tells which family the latents of {self.catalog.name!r} are of, so pass --family")
+        return alike[0]
+
+    def named(self, row: int, column: KeyColumn, place: int) -> Named:
+        """What the name of a cell's file is made of."""
+        at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
+        reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
+        source = self.source(row)
+        captions = self.catalog.row_captions(row)
+        number = place - column.at[row] if column.role == CAPTION else 0
+        facts = column.cell(place).facts
+        told: dict[str, Any] = {
+            name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
+        }
+        told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
+        told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
+        caption = captions[number] if number < len(captions) else ""
+        if reference.removeprefix(f"{source}/").startswith(MEMORY):
+            reference = self.catalog.ids[row]
+        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **told)
+
+    def places(self, row: int, column: KeyColumn) -> Sequence[int]:
+        """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
+        first = column.at[row] + (self.choice.variant or 0) * sides_each(column.options)
+        count = 1 if "flips" in self.choice.leave_out else sides_each(column.options)
+        return range(first, first + count) if column.count(row) else ()
+
+
+def _resolution(column: KeyColumn) -> int | None:
+    """The resolution of a column of pictures; None where it was imported, and where each source has its own."""
+    return None if RESOLUTIONS in column.options else column.options.get("resolution")
+
+
+def _folder(data: str) -> Path:
+    """The folder to which the references of a source are relative: a manifest's own."""
+    path = Path(data)
+    return path.parent if path.suffix.lower() == ".jsonl" and not path.is_dir() else path

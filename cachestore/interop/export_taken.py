@@ -1,0 +1,139 @@
+"""What another trainer makes of an export: which files it will find, put into batches, and read as other text."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from cachestore.core.inputs import RESOLUTIONS, SOURCE
+from cachestore.core.samples import CONTROL, VIDEO
+from cachestore.core.words import first_of
+from cachestore.interop.caption_files import captions_of, text_beside
+from cachestore.interop.export_layout import STEP, ExportLayout
+from cachestore.interop.export_report import Tally
+from cachestore.interop.formats.families import AI_TOOLKIT
+from cachestore.interop.formats.matching import Added, Named, Rule, View, same_words
+from cachestore.source.files import Folder
+from cachestore.storage.catalog import KeyColumn
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Holds what is written against what the trainer looks for."""
+
+    layout: ExportLayout
+    tally: Tally
+    folder: Path
+    """Where files are written to. If the trainer caches beside the pictures, it may hold their captions."""
+
+    def weigh(self, row: int, column: KeyColumn, view: View) -> None:
+        """Count whether the trainer would look for latents like these, and what it would put into one batch with them.
+
+        What the trainer itself cached is not counted, as it finds that.
+        """
+        recipe = self.layout.catalog.recipes[column.fingerprint]
+        if recipe.make.get("format") == self.layout.format.name:
+            return
+        resolution = self.looked_at(row, column)
+        rule = Rule(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
+        if self.layout.writing.finds is not None:
+            self.tally.latents += 1
+            if not self.layout.writing.finds(self.layout.family_of[column.encoder], view.named, rule):
+                self.tally.missed.append(self.layout.catalog.ids[row])
+        if self.layout.writing.stacks is not None:
+            controls = tuple(raw[1] for raw in view.controls)
+            batch = (self.layout.tree(row, column), self.layout.writing.stacks(view.named, resolution), controls)
+            self.tally.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
+
+    def looked_at(self, row: int, column: KeyColumn) -> int:
+        """The resolution at which the trainer would look at a row's picture: the data set's, else what its largest bucket tells."""
+        of_source: Mapping[str, int] = column.options.get(RESOLUTIONS, {})
+        source = str(json.loads(self.layout.catalog.extras[row]).get(SOURCE, "")) if of_source else ""
+        known = of_source.get(source, column.options.get("resolution"))
+        return int(known) if known is not None else self.guessed[column.encoder]
+
+    @cached_property
+    def guessed(self) -> Mapping[str, int]:
+        """By encoder, the resolution in steps of 64 that fits its largest bucket."""
+        guessed: dict[str, int] = {}
+        for column in self.layout.pictures:
+            buckets = (column.cell(place).facts.get("bucket", (0, 0)) for place in range(len(column.keys)))
+            largest = isqrt(max((width * height for width, height in buckets), default=0))
+            guessed[column.encoder] = max(STEP, (largest + STEP // 2) // STEP * STEP)
+        return guessed
+
+    def as_read(self, row: int, named: Named) -> Named:
+        """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
+        if not self.layout.writing.is_text_digested or named.is_prompt:
+            return named
+        folders = [self.folder / self.layout.source(row)] if self.layout.format.name == AI_TOOLKIT else []
+        folders += [root] if (root := self.layout.root(row)) != Path() else []
+        texts = (text_beside(Folder(folder), named.reference) for folder in folders)
+        text = next((text for text in texts if text is not None), None)
+        if text is None:
+            self.tally.unread += named.caption != ""
+            return named
+        read = next((one for one in captions_of(self.layout.format, text, self.added) if same_words(one, named.caption)), None)
+        if read is None:
+            self.tally.reworded.append(self.layout.catalog.ids[row])
+        return replace(named, read_as=read)
+
+    @cached_property
+    def added(self) -> Added:
+        """What stands in each caption of the data set besides what its file holds."""
+        hints: Mapping[str, Any] = {} if self.layout.captions is None else self.layout.catalog.request.get(self.layout.captions.encoder, {})
+        prefix = str(self.layout.catalog.texts.get("prefix", "")).strip() or None
+        return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
+
+    def left_out(self) -> list[str]:
+        """What has no place in the files and needs no choice, in words."""
+        words: list[str] = []
+        controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
+        if controls and "controls" not in self.layout.writing.takes:
+            words.append(f"{controls} latents of control images")
+        videos = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO)
+        words += [f"{videos} latents of videos"] if videos else []
+        column = self.layout.captions
+        if column is not None and not self.layout.writing.is_text_shared:
+            further = len(column.keys) - sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
+            words += [f"{further} captions after the first of their pictures"] if further else []
+        return words
+
+    def not_taken(self) -> list[str]:
+        """What the trainer will not find, or cannot put into batches, in words."""
+        words: list[str] = []
+        missed, trainer = self.tally.missed, self.layout.format.name
+        if missed:
+            words.append(
+                f"{trainer} will not find {len(missed)} of {self.tally.latents} latents: it scales and cuts these pictures to other"
+                f" buckets, and encodes them again ({first_of(missed)})"
+            )
+        torn = [shapes for shapes in self.tally.batches.values() if len(shapes) > 1]
+        if torn:
+            count = sum(shapes.total() for shapes in torn)
+            words.append(
+                f"{len(torn)} of the {len(self.tally.batches)} groups from which {trainer} makes batches hold latents of several shapes"
+                f" ({count} pictures): it ends with an error if its batch size is above 1"
+            )
+        if self.tally.reworded:
+            words.append(
+                f"{trainer} reads other text in the files of {len(self.tally.reworded)} captions, and encodes that itself"
+                f" ({first_of(self.tally.reworded)})"
+            )
+        return words
+
+    def remarks(self) -> list[str]:
+        """What a user should know of what is written."""
+        words: list[str] = []
+        if self.tally.unread:
+            words.append(
+                f"{self.tally.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each file"
+                " holds the caption alone, with no space or line end behind it"
+            )
+        if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
+            words.append("with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture")
+        return words

@@ -1,0 +1,153 @@
+"""Entries of a data set in the state and dtype of another trainer's cache."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cachestore.core.errors import CacheStoreError, EncodeFailed
+from cachestore.core.inputs import WITHIN, caption_key, cells_each, framing_of, sides_each
+from cachestore.core.keys import Json, Key
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, cast, to_state
+from cachestore.core.samples import CONTROL, MASK
+from cachestore.encode import families
+from cachestore.interop.export_layout import ExportLayout
+from cachestore.interop.export_report import Tally
+from cachestore.interop.formats.families import SIMPLETUNER
+from cachestore.interop.formats.matching import Named, View
+from cachestore.jobs.declared_model import scale_of
+from cachestore.storage.catalog import KeyColumn
+from cachestore.store.reader import Reader
+
+
+@dataclass(frozen=True)
+class ExportValues:
+    """Reads entries and brings them into a format's form."""
+
+    reader: Reader
+    layout: ExportLayout
+    tally: Tally
+
+    def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
+        """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
+        key, stored, meta = self.entry(column, place)
+        if column.count(row) > cells_each(column.options):
+            raise EncodeFailed(
+                f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.layout.format.name} keeps one of a sample"
+            )
+        if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
+            raise EncodeFailed(
+                f"it has a crop of its own, and {self.layout.format.name} puts whole pictures into buckets: cut the file itself"
+            )
+        number = place - column.at[row]
+        is_flipped = number % sides_each(column.options) == 1
+        latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
+        controls = self.control_latents(row, column, number)
+        return View(self.layout.named(row, column, place), latents, is_flipped, self.mask(row, column, number), controls), key
+
+    def control_latents(self, row: int, column: KeyColumn, number: int) -> tuple[Raw, ...]:
+        """The latents of a row's control images that go with a view of its picture; none where the format keeps none."""
+        each = cells_each(column.options)
+        those = (one for one in self.layout.catalog.columns if (one.role, dict(one.options)) == (CONTROL, dict(column.options)))
+        controls = next(those, None) if "controls" in self.layout.writing.takes else None
+        if controls is None:
+            return ()
+        places = range(controls.at[row] + number, controls.at[row + 1], each)
+        return tuple(self.latents(controls, *self.entry(controls, place)[1:], self.layout.catalog.ids[row]).tensor for place in places)
+
+    def mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
+        """The mask of a view of a row's picture; None where there is none, or it is not wanted."""
+        masks = next((one for one in self.layout.masks if dict(one.options) == dict(column.options)), None)
+        if masks is None or not masks.count(row):
+            return None
+        self.say("masks", "each latent's share of what counts, as float32 from 0 to 1 over the pixels that it stands for")
+        return self.entry(masks, masks.at[row] + number)[1][MASK]
+
+    def entry(self, column: KeyColumn, place: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
+        """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
+        key = column.cell(place).key
+        if key is None:
+            raise EncodeFailed("it was not made; `cachestore why` tells the reason")
+        return key, self.reader.get_raw([key])[0], self.reader.describe(key).meta
+
+    def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
+        """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
+        family = self.layout.family_of[column.encoder]
+        own = families.stored_names(families.text_family(family.pipeline))
+        if lacking := sorted(set(own) - set(stored)):
+            raise EncodeFailed(
+                f"it holds {', '.join(sorted(stored)) or 'nothing'}, and text of {family.name} needs {', '.join(lacking)} too"
+            )
+        tensors = {name: self.cast(name, stored[name], self.layout.writing.text_casts) for name in own}
+        return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
+
+    def latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
+        """An entry's latents, in the state and dtype of the format."""
+        recipe, family = self.layout.catalog.recipes[column.fingerprint], self.layout.family_of[column.encoder]
+        state = family.states[self.layout.format.name]
+        kind = str(recipe.read["stored"])
+        others = {name: raw for name, raw in stored.items() if name != kind}
+        if kind == "moments":
+            raw = _drawn(stored[kind], sample if state.kind == "sample" else None)
+            self.say("latents", f"{'drawn' if state.kind == 'sample' else 'the mean taken'} from stored moments")
+        else:
+            raw = stored[kind]
+            if kind != state.kind:
+                self.say("latents", f"a {kind}, where the trainer caches a {state.kind}")
+        was_scaled = bool(recipe.read.get("scaled", False))
+        if was_scaled != state.is_scaled:
+            how = "normalised" if state.is_scaled else "normalising undone"
+            self.say("latents", f"{how} in {'float64' if raw[0] == 'F64' else 'float32'}, then in the stored dtype {raw[0]}")
+        made = to_state(raw, scale_of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
+        tensor = self.cast("latents", cast(made, raw[0]), self.layout.writing.latents_casts)
+        return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))
+
+    def cast(self, name: str, raw: Raw, casts: Mapping[str, str]) -> Raw:
+        """A tensor in the dtype of the format; that it is another one is tallied."""
+        dtype = casts.get(raw[0], raw[0])
+        if dtype != raw[0]:
+            self.say(
+                name, f"{raw[0]} as {dtype}, which holds each of its numbers exactly" if raw[0] != "F64" else f"F64 rounded to {dtype}"
+            )
+        return cast(raw, dtype) if dtype != raw[0] else raw
+
+    def say(self, tensor: str, how: str) -> None:
+        """Tally that a tensor is not bit for bit what is stored."""
+        self.tally.casts[f"{tensor}: {how}"] = None
+
+    def empty_caption(self) -> tuple[str, Contents] | None:
+        """Path and contents of the empty caption's text, to which SimpleTuner drops captions; one that cannot be read is tallied.
+
+        None of other formats, without samples, where a sample has it already, and where the store does not hold it.
+        """
+        column = self.layout.captions
+        if column is None or self.layout.format.name != SIMPLETUNER or not len(self.layout.catalog) or "" in self.layout.catalog.captions:
+            return None
+        key = caption_key(column.fingerprint, "")
+        if key not in self.reader:
+            return None
+        try:
+            text = self.text(column, self.reader.get_raw([key])[0], self.reader.describe(key).meta)
+        except (CacheStoreError, OSError) as error:
+            self.tally.fail("", column.encoder, error)
+            return None
+        return self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
+
+
+def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
+    """What the trainer wrote beside the tensors, where an entry was imported."""
+    imported: Mapping[str, Any] = meta.get("imported") or {}
+    return imported.get("info") or {}
+
+
+def _drawn(moments: Raw, sample: str | None) -> Raw:
+    """The raw latents that a data set draws of stored moments at seed 0 and epoch 0; their mean where no sample is named."""
+    from cachestore.core.read_block import LatentsBlock
+    from cachestore.core.tensors import to_raw, to_torch
+    from cachestore.loading.latents import noise_for, read_latents
+
+    block = LatentsBlock("moments", 1, 1.0, None, None, None)
+    dtype, shape, buffer = moments
+    stored = to_torch({"moments": (dtype, shape, bytearray(buffer))})
+    made = read_latents(block, "raw" if sample is None else "sample", stored, noise_for(0, 0, sample or ""))
+    return to_raw({"latents": made})["latents"]

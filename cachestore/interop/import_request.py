@@ -1,0 +1,74 @@
+"""What is asked of an import, and what becomes of it. Values alone."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cachestore.core.keys import Json
+from cachestore.core.words import in_short
+from cachestore.jobs.declared_model import IMPORTED
+from cachestore.jobs.pass_loop import Report
+from cachestore.source.captions import CaptionLines
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ImportReport:
+    """What became of an import: what `cachestore import --json` prints."""
+
+    report: Report
+    """Of the pass; `encoded` counts values that were imported by it."""
+    format: str
+    family: str
+    fingerprints: Mapping[str, str]
+    """By encoder."""
+    unmatched: tuple[str, ...]
+    """Files of the cache that are no sample's."""
+    stale: tuple[str, ...]
+    """Files older than the picture or caption they should be of."""
+    remarks: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample's values were found and read, or no more failed than was allowed."""
+        return self.report.complete
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """The report of the pass, with what an import adds."""
+        own = {name: list(getattr(self, name)) for name in ("unmatched", "stale", "remarks")}
+        kept = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
+        return {**self.report.as_json(), "imported": self.report.encoded, **kept, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """Everything that `import` takes: one field for each option of the command."""
+
+    format: str
+    folder: str
+    store: str
+    data: str
+    model: str | None = None
+    claims: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    family: str | None = None
+    name: str = "train"
+    encode: tuple[str, ...] = ()
+    """Of `text` and `latents`; whatever the folder holds where empty."""
+    captions: Literal["first", "all"] = "first"
+    caption_lines: CaptionLines = "whole"
+    caption: str | None = None
+    trigger_word: str | None = None
+    vae: str | None = None
+    text_encoder: str | None = None
+    encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    replace: bool = False
+
+    def hints(self) -> dict[str, Json]:
+        """What a catalog's header keeps of it; paths are absolute."""
+        body: dict[str, Json] = {name: value for name, value in asdict(self).items() if name not in {"store", "replace"}}
+        for name in ("folder", "data", "model", "vae", "text_encoder"):
+            if body[name] is not None and Path(body[name]).exists():
+                body[name] = str(Path(body[name]).absolute())
+        return {**body, "encode": list(self.encode), IMPORTED: self.format}

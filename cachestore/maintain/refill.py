@@ -1,0 +1,181 @@
+"""Repair with refill: what no copy is left of is encoded again, from the sources and models that made it."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from cachestore.core.arguments import as_switch
+from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
+from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.words import first_of
+from cachestore.files.marker import check_for_reading
+from cachestore.files.paths import MARKER, Layout
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.planning import Wanted, look_at_request
+from cachestore.jobs.precompute import precompute_here
+from cachestore.jobs.reconcile import Reconciler
+from cachestore.maintain.collect import look_further, lost_catalogs
+from cachestore.maintain.moved import NewPlaces, check_names, files_where_they_are, new_places, request_at
+from cachestore.source.combined import Moved
+from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog
+from cachestore.storage.losses import needed_by
+from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
+from cachestore.storage.snapshot import load_snapshot, open_layout
+from cachestore.work.passes import read_done
+from cachestore.work.plan import read_plan
+from cachestore.work.retention import Told, generation_of_pass, told_catalogs
+
+_log = logging.getLogger("cachestore")
+
+
+@naming_extras()
+def repair(
+    path: str | Path,
+    *,
+    refill: bool = False,
+    source: Moved | None = None,
+    model: str | Path | None = None,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    dry_run: bool = False,
+) -> RepairReport:
+    """Make a store consistent, and with `refill` complete.
+
+    Args:
+        path: the store.
+        refill: encode again what the data sets need and what has no valid copy, with the source and model they were made with.
+        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path. Without `refill` it
+            counts only where a lost catalog is built again.
+        model: with `refill`, where the model is now; it must have the fingerprint the data set was made with.
+        vae: with `refill`, where the VAE is now.
+        text_encoder: with `refill`, where the text encoder is now.
+        dry_run: say what would be done and do nothing.
+
+    Raises:
+        StoreNotFound: there is no store there.
+        FormatError: the store was written by a newer version; nothing was touched.
+        RecipeMismatch: the moved model is another one.
+        BadInput: the source or model cannot be found; pass where they are now.
+    """
+    refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
+    moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
+    if not refill:
+        _check_use(moved)
+    report = repair_store(path, dry_run=dry_run, look_further=look_further)
+    if dry_run and MARKER in report.rebuilt:
+        return report  # what else is damaged cannot be told before
+    layout = open_layout(Layout.at(path))
+    lost = lost_catalogs(layout)
+    if dry_run:
+        return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
+    check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
+    rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
+    report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
+    if not refill:
+        report = finish_report(layout.root, report, look_further=look_further) if lost else report
+        check_for_reading(layout)
+        return report
+    refilled = 0
+    for name in list_names(layout):
+        catalog = newest_catalog(layout, name)
+        if catalog is not None and (lacking := _lacking(layout, catalog)):
+            refilled += _refill(layout, catalog, moved)
+            note_unmade(layout, _unmade(layout, name, lacking))
+    report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
+    check_for_reading(layout)
+    return report
+
+
+def _check_use(moved: NewPlaces) -> None:
+    """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
+    if moved.models:
+        _log.warning(
+            "%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", next(iter(moved.models))
+        )
+    if moved.source is not None:
+        _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
+
+
+def _rebuild(layout: Layout, told: Told, moved: NewPlaces) -> bool:
+    """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
+    try:
+        _rebuild_before(layout, told, moved)
+        plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
+        hints: Mapping[str, Json] = done.request if done is not None else {}
+        listing = int(done.report.get("listing", 0)) if done is not None else 0
+        source = files_where_they_are(hints, moved, layout)
+        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest, listing)
+    except (FormatError, FileNotFoundError):
+        return False
+
+
+def _rebuild_before(layout: Layout, told: Told, moved: NewPlaces) -> None:
+    """Build the generation that a pass took its units from, where that is gone too. Each is older than the one it is needed for."""
+    earlier = generation_of_pass(layout, told.ref)
+    if earlier is None or earlier >= told.generation or earlier in list_generations(layout, told.name):
+        return
+    same = (each for each in told_catalogs(layout) if (each.name, each.generation) == (told.name, earlier))
+    for each in sorted(same, key=lambda each: (each.ended, each.ref.number)):
+        if _rebuild(layout, each, moved):
+            return
+
+
+def _lacking(layout: Layout, catalog: Catalog) -> list[tuple[Key, str]]:
+    """The entries that a catalog needs and that are not there, each with every sample that needs it."""
+    needed = list(needed_by(catalog))
+    with closing(load_snapshot(layout)) as snapshot:
+        found = snapshot.find([key for key, _sample in needed])
+    return [each for each, places in zip(needed, found, strict=True) if not places]
+
+
+def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> dict[Key, tuple[str, str]]:
+    """Of entries that were lacking, those of samples that the data set still lists, and for which something could not be made."""
+    catalog = newest_catalog(layout, name)
+    if catalog is None:
+        return {}
+    unmade = {sample for row, sample in enumerate(catalog.ids) if not catalog.is_complete(row)}
+    named = {key for key, _sample in needed_by(catalog)}
+    return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
+
+
+def _refill(layout: Layout, catalog: Catalog, moved: NewPlaces) -> int:
+    """Run the requests behind a catalog again, each once and for the encoders that are still its own; only what is missing is encoded."""
+    encoders: dict[bytes, list[str]] = {}
+    for encoder, hints in catalog.request.items():
+        encoders.setdefault(canonical(hints), []).append(encoder)
+    requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
+    asked = [replace(request_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
+    return sum(_run_again(layout, catalog, request) for request in asked)
+
+
+def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
+    made_with = {column.fingerprint for column in catalog.columns}
+    wanted = look_at_request(layout, request)
+    for encoder in wanted.encoders:
+        if encoder.recipe.fingerprint not in made_with:
+            made = f"{encoder.recipe.encoder} of {catalog.name!r}"
+            raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
+    if gone := _gone(layout, catalog, wanted):
+        raise BadInput(
+            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({first_of(gone)}),"
+            " and a new pass would leave them out; nothing was encoded: put them back, or say by --source where they are"
+            " (`cachestore precompute` goes on without)"
+        )
+    return precompute_here(request, store_id=layout.store_id).encoded_here
+
+
+def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
+    """Samples that lack an entry, and that the source does not list any more or from which the picture behind the entry is gone."""
+    lacking = {key for key, _sample in _lacking(layout, catalog)}
+    listed = set(wanted.plan.ids)
+    gone: dict[str, None] = {}
+    for column in catalog.columns:
+        at, references = catalog.images.get(column.role, ((), ()))
+        for row, sample in enumerate(catalog.ids):
+            if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
+                made_of = references[at[row] : at[row + 1]] if at else ()
+                if sample not in listed or any(wanted.listing.stat(reference) is None for reference in made_of):
+                    gone[sample] = None
+    return list(gone)
