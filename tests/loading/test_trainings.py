@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain, count
@@ -57,17 +56,10 @@ def train(store, tmp_path_factory):
     folder, numbers = tmp_path_factory.mktemp("meetings"), count()
 
     def run(crowd, part, world, **body):
-        def start():
-            port = str(_free_port())
-            common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(numbers)}"), **body}
-            bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
-            return crowd.run(f"tests.loading.trainings:{part}", *bodies)
-
-        try:
-            ended = start()
-        except TimeoutError as error:  # about one in fifteen on a busy machine, by itself fine: said, and started once more
-            print(f"{part} on {world} ranks is started again: {error}", file=sys.stderr)
-            ended = start()
+        port = str(_free_port())
+        common = {"store": str(store), "world_size": world, "meeting": str(folder / f"meeting {next(numbers)}"), **body}
+        bodies = [{**common, "rank": rank, "environment": launched(rank, world, port)} for rank in range(world)]
+        ended = crowd.run(f"tests.loading.trainings:{part}", *bodies)
         assert [code for code, _result in ended] == [0] * world
         return [result for _code, result in ended]
 

@@ -24,6 +24,11 @@ WHOLE_BATCHES = sum(count // BATCH_SIZE for count in COUNTS.values())
 """125, which go round neither 2 nor 3 ranks. What is over after each bucket's last whole batch no epoch holds."""
 
 
+KEPT: list[Any] = []
+"""Wrapped models, which outlive their process group: the last owner of a gloo group waits for its thread while it holds the
+interpreter's lock, which that thread may be waiting for (torch 2's Reducer; one rank in about a hundred on a busy machine)."""
+
+
 def write_data_set(path):
     """The store all of them read."""
     return make_store(path, ROWS, recipes(family=None, stored="mean"))
@@ -57,6 +62,7 @@ def ddp(body: Mapping[str, Any]):
     model: Any = Model()
     if body["world_size"] > 1:
         model = torch.nn.parallel.DistributedDataParallel(model)
+        KEPT.append(model)
     if body.get("state"):
         loader.load_state_dict(body["state"])
     left_out, epochs = loader.batch_sampler.left_out, []
@@ -84,6 +90,7 @@ def accelerated(body: Mapping[str, Any]):
     sampler = raw.batch_sampler
     model = Model()
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-3), raw)
+    KEPT.append(model)
     updates_in_epoch = math.ceil(len(loader) / accelerator.gradient_accumulation_steps)
     first_epoch, skipped, way = body.get("first_epoch", 0), body.get("skipped", 0), body.get("way", "")
     if way == "state":
@@ -148,6 +155,7 @@ def fabric(body: Mapping[str, Any]):
         raw.load_state_dict(body["state"])
     plain = Model()
     model, _optimizer = made.setup(plain, torch.optim.SGD(plain.parameters(), 1e-3))
+    KEPT.append(model)
     epochs = []
     for _epoch in range(body["epochs"]):
         epochs.append([])
