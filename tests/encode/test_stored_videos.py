@@ -111,6 +111,7 @@ def test_a_member_of_a_tar_is_read_in_places(tmp_path, footage):
             assert file.read() == content[-3:]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("column", ["video", "clip"])
 def test_a_column_of_videos_is_read_in_places_and_one_that_decodes_is_refused_with_what_helps(column, footage):
     datasets: Any = pytest.importorskip("datasets")

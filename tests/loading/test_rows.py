@@ -1,11 +1,13 @@
 """Rows with the tensors behind their keys."""
 
+import pytest
 import torch
 
 from cachestore.loading.dataset import CachedDataset
 from tests.loading.stores import Row, make_store, recipes
 
 
+@pytest.mark.torch
 def test_a_row_that_is_asked_for_twice_gives_tensors_of_its_own_each_time(tmp_path):
     data = CachedDataset(make_store(tmp_path, [Row("a"), Row("b")], recipes()))
     one, two = data._read.samples([0, 0])

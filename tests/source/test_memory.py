@@ -236,6 +236,7 @@ def hugging_face(**columns):
     return pytest.importorskip("datasets").Dataset.from_dict(columns)
 
 
+@pytest.mark.processes
 def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(tmp_path):
     held = gather(hugging_face(control=["a.png", "b.png"], prompt=["a cat", "a dog"]))
     before, after = Remarks(), Remarks()
