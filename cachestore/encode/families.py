@@ -50,7 +50,7 @@ from typing import cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
-from cachestore.encode.family import LIMIT, TextFamily, VaeFamily
+from cachestore.encode.family import LIMIT, TextFamily, VaeFamily, plain_forms
 from cachestore.encode.text_families import TEXT_FAMILIES
 from cachestore.encode.vae_families import VAE_FAMILIES
 
@@ -109,7 +109,7 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         components=tuple(one for name in chosen for one in (name, tokenizers[name])),
         tokenizer=counts,
         returns=(),
-        outputs={name: {"from": name} for name in stored},
+        outputs=plain_forms(*stored),
         pad={name: pad for name, pad in family.pad.items() if name in stored},
         trims={name: trim for name, trim in family.trims.items() if name in stored},
         asks=(),

@@ -49,6 +49,11 @@ def encoder_of(name: str) -> str:
     return "text" if is_text_encoder(name) else name
 
 
+def plain_forms(*names: str) -> dict[str, Json]:
+    """Outputs that are kept as they are, each under its own name."""
+    return {name: {"from": name} for name in names}
+
+
 @dataclass(frozen=True, slots=True)
 class TextPart:
     """What one text encoder of a family makes when it is called without the others: what it makes beside them."""
@@ -95,7 +100,7 @@ class TextFamily:
     """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
     tokenizer: str = "tokenizer"
     """The component whose count of tokens decides whether a caption is cut; a processor holds a tokenizer."""
-    outputs: Mapping[str, Json] = field(default_factory=lambda: {"prompt_embeds": {"from": "prompt_embeds"}})
+    outputs: Mapping[str, Json] = field(default_factory=lambda: plain_forms("prompt_embeds"))
     """Forms by final name, see `families`. A joined output is kept as one tensor per component, named `OUTPUT.COMPONENT`."""
     constants: Mapping[str, Json] = field(default_factory=dict[str, Json])
     pad: Mapping[str, Json] = field(default_factory=dict[str, Json])

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical
 from cachestore.encode import families
-from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
+from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily, plain_forms
 
 _OF_THE_BATCH = {"self", "prompt", "device", "dtype", "batch_size", "lora_scale", "do_classifier_free_guidance"}
 _MOST_TOKENS = 512
@@ -42,7 +42,7 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
         tokenizer=next(name for name in components if name.startswith("tokenizer")),
         max_tokens=limit if isinstance(limit, int) else _MOST_TOKENS,
         returns=returns,
-        outputs={name: {"from": name} for name in kept},
+        outputs=plain_forms(*kept),
         mask=next((name for name in kept if "mask" in name), None),
         args=args,
         settings=tuple(name for name in inspect.signature(pipeline.__init__).parameters if _is_plain(index.get(name))),

@@ -63,6 +63,10 @@ class Model:
     index: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """model_index.json, or config.json."""
 
+    def config_of(self, component: str) -> dict[str, Json]:
+        """config.json of one of a pipeline's components. Raises BadInput as `read_json`."""
+        return read_json(self.folder / component / CONFIG)
+
 
 @dataclass(frozen=True, slots=True)
 class Component:
@@ -111,15 +115,15 @@ def read_model(folder: Path) -> Model:
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
 
 
-def pipeline_component(model: Model, name: str, variant: str | None) -> Component:
-    """One component of a diffusers pipeline, by its name in model_index.json."""
+def pipeline_component(model: Model, name: str, variant: str | None, override: Model | Path | None = None) -> Component:
+    """One component of a diffusers pipeline, by its name in model_index.json; of another folder or of a single file where given."""
     library, class_name = component_class(model, name)
-    folder = model.folder / name
+    folder = override.folder if isinstance(override, Model) else model.folder / name
     if name.startswith("tokenizer"):
         return tokenizer(name, folder, library, class_name)
     if name.startswith("processor"):
         return processor(name, folder, library, class_name)
-    return module(name, folder, library, class_name, variant)
+    return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
 
 def component_class(model: Model, name: str) -> tuple[str, str]:
@@ -133,8 +137,14 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     return str(library), str(class_name)
 
 
-def module(name: str, folder: Path, library: str, class_name: str, variant: str | None) -> Component:
-    """A component with weights: config.json and safetensors."""
+def module(name: str, folder: Path, library: str, class_name: str, variant: str | None, *, file: Path | None = None) -> Component:
+    """A component with weights: config.json and safetensors; the folder gives only the former where a single file has the weights.
+
+    That file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
+    """
+    if file is not None:
+        files = {CONFIG: folder / CONFIG, weight_names(_WEIGHTS[library], None)[0]: file}
+        return Component(name, library, class_name, folder, files, config=read_json(folder / CONFIG), single_file=file)
     names = _names(folder)
     if CONFIG not in names:
         raise MissingFile(f"{folder} has no {CONFIG}, which {name!r} needs")
@@ -143,16 +153,6 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
     weights, found_variant = _weights(folder, names, library, variant)
     files = {file: folder / file for file in (CONFIG, *weights)}
     return Component(name, library, class_name, folder, files, found_variant, read_json(folder / CONFIG))
-
-
-def module_of_file(name: str, folder: Path, library: str, class_name: str, file: Path) -> Component:
-    """A component with the configuration of a folder and the weights of a single file.
-
-    The file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
-    """
-    config = folder / CONFIG
-    weights, _ = weight_names(_WEIGHTS[library], None)
-    return Component(name, library, class_name, folder, {CONFIG: config, weights: file}, config=read_json(config), single_file=file)
 
 
 def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:
