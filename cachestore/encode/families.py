@@ -56,7 +56,7 @@ from cachestore.encode.vae_families import VAE_FAMILIES
 
 READ_FORMAT = 1
 
-_PLAIN_SCALE: Mapping[str, Json] = {"shift_factor": None, "latents_mean": None, "latents_std": None}
+_STATISTICS = ("latents_mean", "latents_std")
 
 
 def text_family(pipeline: str) -> TextFamily:
@@ -149,7 +149,6 @@ def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[s
 
 
 def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
-    """A form in which `widen` is a number, where the row names a component."""
     if isinstance(form, str) or "join" not in form:
         return form
     filled = {**form, "join": [_with_widths(part, widths) for part in form["join"]]}
@@ -160,7 +159,8 @@ def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
     """The `read` block of a latents recipe, from the VAE's config.json, and from the weights that normalise where it has such."""
-    full = {**_PLAIN_SCALE, **family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
+    full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
+    full |= {**family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
     return {
         "format": READ_FORMAT,
         "stored": stored if family.is_random else "mean",
@@ -170,7 +170,7 @@ def latents_read(
         "patchify": family.patchify,
         "scaling_factor": full.get("scaling_factor"),
         "shift_factor": full["shift_factor"],
-        **({name: full[name] for name in ("latents_mean", "latents_std")} | _normalising(full, statistics)),
+        **({name: full[name] for name in _STATISTICS} | _normalising(full, statistics)),
     }
 
 
@@ -178,9 +178,7 @@ def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float
     """Mean and standard deviation from weights; nothing for a VAE whose config says them, or whose weights were not read."""
     if not statistics:
         return {}
-    if "variance" not in statistics:
-        return {"latents_mean": statistics["mean"], "latents_std": statistics["std"]}
-    std = [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]
+    std = statistics.get("std") or [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]
     return {"latents_mean": statistics["mean"], "latents_std": std}
 
 
@@ -198,12 +196,9 @@ def _spatial_factor(family: VaeFamily, config: Mapping[str, Json]) -> int:
     if family.factor == "scalings" and config["spatial_compression_ratio"] is not None:
         return int(config["spatial_compression_ratio"])
     value = config[family.factor_field]
-    match family.factor:
-        case "blocks":
-            return 2 ** (len(value) - 1)
-        case "ratio":
-            return int(value)
-        case "halvings":
-            return 2 ** len(value)
-        case "scalings":
-            return int(config["patch_size"]) * 2 ** sum(map(bool, value))
+    if family.factor == "ratio":
+        return int(value)
+    if family.factor == "scalings":
+        return int(config["patch_size"]) * 2 ** sum(map(bool, value))
+    halvings = len(value) - 1 if family.factor == "blocks" else len(value)
+    return 2**halvings

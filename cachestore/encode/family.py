@@ -7,14 +7,8 @@ from typing import Final, Literal
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL
 
-DTYPES: Final = {
-    "float32": "float32",
-    "fp32": "float32",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-    "float16": "float16",
-    "fp16": "float16",
-}
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+DTYPES: Final = {given: name for name, short in _SHORT.items() for given in (name, short)}
 """What a user may call the dtype of a model, and its canonical name."""
 
 MAX_LENGTH_ARG: Final = "max_sequence_length"

@@ -29,7 +29,6 @@ _CHANNELS: Final = 3
 WINDOW = 32
 """How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -136,13 +135,18 @@ class LatentsEncoder:
 
         What is of one bucket shares a batch.
         """
-        if isinstance(resolved.item, _Footage):
-            return _prepare_clip(resolved.item)
-        data, view = resolved.item
-        picture = images.decode(data)
-        pixels, _ = images.fit(picture if view.within is None else picture.crop(view.within), view.bucket, view.place)
-        pixels = np.ascontiguousarray(pixels[:, ::-1]) if view.is_flipped else pixels
-        return Prepared(pixels, view.bucket, cost=view.bucket.width * view.bucket.height)
+        if isinstance(footage := resolved.item, _Footage):
+            from cachestore.encode import videos
+
+            view, bucket = footage.clip.view, footage.clip.shape
+            with footage.read.open(footage.reference) as file:
+                pixels = videos.take(file, footage.times, view.bucket, view.place)
+        else:
+            data, view = resolved.item
+            bucket, picture = view.bucket, images.decode(data)
+            pixels = images.fit(picture if view.within is None else picture.crop(view.within), bucket, view.place)
+        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if view.is_flipped else pixels
+        return Prepared(pixels, bucket, cost=prod(bucket))
 
     @property
     def window(self) -> int:
@@ -157,10 +161,9 @@ class LatentsEncoder:
             return self._batch_size
         from cachestore.encode import modules, vae
 
-        device = modules.choose_device(self._device)
         if self._budget is None:
-            self._budget = vae.latents_budget(self.setup.dtype, device)
-        return vae.latents_batch(_pixels(group), self._budget, device)
+            self._budget = vae.latents_budget(self.setup.dtype, modules.choose_device(self._device))
+        return self._budget.units(prod(group) if isinstance(group, Size | Shape) else STEP * STEP)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
         """Begin to encode (key, pixels) pairs of one bucket. An empty batch gives nothing.
@@ -199,18 +202,3 @@ class LatentsEncoder:
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
         latent_frames = (frames - 1) // self.setup.temporal_factor + 1
         return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
-
-
-def _prepare_clip(footage: _Footage) -> Prepared:
-    from cachestore.encode import videos
-
-    view = footage.clip.view
-    with footage.read.open(footage.reference) as file:
-        frames = videos.take(file, footage.times, view.bucket, view.place)
-    frames = np.ascontiguousarray(frames[:, :, ::-1]) if view.is_flipped else frames
-    return Prepared(frames, footage.clip.shape, cost=_pixels(footage.clip.shape))
-
-
-def _pixels(group: Hashable) -> int:
-    """Of one picture or clip of a bucket."""
-    return prod(group) if isinstance(group, Size | Shape) else STEP * STEP

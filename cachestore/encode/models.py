@@ -23,24 +23,12 @@ INDEX = "model_index.json"
 CONFIG = "config.json"
 TEXT_MODEL = "AutoModel"
 """Stands for the class of a text encoder that stands alone, which transformers finds by its config.json."""
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
+_VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+_SETTINGS = {"added_tokens.json", "chat_template.json", "chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"}
+TOKENIZER_FILES = _VOCABULARIES | _SETTINGS | {"merges.txt"}
 """Every file from which a tokenizer is made; those that are present are digested."""
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where the settings of an image processor are; transformers 5 writes them into the second, which earlier versions have besides."""
-_VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers whose tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}

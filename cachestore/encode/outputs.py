@@ -15,6 +15,7 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Key
 
 Payload = TypeVar("Payload")
+_HALVES = (torch.float16, torch.bfloat16)
 Entries = dict[Key, dict[str, Tensor]]
 
 
@@ -69,7 +70,7 @@ def _faults(entries: Entries, may_be_flat: Collection[str]) -> dict[Key, str]:
 
 
 def _is_half(module: nn.Module) -> bool:
-    return any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*module.parameters(), *module.buffers()))
+    return any(tensor.dtype in _HALVES for tensor in (*module.parameters(), *module.buffers()))
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
     Not `module.half()` for the way back: some layers are kept in float32 on purpose. Call it outside inference mode.
     """
     tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in (torch.float16, torch.bfloat16)}
+    before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in _HALVES}
     try:
         for number in before:
             tensors[number].data = tensors[number].data.float()

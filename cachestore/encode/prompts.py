@@ -7,7 +7,7 @@ batch than alone, captions are encoded one by one, and the log says so.
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -43,12 +43,7 @@ _log = logging.getLogger(__name__)
 
 def text_budget(device: torch.device) -> Budget:
     """How many tokens, padding included, make a good batch."""
-    return Budget(CPU_TOKENS, CPU_TOKENS) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS)
-
-
-def text_batch(length: int, budget: Budget, device: torch.device) -> int:
-    """How many captions of this padded length go into a batch."""
-    return min(32 if device.type == "cpu" else 256, budget.units(length))
+    return Budget(CPU_TOKENS, CPU_TOKENS, 32) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS, 256)
 
 
 class TextModules:
@@ -102,15 +97,11 @@ class TextModules:
 
     def _begin(self, batch: Batch, took: Took = ignore) -> "Callable[[], Entries]":
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        watch = self._transfer.stopwatch()
-        begun = [self._submitted([payload for _, payload in pairs]) for pairs in together]
-        if watch is not None:
-            watch.stop()
+        begun = self._transfer.begin(self._submitted([payload for _, payload in pairs]) for pairs in together)
 
         def finish() -> Entries:
-            entries = [entry for made in begun for entry in made()]
-            if watch is not None:
-                took(watch.seconds())
+            entries, seconds = begun()
+            took(seconds)
             return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
         return finish
@@ -143,8 +134,14 @@ class TextModules:
 
         return finish
 
-    def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
-        return self._submitted(payloads)()
+    def _tried(self, groups: Iterable[Sequence[Payload]], what: str) -> tuple[list[Entry], str]:
+        """The entries of payloads that are embedded group by group, and the error that it ends in, in words; empty for none."""
+        try:
+            return [entry for payloads in groups for entry in self._submitted(payloads)()], ""
+        except BadInput:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions, or one by one, may be fine
+            return [], f"{what} in {type(error).__name__} ({error})"
 
     def _probed(self) -> tuple[dict[str, Entry], str | None]:
         """What is made of each caption of the probe alone, and the first error in words; None if no caption fails.
@@ -154,12 +151,11 @@ class TextModules:
         alone: dict[str, Entry] = {}
         failed: list[str] = []
         for caption in PROBES:
-            try:
-                alone[caption] = self._made([caption])[0]
-            except BadInput:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions may be fine
-                failed.append(f"the caption {caption[:40]!r} ends in {type(error).__name__} ({error})")
+            made, reason = self._tried([[caption]], f"the caption {caption[:40]!r} ends")
+            if made:
+                alone[caption] = made[0]
+            else:
+                failed.append(reason)
         if not alone:
             raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too")
         return alone, failed[0] if failed else None
@@ -172,13 +168,8 @@ class TextModules:
         batch = [caption for caption in alone if caption not in self._family.alone]
         if self._family.length_step is not None:
             batch = batch[:1] * 2  # two of different lengths would not meet in a batch
-        try:
-            together = self._made(batch)
-        except BadInput:
-            raise
-        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: whatever a batch raises, one by one they were fine
-            return f"a batch of {len(batch)} captions ends in {type(error).__name__} ({error})"
-        return self._first_difference(alone, batch, together, device, "in a batch than alone")
+        together, reason = self._tried([batch], f"a batch of {len(batch)} captions ends")
+        return reason or self._first_difference(alone, batch, together, device, "in a batch than alone")
 
     def _why_whole(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
         """Why captions cannot be padded to less than the limit; None where they can."""
@@ -186,13 +177,8 @@ class TextModules:
         batch = [caption for caption in alone if caption not in self._family.alone]
         padded = [Padded(caption, padded_length(min(self._rows(alone[caption]) + 1, limit), limit)) for caption in batch]
         together = [[one] for one in padded] if self.is_single else [padded]
-        try:
-            entries = [entry for some in together for entry in self._made(some)]
-        except BadInput:
-            raise
-        except Exception as error:  # noqa: BLE001 - the same boundary: at the limit they were fine
-            return f"captions that are padded to less than the limit end in {type(error).__name__} ({error})"
-        return self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
+        entries, reason = self._tried(together, "captions that are padded to less than the limit end")
+        return reason or self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
 
     def _first_difference(
         self, alone: Mapping[str, Entry], captions: Sequence[str], entries: Sequence[Entry], device: torch.device, when: str
@@ -205,7 +191,6 @@ class TextModules:
         return None
 
     def _rows(self, entry: Entry) -> int:
-        """How many rows of a masked family's entry are a caption's."""
         return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
@@ -307,7 +292,6 @@ def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
-    """An argument's value, where the recipe gives only the digest of what `__call__` has as its default."""
     if not isinstance(value, Mapping) or set(value) != {DEFAULT_OF_CALL}:
         return value
     default = inspect.signature(pipeline.__call__).parameters[name].default

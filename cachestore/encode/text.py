@@ -51,7 +51,6 @@ class TextEncoder:
     """
 
     def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
-        """Keep the settings; nothing is loaded."""
         self.recipe = recipe
         self.setup = setup
         self.max_tokens = setup.max_tokens
@@ -150,10 +149,9 @@ class TextEncoder:
             return self._batch_size
         from cachestore.encode import modules, prompts
 
-        device = modules.choose_device(self._device)
         if self._budget is None:
-            self._budget = prompts.text_budget(device)
-        return prompts.text_batch(self._length(group), self._budget, device)
+            self._budget = prompts.text_budget(modules.choose_device(self._device))
+        return self._budget.units(self._length(group))
 
     def _length(self, group: Hashable) -> int:
         """How many tokens each caption of a group costs, padding and what is encoded in front of it included."""

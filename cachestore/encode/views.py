@@ -59,12 +59,8 @@ class View:
         resized, (left, top, right, bottom) = self._in_whole()
         if self.is_flipped:
             left, right = resized.width - right, resized.width - left
-        facts: dict[str, Json] = {
-            "size": list(self.size),
-            "bucket": list(self.bucket),
-            "resized": list(resized),
-            "crop": [left, top, right, bottom],
-        }
+        facts: dict[str, Json] = {"size": list(self.size), "bucket": list(self.bucket), "resized": list(resized)}
+        facts |= {"crop": [left, top, right, bottom]}
         facts |= {} if self.variant is None else {"variant": [self.variant]}
         return {**facts, "flip": [1]} if self.is_flipped else facts
 
