@@ -109,7 +109,6 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
 
 
 def _names_of(module_class: Any, component: Component) -> set[str]:
-    """The names of a module's tensors, without making any."""
     config = dict(component.config)
     with importlib.import_module("accelerate").init_empty_weights():
         is_ours = component.library == "diffusers"
@@ -118,7 +117,6 @@ def _names_of(module_class: Any, component: Component) -> set[str]:
 
 
 def _read(file: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors below a prefix, without it; of a checkpoint nothing else is read."""
     with safe_open(file, "pt") as opened:
         return {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118 - no mapping
 

@@ -132,11 +132,7 @@ def form_names(form: Json) -> list[str]:
 
 
 def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[str, int] | None = None) -> dict[str, Json]:
-    """The `read` block of a text recipe.
-
-    `limit` is the most tokens a caption can have, `widths` those of the text encoders by component and what a row `asks`: what rows leave
-    open.
-    """
+    """The `read` block of a text recipe: `limit` is a caption's most tokens, `widths` those of encoders and of what the row `asks`."""
     pads = {name: {**pad, "length": limit if pad["length"] == LIMIT else pad["length"]} for name, pad in family.pad.items()}
     return {
         "format": READ_FORMAT,

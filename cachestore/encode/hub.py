@@ -75,10 +75,7 @@ def _is_taken_for_path(name: str) -> bool:
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
-    """Of all files of a hub model those that are needed: settings, tokenizers and safetensors weights of the wanted parts.
-
-    A variant is fetched where a folder has it; its plain weights are then left out.
-    """
+    """The settings, tokenizers and safetensors weights of the wanted parts; of a folder that has the variant no plain weights."""
     listed = sorted(names)
     parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))

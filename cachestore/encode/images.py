@@ -190,7 +190,6 @@ def _fast_decoder() -> Callable[..., Any] | None:
 
 
 def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """[61, 83, 3]: slopes and edges in all channels, with odd sides."""
     rows, columns = np.mgrid[0:61, 0:83]
     channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
     return np.stack(channels, axis=-1).astype(np.uint8)

@@ -21,10 +21,7 @@ _MOST_TOKENS = 512
 
 
 def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
-    """A row for a pipeline class of diffusers, by introspection; `index` is its model_index.json.
-
-    Raises BadInput that says what is missing where the pipeline cannot be understood.
-    """
+    """A row for a pipeline class of diffusers; `index` is its model_index.json. Raises BadInput that says what is missing."""
     pipeline = _pipeline_class(class_name)
     returns = _returned_names(pipeline, class_name)
     kept = [name for name in returns if name is not None]

@@ -59,7 +59,6 @@ class LatentsEncoder:
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        """Keep the settings; nothing is loaded. `compiles` as for `vae.Vae`."""
         self.recipe = recipe
         self.setup = setup
         self._device = device
@@ -86,15 +85,13 @@ class LatentsEncoder:
         if LIKE in request:
             inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
         view = view_of(request, images.measure(data), inputs.get(IMAGE, digest))
-        transform = view.transform()
-        return Resolved(
-            # The role is not part of the key: one picture used as image and as control is encoded once.
-            key=input_key(self._fingerprint, {"image": digest}, transform),
-            item=(data, view),
-            inputs=inputs,
-            meta={"input_digest": digest, "encoder": self.recipe.encoder, **{k: v for k, v in transform.items() if v != "center"}},
-            facts=view.facts(),
-        )
+        # The role is not part of the key: one picture used as image and as control is encoded once.
+        key, meta = self._key_and_meta("image", digest, view.transform())
+        return Resolved(key, (data, view), inputs, meta, view.facts())
+
+    def _key_and_meta(self, kind: str, digest: str, transform: Mapping[str, Json]) -> tuple[Key, dict[str, Json]]:
+        told = {name: value for name, value in transform.items() if value not in ("center", None)}
+        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **told}
 
     def check_buckets(self, resolution: int, step: int) -> None:
         """Raise BadInput where pictures cannot be put into buckets of this resolution and step."""
@@ -115,26 +112,17 @@ class LatentsEncoder:
             video = videos.look(file)
         frames, start, rate = clip_of(request, video.timeline)
         clip = Clip(view_of(request, video.size, digest), frames, start, rate, video.rate)
-        transform = clip.transform() | {"pixels": videos.TRANSFORM}
-        told = {name: value for name, value in transform.items() if value not in ("center", None)}
-        told |= {"transfer": video.transfer} if video.transfer else {}
+        key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": videos.TRANSFORM})
+        meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
             self._has_warned = True
             text = "%s is of high dynamic range (%s) and is not tone-mapped, so it looks pale; each such entry says so in its `transfer`"
             _log.warning(text, reference, video.transfer)
-        return Resolved(
-            key=input_key(self._fingerprint, {VIDEO: digest}, transform),
-            item=_Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames))),
-            inputs={VIDEO: digest},
-            meta={"input_digest": digest, "encoder": self.recipe.encoder, **told},
-            facts=clip.facts(),
-        )
+        footage = _Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
+        return Resolved(key, footage, {VIDEO: digest}, meta, clip.facts())
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Decode and fit a picture: uint8 [height, width, 3]; or the frames of a clip: uint8 [frames, height, width, 3].
-
-        What is of one bucket shares a batch.
-        """
+        """Decode and fit: uint8 [height, width, 3] of a picture, [frames, height, width, 3] of a clip. One bucket shares a batch."""
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 
@@ -166,10 +154,7 @@ class LatentsEncoder:
         return self._budget.units(prod(group) if isinstance(group, Size | Shape) else STEP * STEP)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to encode (key, pixels) pairs of one bucket. An empty batch gives nothing.
-
-        The result raises EncodeFailed where a value is not finite.
-        """
+        """Begin to encode (key, pixels) pairs of one bucket. The result raises EncodeFailed where a value is not finite."""
         if not batch:
             return dict
         if self._vae is None:

@@ -213,7 +213,6 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 
 
 def _class_of(name: str, part: object) -> tuple[str, str]:
-    """The library and class that an object is of, or is derived from."""
     for one in type(part).__mro__:
         library = one.__module__.partition(".")[0]
         if library in _LIBRARIES:

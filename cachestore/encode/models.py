@@ -164,10 +164,7 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Small tensors among a component's weights, as lists, by the names that `names` gives them. No names open no file.
-
-    Raises BadInput where the weights lack one, or cannot be read.
-    """
+    """Small tensors among a component's weights, by the names that `names` gives them. Raises BadInput where one cannot be read."""
     found: dict[str, list[float]] = {}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
         try:

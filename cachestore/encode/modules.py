@@ -42,10 +42,7 @@ _MAY_BE_MISSING = ("pooler.", "position_ids")
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device as named; for `auto` the local rank's GPU, else xpu, else mps, else the CPU.
-
-    Raises BadInput for an unknown name, and for a GPU that is not there.
-    """
+    """The device as named; for `auto` the local rank's GPU, else xpu, mps, CPU. Raises BadInput for one that is unknown or not there."""
     if asked != "auto":
         try:
             device = torch.device(asked)
@@ -173,7 +170,6 @@ class Absent:
     steps_offset = 1
 
     def __init__(self, **given: Any) -> None:
-        """A `config` that is not given is absent too."""
         vars(self).update(given)
 
     def __bool__(self) -> bool:
@@ -235,7 +231,6 @@ def _class_of(component: Component) -> Foreign:
 
 
 def _found(library: str, class_name: str, needed_by: str) -> Foreign:
-    """A class of a library. Raises BadInput where the installed one does not have it."""
     module = importlib.import_module(library)
     found = getattr(module, class_name, None)
     if found is None:

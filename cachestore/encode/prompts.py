@@ -86,10 +86,7 @@ class TextModules:
             _log.warning("%s: %s; captions are padded to the limit", setup.family.pipeline, reason)
 
     def submit(self, batch: Batch, took: Took = ignore) -> Result:
-        """Begin to embed (key, payload) pairs. `took` is told how long a GPU was at it.
-
-        The result raises EncodeFailed where an entry is not sound even in float32, naming the first.
-        """
+        """Begin to embed. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound(
             "the text encoder", batch, begun(), lambda some: self._begin(some)(), self._modules, may_be_flat=self._may_be_flat
@@ -107,7 +104,6 @@ class TextModules:
         return finish
 
     def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
-        """Begin to embed payloads together; gives their entries in order."""
         length = max((payload.length for payload in payloads if isinstance(payload, Padded)), default=self._setup.max_tokens)
         whole = [payload.caption if isinstance(payload, Padded) else payload for payload in payloads]
         if self.is_whole or length == self._setup.max_tokens:
@@ -124,7 +120,6 @@ class TextModules:
         return finish
 
     def _called(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
-        """Begin one call of the model; gives what it made, in order."""
         with torch.inference_mode():
             begun = self._transfer.to_host(self._call(payloads))
 
@@ -144,10 +139,7 @@ class TextModules:
             return [], f"{what} in {type(error).__name__} ({error})"
 
     def _probed(self) -> tuple[dict[str, Entry], str | None]:
-        """What is made of each caption of the probe alone, and the first error in words; None if no caption fails.
-
-        Raises BadInput where all of them fail: so would every caption, and each of them would load the model again.
-        """
+        """The entries of captions alone, and the first error in words. Raises BadInput where all fail: each would load the model again."""
         alone: dict[str, Entry] = {}
         failed: list[str] = []
         for caption in PROBES:
@@ -161,10 +153,7 @@ class TextModules:
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
-        """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out.
-
-        `alone` are entries of captions that were encoded alone, padded as the pipeline pads.
-        """
+        """Why captions cannot share a batch; None where they can. `alone` are entries that were made alone, padded as the pipeline pads."""
         batch = [caption for caption in alone if caption not in self._family.alone]
         if self._family.length_step is not None:
             batch = batch[:1] * 2  # two of different lengths would not meet in a batch
@@ -183,7 +172,6 @@ class TextModules:
     def _first_difference(
         self, alone: Mapping[str, Entry], captions: Sequence[str], entries: Sequence[Entry], device: torch.device, when: str
     ) -> str | None:
-        """What differs between these captions' entries and those of the same captions alone, in words; None where nothing does."""
         bound = tolerance(self._setup.dtype, device)
         for caption, entry in zip(captions, entries, strict=True):
             if found := difference(alone[caption], entry, bound):
@@ -194,7 +182,6 @@ class TextModules:
         return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
-        """Refuse a pipeline that nobody described, where its embeddings cannot be kept as they come."""
         for name in entries[0]:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:
@@ -214,7 +201,6 @@ class TextModules:
         return entry
 
     def _trimmed(self, name: str, returned: Mapping[str, Any], row: int) -> Tensor:
-        """One row of an output, without its padding where that is dropped."""
         tensor: Tensor = returned[name][row]
         trim = self._family.trims.get(name)
         if trim is None:
@@ -263,7 +249,6 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 
 
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
-    """`encode_prompt` of a pipeline, with its results under the family's names."""
     args = call_arguments(pipeline, setup.args)
 
     def call(payloads: Sequence[str | Padded | Shown]) -> dict[str, Any]:

@@ -102,10 +102,7 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
 
 
 def needs_for(request: ModelRequest) -> tuple[Need, ...]:
-    """What the model is trained with that is not made here; nothing for a plain one, and for one that is not on this machine.
-
-    Reads configurations alone. Raises BadInput for a model_index.json that cannot be used.
-    """
+    """What the model is trained with that is not made here, by configurations alone; nothing for one that is not on this machine."""
     if request.loaded is not None:
         return needs_of(*request.loaded.outline()) if request.loaded.class_name is not None else ()
     folder = find_here(request.model, request.revision)
@@ -135,7 +132,6 @@ def _check(request: ModelRequest) -> None:
 
 
 def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
-    """The encoders that are asked for; `model_of` gives the model for one of ENCODERS."""
     makers = {"text": _text_encoder, "latents": _latents_encoder}
     wanted = {encoder_of(name) for name in request.encode}
     return tuple(makers[name](model_of(name), request, digest) for name in ENCODERS if name in wanted)
@@ -266,7 +262,6 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
 
 
 def _versions(family: TextFamily) -> dict[str, str]:
-    """The versions of packages that change a family's embeddings. Raises BadInput where one is absent."""
     try:
         return {name: version(name) for name in family.cleaners}
     except PackageNotFoundError as error:
@@ -295,7 +290,6 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
 
 
 def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Json]:
-    """What is passed to `encode_prompt`, and EXACT_PADDING for families that know it."""
     known = {**family.args, EXACT_PADDING: False} if family.is_masked else family.args
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -366,7 +360,6 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
 
 
 def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """The weights by which latents are normalised, from the files or from the module in memory."""
     if vae.loaded is None or not names:
         return models.read_numbers(vae, names)
     from cachestore.encode import loaded
@@ -375,7 +368,6 @@ def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[floa
 
 
 def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:
-    """Loaded modules stay as they are."""
     if request.loaded is None:
         return _dtype(asked, auto, option), request.device
     from cachestore.encode import loaded
@@ -410,7 +402,6 @@ def _dtype(asked: str, auto: str, option: str) -> str:
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:
-    """SHA-256 of every file that is loaded, by its name relative to the model."""
     named = {(file if flat else f"{component.name}/{file}"): path for component in components for file, path in component.files.items()}
     held = {f"{component.name}/({what})": value for component in components for what, value in component.digests.items()}
     return {**held, **{name: digest(path) for name, path in sorted(named.items())}}

@@ -30,7 +30,8 @@ _POOLED = plain_forms("prompt_embeds", "pooled_prompt_embeds")
 _TWO = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 
 
-def _row(like: TextFamily, name: str, pipeline: str, max_tokens: int, **changes: Any) -> TextFamily:
+def _row(like: TextFamily, who: tuple[str, str, int], **changes: Any) -> TextFamily:
+    name, pipeline, max_tokens = who
     return replace(like, name=name, pipeline=pipeline, max_tokens=max_tokens, **changes)
 
 
@@ -57,9 +58,7 @@ _REWRITTEN = replace(_MASKED, rewrites_captions=True)
 
 _FLUX = _row(
     _BOTH_HALF,
-    "flux",
-    "FluxPipeline",
-    512,
+    ("flux", "FluxPipeline", 512),
     components=_TWO,
     tokenizer="tokenizer_2",
     returns=("prompt_embeds", "pooled_prompt_embeds", None),
@@ -73,9 +72,8 @@ _FLUX = _row(
 _QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
 _QWEN_EDIT = _row(
     _QWEN,
-    "qwen-image-edit",
-    "QwenImageEditPipeline",
-    131_072,  # the tokenizer's own: the pipeline cuts nothing, whatever max_sequence_length it is given
+    # The tokenizer's own limit: the pipeline cuts nothing, whatever max_sequence_length it is given.
+    ("qwen-image-edit", "QwenImageEditPipeline", 131_072),
     components=("text_encoder", "processor"),
     tokenizer="processor",
     pictures=ShownPictures(area=1024 * 1024, dropped=64, most=1),
@@ -134,9 +132,7 @@ _PIPELINES = (
     replace(_FLUX, name="flux-kontext", pipeline="FluxKontextPipeline"),
     _row(
         replace(_BOTH_HALF, vae_patch=1, rewrites_captions=True, script_resizes="bilinear"),
-        "flux2-klein",
-        "Flux2KleinPipeline",
-        512,
+        ("flux2-klein", "Flux2KleinPipeline", 512),
         # The denoiser is given no mask: padding is part of the embedding.
         constants={"text_ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}},
         args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [9, 18, 27]},
@@ -144,9 +140,7 @@ _PIPELINES = (
     ),
     _row(
         _REWRITTEN,
-        "pixart-sigma",
-        "PixArtSigmaPipeline",
-        300,
+        ("pixart-sigma", "PixArtSigmaPipeline", 300),
         args={"clean_caption": True, MAX_LENGTH_ARG: 300},
         cleaners=("beautifulsoup4", "ftfy"),
         script_args={"clean_caption": False},
@@ -154,9 +148,7 @@ _PIPELINES = (
     ),
     _row(
         replace(_REWRITTEN, vae_patch=1, vae_dtype="bfloat16", script_resizes="bilinear"),
-        "sana",
-        "SanaPipeline",
-        300,
+        ("sana", "SanaPipeline", 300),
         args={
             "clean_caption": False,
             MAX_LENGTH_ARG: 300,
@@ -164,12 +156,10 @@ _PIPELINES = (
         },
         script_args={"complex_human_instruction": None},
     ),
-    _row(_REWRITTEN, "lumina2", "Lumina2Pipeline", 256, args={"system_prompt": None, MAX_LENGTH_ARG: 256}, vae_dtype="bfloat16"),
+    _row(_REWRITTEN, ("lumina2", "Lumina2Pipeline", 256), args={"system_prompt": None, MAX_LENGTH_ARG: 256}, vae_dtype="bfloat16"),
     _row(
         replace(_HALF, is_masked=True, rewrites_captions=True),
-        "wan",
-        "WanPipeline",
-        512,
+        ("wan", "WanPipeline", 512),
         # The denoiser sees zeros up to this length, and no mask.
         pad={"prompt_embeds": _padded(None, LIMIT)},
         trims={"prompt_embeds": ZERO_ROWS},
@@ -178,20 +168,16 @@ _PIPELINES = (
     ),
     _row(
         replace(_QWEN, is_masked=True, tokenizer_limit=1024, script_resizes="bilinear"),
-        "qwen-image",
-        "QwenImagePipeline",
-        512,
+        ("qwen-image", "QwenImagePipeline", 512),
         args={MAX_LENGTH_ARG: 512},
     ),
     _QWEN_EDIT,
-    _row(_QWEN_EDIT, "qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072, pictures=ShownPictures(area=384 * 384, dropped=64)),
-    _row(_MASKED, "ltx", "LTXPipeline", 128, args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
-    _row(_HALF, "cogvideox", "CogVideoXPipeline", 226, args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
+    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=ShownPictures(area=384 * 384, dropped=64)),
+    _row(_MASKED, ("ltx", "LTXPipeline", 128), args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
+    _row(_HALF, ("cogvideox", "CogVideoXPipeline", 226), args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
     _row(
         replace(_BOTH_HALF, is_masked=True, rewrites_captions=True, script_resizes="bilinear"),
-        "z-image",
-        "ZImagePipeline",
-        512,
+        ("z-image", "ZImagePipeline", 512),
         # The pipeline takes a list of tensors without padding; the mask tells how to make it.
         pad={"prompt_embeds": _padded(_MASK)},
         mask=_MASK,
@@ -199,9 +185,7 @@ _PIPELINES = (
     ),
     _row(
         _BOTH_HALF,
-        "chroma",
-        "ChromaPipeline",
-        512,
+        ("chroma", "ChromaPipeline", 512),
         returns=("prompt_embeds", None, _MASK, None, None, None),
         # The pipeline adds its mask, which is 1 where a row counts and 0 elsewhere, to the attention's logits: padding is attended too.
         outputs=plain_forms("prompt_embeds", _MASK),
@@ -211,9 +195,7 @@ _PIPELINES = (
     ),
     _row(
         replace(_QWEN, vae_patch=1),
-        "hunyuanvideo15",
-        "HunyuanVideo15Pipeline",
-        1000,
+        ("hunyuanvideo15", "HunyuanVideo15Pipeline", 1000),
         components=_TWO,
         returns=("prompt_embeds", _QWEN_MASK, "prompt_embeds_2", "prompt_embeds_mask_2"),
         outputs=plain_forms("prompt_embeds", "prompt_embeds_2"),
@@ -224,9 +206,7 @@ _PIPELINES = (
     ),
     _row(
         _BOTH_HALF,
-        "cogview4",
-        "CogView4Pipeline",
-        1024,
+        ("cogview4", "CogView4Pipeline", 1024),
         pad={"prompt_embeds": _padded(_MASK, side="left")},
         mask=_MASK,
         args={MAX_LENGTH_ARG: 1024},
@@ -234,9 +214,7 @@ _PIPELINES = (
     ),
     _row(
         _REWRITTEN,
-        "hunyuanvideo",
-        "HunyuanVideoPipeline",
-        256,
+        ("hunyuanvideo", "HunyuanVideoPipeline", 256),
         components=_TWO,
         returns=("prompt_embeds", "pooled_prompt_embeds", _MASK),
         outputs=_POOLED,
@@ -247,9 +225,7 @@ _PIPELINES = (
     ),
     _row(
         _MASKED,
-        "mochi",
-        "MochiPipeline",
-        256,
+        ("mochi", "MochiPipeline", 256),
         # The empty caption has no row at all, and a batch of it alone still needs some.
         pad={"prompt_embeds": _padded(_MASK, LIMIT)},
         args={MAX_LENGTH_ARG: 256},
@@ -257,7 +233,7 @@ _PIPELINES = (
         alone=frozenset({""}),  # as the last of a batch it empties all of it
     ),
     # The denoiser sees zeros up to this length; the mask is only asked for.
-    _row(_MASKED, "auraflow", "AuraFlowPipeline", 256, args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
+    _row(_MASKED, ("auraflow", "AuraFlowPipeline", 256), args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
 )
 
 TEXT_FAMILIES: Mapping[str, TextFamily] = MappingProxyType({row.pipeline: row for row in _PIPELINES if row.pipeline is not None})

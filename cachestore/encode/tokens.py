@@ -53,7 +53,6 @@ class Rewriter:
 
 
 def _listener(setup: TextSetup) -> Foreign:
-    """What listens in the place of the tokenizer, or of the processor."""
     reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
     if shown is None:
         return _Listener(load_tokenizer(reader))

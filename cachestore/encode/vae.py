@@ -91,10 +91,7 @@ class Vae:
             _log.warning("%s: %s; %s are encoded one by one", self._setup.components["vae"].class_name, reason, what)
 
     def submit(self, batch: Pictures, took: Took = ignore) -> Result:
-        """Begin to encode (key, pixels) pairs of one bucket. `took` is told how long a GPU was at it.
-
-        The result raises EncodeFailed where an entry is not sound even in float32, naming the first.
-        """
+        """Begin to encode. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound("the VAE", batch, begun(), lambda some: self._begin(some)(), [self._vae])
 
@@ -189,7 +186,7 @@ class Compiled:
             self._sizes.pop(rest)
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to a compiler: whatever it raises, the encoder runs without it
-            self._policy.give_up()
+            self._policy.is_given_up = True
             _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs as it is", type(error).__name__, str(error)[:200])
         finally:
             self._vae.encoder = self._encoder
@@ -202,10 +199,7 @@ class Compiled:
 
 
 def to_range(pixels: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in -1..1, by the very operations of diffusers' training scripts.
-
-    Of videos the frames stay before the height.
-    """
+    """uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the very operations of diffusers' training scripts."""
     return pixels.movedim(-1, 1).contiguous().float().div(255).sub(0.5).div(0.5)
 
 

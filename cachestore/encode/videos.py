@@ -85,10 +85,7 @@ class Video:
 
 
 def look(file: BinaryIO) -> Video:
-    """Find out the size and all times of a video, going through its packets and decoding its first frame alone.
-
-    Raises EncodeFailed with the reason.
-    """
+    """A video's size and times, by its packets and its first frame, which alone is decoded. Raises EncodeFailed with the reason."""
     with _opened(file) as container:
         stream = _stream_of(container)
         timeline = _timeline(container, stream)
@@ -133,7 +130,6 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
 
 
 def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
-    """The frames at these different times, in order."""
     if not times:
         return
     wanted, last = set(times), times[-1]
@@ -276,7 +272,6 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """The frames of a stream, in order, from where the container is. Raises EncodeFailed for one that is damaged."""
     for frame in container.decode(stream):
         if frame.is_corrupt:
             raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s")
@@ -306,7 +301,6 @@ def _turn_of(frame: VideoFrame) -> Image.Transpose | None:
 
 
 def _size_of(frame: VideoFrame, stream: VideoStream) -> Size:
-    """How large a frame is shown, upright."""
     width, height = frame.width, frame.height
     if min(width, height) < 1:
         raise EncodeFailed(f"the video has no pixels: {width} x {height}")
