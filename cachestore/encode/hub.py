@@ -1,7 +1,4 @@
-"""From what a user calls a model to a folder on this machine: a path, or an id on the Hugging Face hub.
-
-The local cache is asked first; a download fetches the text encoders, tokenizers and VAE that were asked for, never the denoiser.
-"""
+"""From a path or a Hugging Face id to a folder on this machine. The cache is asked first; the denoiser is never downloaded."""
 
 import re
 from collections.abc import Callable, Collection, Iterable

@@ -1,8 +1,7 @@
 """What the training of a model needs beside what is made of it here. A table and its look-up; reads configurations alone, no torch.
 
 The pipeline's class decides, together with the number of channels that its denoiser takes: weights for inpainting are saved under the plain
-class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well. For a model
-without a pipeline nothing is known.
+class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Threads beside the one that encodes: some look ahead, one puts away. None of them outlives the `with` or generator that began it.
-
-Knows nothing of units, models or stores. How much is under way is bounded, so that a slow stage holds up the ones before it.
-"""
+"""Threads beside the one that encodes: some look ahead, one puts away. A slow stage holds up the ones before it."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator

@@ -21,8 +21,7 @@ from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
-from cachestore.encode.outputs import Entries, make_sound
-from cachestore.encode.probe import difference, tolerance
+from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
 from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -256,8 +255,8 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
-        for payload in payloads:
-            given = {**given, **picture_arguments(setup.family, payload)} if isinstance(payload, Shown) else given
+        for shown in [payload for payload in payloads if isinstance(payload, Shown)]:
+            given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             return _named(setup.family, pipeline.encode_prompt(captions, **arguments))

@@ -1,7 +1,4 @@
-"""Captions to text embeddings, as the model's own pipeline makes them. Knows how to batch and count; what needs torch is in `prompts`.
-
-Constructing an encoder loads nothing, resolving a unit hashes its caption, preparing one loads the tokenizer, encoding the modules.
-"""
+"""Captions to text embeddings, as the model's own pipeline makes them: counting and batching. What needs torch is in `prompts`."""
 
 import threading
 from collections.abc import Generator, Hashable, Mapping, Sequence

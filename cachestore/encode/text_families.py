@@ -50,7 +50,7 @@ def _of_both_clips(output: str) -> dict[str, Json]:
 
 PLAIN = TextFamily("plain", None, 512, ("prompt_embeds", _MASK), args={MAX_LENGTH_ARG: None}, **_dropped(_MASK))
 
-# What rows share.
+# What rows share: text, then latents too, in 16 bits; a mask by which padding is dropped; a template or cleaning of captions.
 _HALF = TextFamily("", None, 0, _EMBEDS, text_dtype="bfloat16", vae_patch=2)
 _BOTH_HALF = replace(_HALF, vae_dtype="bfloat16")
 _MASKED = replace(_HALF, returns=("prompt_embeds", _MASK, None, None), is_masked=True, **_dropped(_MASK))

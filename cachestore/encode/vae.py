@@ -1,7 +1,4 @@
-"""Calling a VAE's encoder. Imports torch.
-
-What is kept is raw: no scaling, no shift. Normalising belongs to reading, so a wrong constant never needs encoding again.
-"""
+"""Calls a VAE's encoder; imports torch. What is kept is raw, so a wrong scale or shift never needs encoding again."""
 
 import logging
 import time
@@ -17,8 +14,7 @@ from cachestore.core.keys import Key
 from cachestore.encode.budget import Budget
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
-from cachestore.encode.outputs import Entries, make_sound
-from cachestore.encode.probe import difference, tolerance
+from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result

@@ -63,9 +63,7 @@ _TURNS: Final = {
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
 }
 """What makes a picture upright, by the signs of a display matrix's first two columns and rows."""
-_ON_THEIR_SIDE: Final = frozenset(
-    {Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90}
-)
+_ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
 _HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _LATEST_SECONDS: Final = 1.0
 """A Matroska file whose packets end so much before its header says was cut short."""

@@ -163,7 +163,7 @@ def vae_folder(tmp_path):
 def test_moments_equal_the_vaes_own_and_the_denoiser_is_not_opened(tiny_model, digest, name):
     import torch
 
-    from cachestore.encode.probe import difference, tolerance
+    from cachestore.encode.outputs import difference, tolerance
 
     model = tiny_model(name)
     encoder = latents_encoder(model.folder, digest)
