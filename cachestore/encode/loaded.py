@@ -167,15 +167,6 @@ def common_device(components: Mapping[str, Component], asked: str) -> str:
     return found.pop()
 
 
-def numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Small tensors among a module's weights, as lists, by the names that `names` gives them. Raises BadInput where one is missing."""
-    state = component.loaded.state_dict()
-    lacking = sorted(name for name in names.values() if name not in state)
-    if lacking:
-        raise BadInput(f"the loaded {component.class_name} lacks {', '.join(lacking)}, by which its latents are normalised")
-    return {given: state[name].detach().double().cpu().tolist() for given, name in names.items()}
-
-
 def digest_state(name: str, module: nn.Module) -> str:
     """SHA-256 over a module's weights and buffers: sorted names, dtypes, shapes and bytes, whatever device they are on.
 

@@ -165,7 +165,8 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
     """Small tensors among a component's weights, by the names that `names` gives them. Raises BadInput where one cannot be read."""
-    found: dict[str, list[float]] = {}
+    state = component.loaded.state_dict() if names and component.loaded is not None else {}
+    found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})

@@ -335,7 +335,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
             f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
         )
     row = families.vae_family(vae.class_name)
-    read = families.latents_read(row, vae.config, request.latents, _statistics(vae, row.statistics))
+    read = families.latents_read(row, vae.config, request.latents, models.read_numbers(vae, row.statistics))
     make = {
         "kind": "latents",
         "version": LATENTS_VERSION,
@@ -357,14 +357,6 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         script_resizes=family.script_resizes,
     )
     return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
-
-
-def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    if vae.loaded is None or not names:
-        return models.read_numbers(vae, names)
-    from cachestore.encode import loaded
-
-    return loaded.numbers(vae, names)
 
 
 def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:
