@@ -67,17 +67,19 @@ class Transfer:
         return host
 
     def begin(self, parts: Iterable[Callable[[], Iterable[T]]]) -> Callable[[], tuple[list[T], float]]:
-        """Go through the parts of a batch, which begins each; what is returned waits, and gives what they made, in order.
+        """Begin each part of a batch; what is returned waits, and gives what they made, in order, and how many seconds a GPU was at it.
 
-        And how many seconds a GPU was at it: 0 of other devices, where the caller's own clock tells.
+        Of other devices these are 0, where the caller's own clock tells.
         """
-        stream = torch.cuda.current_stream(self._device) if self._there is not None else None
-        began, ended = (torch.cuda.Event(enable_timing=True) if stream is not None else None for _mark in range(2))
-        if began is not None:
-            began.record(stream)
-        begun = list(parts)
-        if ended is not None:
-            ended.record(stream)
+
+        def mark() -> torch.cuda.Event | None:
+            if self._there is None:
+                return None
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            return event
+
+        began, begun, ended = mark(), list(parts), mark()
 
         def finish() -> tuple[list[T], float]:
             made = [one for part in begun for one in part()]
