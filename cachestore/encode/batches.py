@@ -1,8 +1,4 @@
-"""Which units go into one batch. Pure: no threads, no torch, no clock.
-
-Units of one group share a batch. A batch is full when it holds as many as the encoder allows, or as many as fitted after a larger one
-did not; what is left over at the end comes costliest first, so that a lack of memory shows early.
-"""
+"""Which units go into one batch: those of one group. Pure: no threads, no torch, no clock."""
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +28,7 @@ class Batches(Generic[Item]):
         return self._take(group) if len(batch) >= self.limit(group) else []
 
     def rest(self) -> Iterator[list[Item]]:
-        """What is left, a batch of each group, the costliest first; nothing of nothing. Empties it."""
+        """What is left, a batch of each group, the costliest first, so that a lack of memory shows early. Empties it."""
         for group in sorted(self._waiting, key=lambda group: -self._costs[group]):
             yield self._take(group)
 
@@ -41,7 +37,7 @@ class Batches(Generic[Item]):
         return self._waiting.pop(group)
 
     def limit(self, group: Hashable) -> int:
-        """How many items of a group go into a batch."""
+        """How many items of a group go into a batch: what is allowed, or what fitted after a larger one did not."""
         return min(self.allowed(group), self._caps.get(group, 1 << 30))
 
     def did_not_fit(self, group: Hashable, count: int) -> int:

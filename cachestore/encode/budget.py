@@ -28,6 +28,7 @@ class Budget:
 
     size: int
     most: int
+    most_units: int = 1 << 30
     _rates: list[float] = field(default_factory=list[float])
     _before: float = 0.0
     _is_warm: bool = False
@@ -35,15 +36,10 @@ class Budget:
 
     def units(self, cost: int) -> int:
         """How many units of a cost go into one batch; at least 1."""
-        return max(1, self.size // max(1, cost))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether measuring may still change the size."""
-        return not self._is_settled and self.size < self.most
+        return min(self.most_units, max(1, self.size // max(1, cost)))
 
     def took(self, cost: int, seconds: float) -> None:
-        """Tell what a batch cost, and how long the device was at it."""
+        """Tell what a batch cost, and how long the device was at it; 0 where nothing measures that."""
         if self._is_settled or seconds <= 0 or cost < FULL * self.size:
             return
         if not self._is_warm:

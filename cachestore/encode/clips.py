@@ -113,10 +113,7 @@ def as_rate(fps: float) -> Fraction:
 
 
 def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, Fraction | None]:
-    """How many frames a request wants of a video, from which one on, and at what rate.
-
-    Raises EncodeFailed for a video that is too short for all counts of the request, and says by how much.
-    """
+    """How many frames a request wants of a video, from which on, and at what rate. Raises EncodeFailed for a video that is too short."""
     fps: Any = request.get("fps")
     rate = None if fps is None else as_rate(fps)
     listed, there = sorted(request["frames"]), timeline.count(rate)

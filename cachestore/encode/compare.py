@@ -6,13 +6,11 @@ more than that is another value. `docs/numerics.md` says what was measured.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from cachestore.core.raw_tensors import Raw, numbers
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 3e-2}
 """Relative L2 distances by dtype that are rounding. Every other dtype is compared bit by bit."""
@@ -64,7 +62,9 @@ def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
     one, two = (numbers(raw).astype(np.float64).ravel() for raw in (stored, made))
     if not (np.isfinite(one).all() and np.isfinite(two).all()):
         return "has NaN or infinite numbers"
-    distance, cosine = _relative_distance(one, two), _cosine(one, two)
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
+    distance = float(np.linalg.norm(one - two)) / max(lengths) if any(lengths) else 0.0
+    cosine = float(one @ two) / (lengths[0] * lengths[1]) if lengths[0] * lengths[1] else 1.0  # the distance judges one of length 0
     if distance > allowed or cosine < COSINE:
         return f"differs by {distance:.2g} (rounding is below {allowed:g}), cosine {cosine:.4f}"
     return None
@@ -74,15 +74,3 @@ def _first_half(raw: Raw) -> Raw:
     dtype, (channels, *rest), buffer = raw
     view = memoryview(buffer)
     return dtype, (channels // 2, *rest), view[: len(view) // 2]
-
-
-def _relative_distance(one: Floats, two: Floats) -> float:
-    """Of two vectors to each other, relative to the longer one; 0 for two of length 0."""
-    longer = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
-    return float(np.linalg.norm(one - two)) / longer if longer else 0.0
-
-
-def _cosine(one: Floats, two: Floats) -> float:
-    """Of the angle between two vectors; 1 where either has no length, which the distance judges."""
-    lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(two))
-    return float(one @ two) / lengths if lengths else 1.0

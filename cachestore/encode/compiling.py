@@ -23,6 +23,7 @@ class Compiling:
 
     cost: float = FIRST_GUESS
     is_given_up: bool = False
+    """Set where compiling fails, or does not pay: nothing is compiled any more."""
     _spent: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     _fastest: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     """Seconds of a shape's fastest batch, as it is."""
@@ -51,7 +52,3 @@ class Compiling:
             self.cost = max(times[0], self.cost if len(self._compiled) > 1 else 0.0)
             if len(times) > MEASURED and min(times[1:]) * GAIN > self._fastest[shape]:
                 self.is_given_up = True
-
-    def give_up(self) -> None:
-        """Compile nothing any more, as it failed."""
-        self.is_given_up = True

@@ -77,8 +77,7 @@ def _converted(component: Component, module_class: Any, file: Path) -> Tensors |
 
 def _clip_tensors(component: Component, module_class: Any, file: Path, shapes: Shapes, prefix: str) -> Tensors | None:
     """CLIP's tensors by the names that the installed transformers has: before 5.6 its layers are below `text_model`."""
-    with importlib.import_module("accelerate").init_empty_weights():
-        expected = set(module_class(module_class.config_class.from_dict(dict(component.config))).state_dict())
+    expected = _names_of(module_class, component)
     names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
     moved = {name: _CLIP_BODY + name for name in names if name not in expected and _CLIP_BODY + name in expected}
     if not prefix and not moved:
@@ -92,7 +91,8 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
     known = sum(prefix + name in shapes for name in expected)
     if 2 * known > len(expected):  # its own layout; a tensor or two may be missing, which loading will say
         return _read(file, prefix) if prefix else None
-    convert = _conversion(component.class_name)
+    loadable = importlib.import_module("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES
+    convert: Callable[..., Tensors] | None = loadable.get(component.class_name, {}).get("checkpoint_mapping_fn")
     if convert is None:
         raise BadInput(
             f"{file} is no {component.class_name} in the layout of diffusers (it has {min(shapes)}, not {min(expected)}), and diffusers "
@@ -109,25 +109,19 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
 
 
 def _names_of(module_class: Any, component: Component) -> set[str]:
-    """The names of a module's tensors, without making any."""
+    config = dict(component.config)
     with importlib.import_module("accelerate").init_empty_weights():
-        return set(module_class.from_config(dict(component.config)).state_dict())
-
-
-def _conversion(class_name: str) -> Callable[..., Tensors] | None:
-    """What diffusers' `from_single_file` converts an original layout of this class with."""
-    known = importlib.import_module("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES
-    return known.get(class_name, {}).get("checkpoint_mapping_fn")
+        is_ours = component.library == "diffusers"
+        made = module_class.from_config(config) if is_ours else module_class(module_class.config_class.from_dict(config))
+    return set(made.state_dict())
 
 
 def _read(file: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors below a prefix, without it; of a checkpoint nothing else is read."""
     with safe_open(file, "pt") as opened:
         return {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118 - no mapping
 
 
 def _link(file: Path, name: Path) -> None:
-    """A link, or a copy where links are not to be had."""
     try:
         name.symlink_to(file.absolute())
     except OSError:

@@ -11,10 +11,7 @@ SETTINGS = {
 
 
 def set_library_defaults(environment: MutableMapping[str, str]) -> None:
-    """Add the settings that are not there yet. Call it with `os.environ` in a process of our own, before the first model is loaded.
-
-    `TOKENIZERS_PARALLELISM` is set whatever it was before.
-    """
+    """Add what is not there to `os.environ` before the first model is loaded. `TOKENIZERS_PARALLELISM` is set whatever it was."""
     for name, value in SETTINGS.items():
         environment.setdefault(name, value)
     environment["TOKENIZERS_PARALLELISM"] = "false"

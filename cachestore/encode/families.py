@@ -50,13 +50,13 @@ from typing import cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
-from cachestore.encode.family import LIMIT, TextFamily, VaeFamily
+from cachestore.encode.family import LIMIT, TextFamily, VaeFamily, plain_forms
 from cachestore.encode.text_families import TEXT_FAMILIES
 from cachestore.encode.vae_families import VAE_FAMILIES
 
 READ_FORMAT = 1
 
-_PLAIN_SCALE: Mapping[str, Json] = {"shift_factor": None, "latents_mean": None, "latents_std": None}
+_STATISTICS = ("latents_mean", "latents_std")
 
 
 def text_family(pipeline: str) -> TextFamily:
@@ -109,7 +109,7 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         components=tuple(one for name in chosen for one in (name, tokenizers[name])),
         tokenizer=counts,
         returns=(),
-        outputs={name: {"from": name} for name in stored},
+        outputs=plain_forms(*stored),
         pad={name: pad for name, pad in family.pad.items() if name in stored},
         trims={name: trim for name, trim in family.trims.items() if name in stored},
         asks=(),
@@ -132,11 +132,7 @@ def form_names(form: Json) -> list[str]:
 
 
 def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[str, int] | None = None) -> dict[str, Json]:
-    """The `read` block of a text recipe.
-
-    `limit` is the most tokens a caption can have, `widths` those of the text encoders by component and what a row `asks`: what rows leave
-    open.
-    """
+    """The `read` block of a text recipe: `limit` is a caption's most tokens, `widths` those of encoders and of what the row `asks`."""
     pads = {name: {**pad, "length": limit if pad["length"] == LIMIT else pad["length"]} for name, pad in family.pad.items()}
     return {
         "format": READ_FORMAT,
@@ -149,7 +145,6 @@ def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[s
 
 
 def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
-    """A form in which `widen` is a number, where the row names a component."""
     if isinstance(form, str) or "join" not in form:
         return form
     filled = {**form, "join": [_with_widths(part, widths) for part in form["join"]]}
@@ -160,7 +155,8 @@ def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
     """The `read` block of a latents recipe, from the VAE's config.json, and from the weights that normalise where it has such."""
-    full = {**_PLAIN_SCALE, **family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
+    full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
+    full |= {**family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
     return {
         "format": READ_FORMAT,
         "stored": stored if family.is_random else "mean",
@@ -170,7 +166,7 @@ def latents_read(
         "patchify": family.patchify,
         "scaling_factor": full.get("scaling_factor"),
         "shift_factor": full["shift_factor"],
-        **({name: full[name] for name in ("latents_mean", "latents_std")} | _normalising(full, statistics)),
+        **({name: full[name] for name in _STATISTICS} | _normalising(full, statistics)),
     }
 
 
@@ -178,9 +174,7 @@ def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float
     """Mean and standard deviation from weights; nothing for a VAE whose config says them, or whose weights were not read."""
     if not statistics:
         return {}
-    if "variance" not in statistics:
-        return {"latents_mean": statistics["mean"], "latents_std": statistics["std"]}
-    std = [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]
+    std = statistics.get("std") or [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]
     return {"latents_mean": statistics["mean"], "latents_std": std}
 
 
@@ -198,12 +192,9 @@ def _spatial_factor(family: VaeFamily, config: Mapping[str, Json]) -> int:
     if family.factor == "scalings" and config["spatial_compression_ratio"] is not None:
         return int(config["spatial_compression_ratio"])
     value = config[family.factor_field]
-    match family.factor:
-        case "blocks":
-            return 2 ** (len(value) - 1)
-        case "ratio":
-            return int(value)
-        case "halvings":
-            return 2 ** len(value)
-        case "scalings":
-            return int(config["patch_size"]) * 2 ** sum(map(bool, value))
+    if family.factor == "ratio":
+        return int(value)
+    if family.factor == "scalings":
+        return int(config["patch_size"]) * 2 ** sum(map(bool, value))
+    halvings = len(value) - 1 if family.factor == "blocks" else len(value)
+    return 2**halvings

@@ -7,14 +7,8 @@ from typing import Final, Literal
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL
 
-DTYPES: Final = {
-    "float32": "float32",
-    "fp32": "float32",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-    "float16": "float16",
-    "fp16": "float16",
-}
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+DTYPES: Final = {given: name for name, short in _SHORT.items() for given in (name, short)}
 """What a user may call the dtype of a model, and its canonical name."""
 
 MAX_LENGTH_ARG: Final = "max_sequence_length"
@@ -47,6 +41,11 @@ def is_text_encoder(name: str) -> bool:
 def encoder_of(name: str) -> str:
     """The encoder that makes what is asked for by this name: some of a pipeline's text encoders are `text` too."""
     return "text" if is_text_encoder(name) else name
+
+
+def plain_forms(*names: str) -> dict[str, Json]:
+    """Outputs that are kept as they are, each under its own name."""
+    return {name: {"from": name} for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class TextFamily:
     """The modules and tokenizers that are loaded; everything else of the pipeline is None."""
     tokenizer: str = "tokenizer"
     """The component whose count of tokens decides whether a caption is cut; a processor holds a tokenizer."""
-    outputs: Mapping[str, Json] = field(default_factory=lambda: {"prompt_embeds": {"from": "prompt_embeds"}})
+    outputs: Mapping[str, Json] = field(default_factory=lambda: plain_forms("prompt_embeds"))
     """Forms by final name, see `families`. A joined output is kept as one tensor per component, named `OUTPUT.COMPONENT`."""
     constants: Mapping[str, Json] = field(default_factory=dict[str, Json])
     pad: Mapping[str, Json] = field(default_factory=dict[str, Json])

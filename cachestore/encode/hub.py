@@ -1,7 +1,4 @@
-"""From what a user calls a model to a folder on this machine: a path, or an id on the Hugging Face hub.
-
-The local cache is asked first; a download fetches the text encoders, tokenizers and VAE that were asked for, never the denoiser.
-"""
+"""From a path or a Hugging Face id to a folder on this machine. The cache is asked first; the denoiser is never downloaded."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -75,10 +72,7 @@ def _is_taken_for_path(name: str) -> bool:
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
-    """Of all files of a hub model those that are needed: settings, tokenizers and safetensors weights of the wanted parts.
-
-    A variant is fetched where a folder has it; its plain weights are then left out.
-    """
+    """The settings, tokenizers and safetensors weights of the wanted parts; of a folder that has the variant no plain weights."""
     listed = sorted(names)
     parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))
@@ -94,7 +88,7 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
 
 
 def _folders_of(encode: str) -> str:
-    """The folders that what is to be encoded needs, as an expression; of a single text encoder its own and its tokenizer's."""
+    """As an expression; of a single text encoder its own and its tokenizer's."""
     return _FOLDERS.get(encode) or f"{re.escape(encode)}|{re.escape(encode.replace('text_encoder', 'tokenizer'))}"
 
 
@@ -118,20 +112,14 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    is_reached = False
     try:
         HfApi().model_info(name, revision=revision, timeout=_REACH_SECONDS)  # asks once; to list files it would ask for 24 s
-    except HfHubHTTPError as error:
-        raise BadInput(f"{missing}; the hub gives no {name!r} either: {_first_line(error)}") from error
-    except Exception as error:  # As below.
-        raise BadInput(
-            f"{missing}; and the hub cannot be reached to ask for {name!r} ({_first_line(error)}): give a model's folder"
-        ) from error
-    try:
+        is_reached = True
         files = files_to_fetch(HfApi().list_repo_files(name, revision=revision), encode, variant)
         return Path(snapshot_download(name, revision=revision, allow_patterns=[escape(file) for file in files]))
     except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
-        raise BadInput(f"{missing}; the hub gives no {name!r} either: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if is_reached or isinstance(error, HfHubHTTPError):
+            raise BadInput(f"{missing}; the hub gives no {name!r} either: {first}") from error
+        raise BadInput(f"{missing}; and the hub cannot be reached to ask for {name!r} ({first}): give a model's folder") from error

@@ -14,24 +14,23 @@ from typing import Any, NoReturn
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical
 from cachestore.encode import families
-from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily
+from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily, plain_forms
 
 _OF_THE_BATCH = {"self", "prompt", "device", "dtype", "batch_size", "lora_scale", "do_classifier_free_guidance"}
 _MOST_TOKENS = 512
 
 
 def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
-    """A row for a pipeline class of diffusers, by introspection; `index` is its model_index.json.
-
-    Raises BadInput that says what is missing where the pipeline cannot be understood.
-    """
+    """A row for a pipeline class of diffusers; `index` is its model_index.json. Raises BadInput that says what is missing."""
     pipeline = _pipeline_class(class_name)
     returns = _returned_names(pipeline, class_name)
     kept = [name for name in returns if name is not None]
     if "prompt_embeds" not in kept:
         _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, and no prompt_embeds")
-    components = tuple(name for name in inspect.signature(pipeline.__init__).parameters if _encodes_text(name, index))
-    if not any(name.startswith("tokenizer") for name in components) or not any(name.startswith("text_encoder") for name in components):
+    parameters = inspect.signature(pipeline.__init__).parameters
+    components = tuple(name for name in parameters if _encodes_text(name, index))
+    tokenizers = [name for name in components if name.startswith("tokenizer")]
+    if not tokenizers or len(tokenizers) == len(components):
         _refuse(class_name, f"it has no tokenizer and text encoder among its components ({', '.join(components) or 'none of the kind'})")
     args = _arguments(pipeline, class_name)
     limit = args.get(MAX_LENGTH_ARG)
@@ -39,13 +38,13 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
         name=class_name,
         pipeline=class_name,
         components=components,
-        tokenizer=next(name for name in components if name.startswith("tokenizer")),
+        tokenizer=tokenizers[0],
         max_tokens=limit if isinstance(limit, int) else _MOST_TOKENS,
         returns=returns,
-        outputs={name: {"from": name} for name in kept},
+        outputs=plain_forms(*kept),
         mask=next((name for name in kept if "mask" in name), None),
         args=args,
-        settings=tuple(name for name in inspect.signature(pipeline.__init__).parameters if _is_plain(index.get(name))),
+        settings=tuple(name for name in parameters if isinstance(index.get(name), bool | int | float | str)),
         cleaners=("diffusers",),  # whose templates nobody has looked at
         is_found=True,
     )
@@ -74,11 +73,8 @@ def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
         _refuse(class_name, "encode_prompt returns nothing")
     last = max(returned, key=lambda value: value.lineno)
     values = last.elts if isinstance(last, ast.Tuple) else [last]
-    return tuple(value.id if isinstance(value, ast.Name) and _is_kept(value.id) else None for value in values)
-
-
-def _is_kept(name: str) -> bool:
-    return not name.startswith("negative") and ("embed" in name or "mask" in name)
+    names = [value.id if isinstance(value, ast.Name) else "" for value in values]
+    return tuple(name if ("embed" in name or "mask" in name) and not name.startswith("negative") else None for name in names)
 
 
 def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
@@ -96,9 +92,9 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
         if "image" in name or "video" in name:
             _refuse(class_name, f"its text encoder sees pictures too (encode_prompt takes {name})")
         default = called[name].default if name in called else parameter.default
-        if default is parameter.empty or not _is_json(default):
-            _refuse(class_name, f"encode_prompt needs {name}, which has no plain default")
         given[name] = list(default) if isinstance(default, tuple) else default
+        if default is parameter.empty or not _is_json(given[name]):
+            _refuse(class_name, f"encode_prompt needs {name}, which has no plain default")
     return given
 
 
@@ -109,14 +105,10 @@ def _is_of_the_prompt(name: str) -> bool:
 
 def _is_json(value: Any) -> bool:
     try:
-        canonical(list(value) if isinstance(value, tuple) else value)
+        canonical(value)
     except BadInput:
         return False
     return True
-
-
-def _is_plain(value: Json) -> bool:
-    return value is not None and isinstance(value, bool | int | float | str)
 
 
 def _refuse(class_name: str, what: str) -> NoReturn:

@@ -29,7 +29,6 @@ _CHANNELS: Final = 3
 WINDOW = 32
 """How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +59,6 @@ class LatentsEncoder:
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        """Keep the settings; nothing is loaded. `compiles` as for `vae.Vae`."""
         self.recipe = recipe
         self.setup = setup
         self._device = device
@@ -87,15 +85,13 @@ class LatentsEncoder:
         if LIKE in request:
             inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
         view = view_of(request, images.measure(data), inputs.get(IMAGE, digest))
-        transform = view.transform()
-        return Resolved(
-            # The role is not part of the key: one picture used as image and as control is encoded once.
-            key=input_key(self._fingerprint, {"image": digest}, transform),
-            item=(data, view),
-            inputs=inputs,
-            meta={"input_digest": digest, "encoder": self.recipe.encoder, **{k: v for k, v in transform.items() if v != "center"}},
-            facts=view.facts(),
-        )
+        # The role is not part of the key: one picture used as image and as control is encoded once.
+        key, meta = self._key_and_meta("image", digest, view.transform())
+        return Resolved(key, (data, view), inputs, meta, view.facts())
+
+    def _key_and_meta(self, kind: str, digest: str, transform: Mapping[str, Json]) -> tuple[Key, dict[str, Json]]:
+        told = {name: value for name, value in transform.items() if value not in ("center", None)}
+        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **told}
 
     def check_buckets(self, resolution: int, step: int) -> None:
         """Raise BadInput where pictures cannot be put into buckets of this resolution and step."""
@@ -116,33 +112,29 @@ class LatentsEncoder:
             video = videos.look(file)
         frames, start, rate = clip_of(request, video.timeline)
         clip = Clip(view_of(request, video.size, digest), frames, start, rate, video.rate)
-        transform = clip.transform() | {"pixels": videos.TRANSFORM}
-        told = {name: value for name, value in transform.items() if value not in ("center", None)}
-        told |= {"transfer": video.transfer} if video.transfer else {}
+        key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": videos.TRANSFORM})
+        meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
             self._has_warned = True
             text = "%s is of high dynamic range (%s) and is not tone-mapped, so it looks pale; each such entry says so in its `transfer`"
             _log.warning(text, reference, video.transfer)
-        return Resolved(
-            key=input_key(self._fingerprint, {VIDEO: digest}, transform),
-            item=_Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames))),
-            inputs={VIDEO: digest},
-            meta={"input_digest": digest, "encoder": self.recipe.encoder, **told},
-            facts=clip.facts(),
-        )
+        footage = _Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
+        return Resolved(key, footage, {VIDEO: digest}, meta, clip.facts())
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Decode and fit a picture: uint8 [height, width, 3]; or the frames of a clip: uint8 [frames, height, width, 3].
+        """Decode and fit: uint8 [height, width, 3] of a picture, [frames, height, width, 3] of a clip. One bucket shares a batch."""
+        if isinstance(footage := resolved.item, _Footage):
+            from cachestore.encode import videos
 
-        What is of one bucket shares a batch.
-        """
-        if isinstance(resolved.item, _Footage):
-            return _prepare_clip(resolved.item)
-        data, view = resolved.item
-        picture = images.decode(data)
-        pixels, _ = images.fit(picture if view.within is None else picture.crop(view.within), view.bucket, view.place)
-        pixels = np.ascontiguousarray(pixels[:, ::-1]) if view.is_flipped else pixels
-        return Prepared(pixels, view.bucket, cost=view.bucket.width * view.bucket.height)
+            view, bucket = footage.clip.view, footage.clip.shape
+            with footage.read.open(footage.reference) as file:
+                pixels = videos.take(file, footage.times, view.bucket, view.place)
+        else:
+            data, view = resolved.item
+            bucket, picture = view.bucket, images.decode(data)
+            pixels = images.fit(picture if view.within is None else picture.crop(view.within), bucket, view.place)
+        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if view.is_flipped else pixels
+        return Prepared(pixels, bucket, cost=prod(bucket))
 
     @property
     def window(self) -> int:
@@ -157,16 +149,12 @@ class LatentsEncoder:
             return self._batch_size
         from cachestore.encode import modules, vae
 
-        device = modules.choose_device(self._device)
         if self._budget is None:
-            self._budget = vae.latents_budget(self.setup.dtype, device)
-        return vae.latents_batch(_pixels(group), self._budget, device)
+            self._budget = vae.latents_budget(self.setup.dtype, modules.choose_device(self._device))
+        return self._budget.units(prod(group) if isinstance(group, Size | Shape) else STEP * STEP)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to encode (key, pixels) pairs of one bucket. An empty batch gives nothing.
-
-        The result raises EncodeFailed where a value is not finite.
-        """
+        """Begin to encode (key, pixels) pairs of one bucket. The result raises EncodeFailed where a value is not finite."""
         if not batch:
             return dict
         if self._vae is None:
@@ -199,18 +187,3 @@ class LatentsEncoder:
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
         latent_frames = (frames - 1) // self.setup.temporal_factor + 1
         return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
-
-
-def _prepare_clip(footage: _Footage) -> Prepared:
-    from cachestore.encode import videos
-
-    view = footage.clip.view
-    with footage.read.open(footage.reference) as file:
-        frames = videos.take(file, footage.times, view.bucket, view.place)
-    frames = np.ascontiguousarray(frames[:, :, ::-1]) if view.is_flipped else frames
-    return Prepared(frames, footage.clip.shape, cost=_pixels(footage.clip.shape))
-
-
-def _pixels(group: Hashable) -> int:
-    """Of one picture or clip of a bucket."""
-    return prod(group) if isinstance(group, Size | Shape) else STEP * STEP

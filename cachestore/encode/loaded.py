@@ -26,6 +26,8 @@ PLACE = Path("(loaded model)")
 BLOCK_NUMBERS = 1 << 22
 """So many numbers of a tensor are brought to the CPU at once."""
 
+_USED = ("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae")
+"""How the names of a pipeline's components begin that encode."""
 _LIBRARIES = ("transformers", "diffusers")
 _CLASS = "_class_name"
 _NOT_CONFIG = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "name_or_path"})
@@ -68,7 +70,8 @@ class LoadedModel:
             )
         if isinstance(part, nn.Module):
             config = _config(part)
-            kept = {field: value for field, value in _differing(part).items() if field not in _NOT_CONFIG and not field.startswith("_")}
+            differing = _config(part, method="to_diff_dict")  # of transformers: a later version with more fields means the same
+            kept = {field: value for field, value in differing.items() if field not in _NOT_CONFIG and not field.startswith("_")}
             digests = {"config": digest_bytes(canonical(kept)), "weights": digest_state(name, part)}
         else:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
@@ -133,15 +136,18 @@ def read_loaded(model: object) -> LoadedModel:
             f"model= is a path, a hub id, a diffusers pipeline or a mapping of component names to modules, not {type(model).__name__}"
         )
     pipeline: Any = model
-    parts = {name: part for name, part in pipeline.components.items() if part is not None and _is_used(name)}
+    given = {name: part for name, part in pipeline.components.items() if part is not None}
+    parts = {name: part for name, part in given.items() if name.startswith(_USED)}
     settings = {name: value for name, value in pipeline.config.items() if isinstance(value, bool | int | float | str)}
-    others = {name: part for name, part in pipeline.components.items() if part is not None and name not in parts}
+    others = {name: part for name, part in given.items() if name not in parts}
     return LoadedModel(_class_of("model", pipeline)[1], parts, settings, others)
 
 
 def common_dtype(components: Mapping[str, Component], option: str, asked: str) -> str:
     """The dtype of loaded modules, and so of their recipe. Raises BadInput where they differ among each other or from what is asked."""
-    found = {str(component.loaded.dtype).removeprefix("torch.") for component in components.values() if _is_module(component)}
+    found = {
+        str(component.loaded.dtype).removeprefix("torch.") for component in components.values() if isinstance(component.loaded, nn.Module)
+    }
     if len(found) != 1 or asked not in ("auto", *found):
         raise BadInput(
             f"the loaded modules are {' and '.join(sorted(found))}, and are not changed: bring them to one dtype, and leave {option} out"
@@ -151,27 +157,14 @@ def common_dtype(components: Mapping[str, Component], option: str, asked: str) -
 
 def common_device(components: Mapping[str, Component], asked: str) -> str:
     """Where loaded modules are, and stay. Raises BadInput where they are not together, or elsewhere than asked."""
-    found = {str(one.device) for component in components.values() if _is_module(component) for one in component.loaded.parameters()}
+    modules = [component.loaded for component in components.values() if isinstance(component.loaded, nn.Module)]
+    found = {str(one.device) for module in modules for one in module.parameters()}
     is_there = asked == "auto" or {torch.device(asked).type} == {torch.device(one).type for one in found}
     if len(found) != 1 or not is_there:
         raise BadInput(
             f"the loaded modules are on {' and '.join(sorted(found))}, and are not moved: bring them to one device, and leave device out"
         )
     return found.pop()
-
-
-def own_tokenizer(component: Component) -> Any:
-    """A copy of a loaded tokenizer: to cut and pad is a state of it, which is the caller's."""
-    return copy.deepcopy(component.loaded)
-
-
-def numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Small tensors among a module's weights, as lists, by the names that `names` gives them. Raises BadInput where one is missing."""
-    state = component.loaded.state_dict()
-    lacking = sorted(name for name in names.values() if name not in state)
-    if lacking:
-        raise BadInput(f"the loaded {component.class_name} lacks {', '.join(lacking)}, by which its latents are normalised")
-    return {given: state[name].detach().double().cpu().tolist() for given, name in names.items()}
 
 
 def digest_state(name: str, module: nn.Module) -> str:
@@ -210,16 +203,7 @@ def _digest_tokenizer(tokenizer: Any) -> str:
     return digest_bytes(canonical(digests))
 
 
-def _is_used(name: str) -> bool:
-    return name.startswith(("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae"))
-
-
-def _is_module(component: Component) -> bool:
-    return isinstance(component.loaded, nn.Module)
-
-
 def _class_of(name: str, part: object) -> tuple[str, str]:
-    """The library and class that an object is of, or is derived from."""
     for one in type(part).__mro__:
         library = one.__module__.partition(".")[0]
         if library in _LIBRARIES:
@@ -232,8 +216,3 @@ def _class_of(name: str, part: object) -> tuple[str, str]:
 def _config(part: Any, *, method: str = "to_dict") -> dict[str, Json]:
     config = part.config
     return json.loads(json.dumps(getattr(config, method)() if hasattr(config, method) else dict(config), default=str))
-
-
-def _differing(part: Any) -> dict[str, Json]:
-    """The configuration, of transformers without what is its default: a later version with more fields means the same."""
-    return _config(part, method="to_diff_dict")

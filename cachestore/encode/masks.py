@@ -39,16 +39,12 @@ class MaskEncoder:
     """
 
     def __init__(self, factor: int) -> None:
-        """Keep by how much latents are smaller than pictures."""
         self.recipe = mask_recipe(factor)
         self._factor = factor
         self._fingerprint = self.recipe.fingerprint
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read the mask and the picture it belongs to, and find where that is cut.
-
-        Raises EncodeFailed for what is no picture, and for a mask of another shape than its picture.
-        """
+        """Find where the picture is cut. Raises EncodeFailed for what is no picture, and for a mask of another shape than its picture."""
         data, picture = read(str(request["image"])), read(str(request[LIKE]))
         digest, digest_of_picture = digest_bytes(data), digest_bytes(picture)
         size, own = images.measure(picture), images.measure(data)

@@ -23,24 +23,12 @@ INDEX = "model_index.json"
 CONFIG = "config.json"
 TEXT_MODEL = "AutoModel"
 """Stands for the class of a text encoder that stands alone, which transformers finds by its config.json."""
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
+_VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+_SETTINGS = {"added_tokens.json", "chat_template.json", "chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"}
+TOKENIZER_FILES = _VOCABULARIES | _SETTINGS | {"merges.txt"}
 """Every file from which a tokenizer is made; those that are present are digested."""
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where the settings of an image processor are; transformers 5 writes them into the second, which earlier versions have besides."""
-_VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers whose tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
@@ -62,6 +50,10 @@ class Model:
     """The pipeline's class, or the VAE's; for a text encoder its architecture."""
     index: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """model_index.json, or config.json."""
+
+    def config_of(self, component: str) -> dict[str, Json]:
+        """config.json of one of a pipeline's components. Raises BadInput as `read_json`."""
+        return read_json(self.folder / component / CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +103,15 @@ def read_model(folder: Path) -> Model:
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
 
 
-def pipeline_component(model: Model, name: str, variant: str | None) -> Component:
-    """One component of a diffusers pipeline, by its name in model_index.json."""
+def pipeline_component(model: Model, name: str, variant: str | None, override: Model | Path | None = None) -> Component:
+    """One component of a diffusers pipeline, by its name in model_index.json; of another folder or of a single file where given."""
     library, class_name = component_class(model, name)
-    folder = model.folder / name
+    folder = override.folder if isinstance(override, Model) else model.folder / name
     if name.startswith("tokenizer"):
         return tokenizer(name, folder, library, class_name)
     if name.startswith("processor"):
         return processor(name, folder, library, class_name)
-    return module(name, folder, library, class_name, variant)
+    return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
 
 def component_class(model: Model, name: str) -> tuple[str, str]:
@@ -133,8 +125,14 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     return str(library), str(class_name)
 
 
-def module(name: str, folder: Path, library: str, class_name: str, variant: str | None) -> Component:
-    """A component with weights: config.json and safetensors."""
+def module(name: str, folder: Path, library: str, class_name: str, variant: str | None, *, file: Path | None = None) -> Component:
+    """A component with weights: config.json and safetensors; the folder gives only the former where a single file has the weights.
+
+    That file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
+    """
+    if file is not None:
+        files = {CONFIG: folder / CONFIG, weight_names(_WEIGHTS[library], None)[0]: file}
+        return Component(name, library, class_name, folder, files, config=read_json(folder / CONFIG), single_file=file)
     names = _names(folder)
     if CONFIG not in names:
         raise MissingFile(f"{folder} has no {CONFIG}, which {name!r} needs")
@@ -143,16 +141,6 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
     weights, found_variant = _weights(folder, names, library, variant)
     files = {file: folder / file for file in (CONFIG, *weights)}
     return Component(name, library, class_name, folder, files, found_variant, read_json(folder / CONFIG))
-
-
-def module_of_file(name: str, folder: Path, library: str, class_name: str, file: Path) -> Component:
-    """A component with the configuration of a folder and the weights of a single file.
-
-    The file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
-    """
-    config = folder / CONFIG
-    weights, _ = weight_names(_WEIGHTS[library], None)
-    return Component(name, library, class_name, folder, {CONFIG: config, weights: file}, config=read_json(config), single_file=file)
 
 
 def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:
@@ -176,11 +164,9 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Small tensors among a component's weights, as lists, by the names that `names` gives them. No names open no file.
-
-    Raises BadInput where the weights lack one, or cannot be read.
-    """
-    found: dict[str, list[float]] = {}
+    """Small tensors among a component's weights, by the names that `names` gives them. Raises BadInput where one cannot be read."""
+    state = component.loaded.state_dict() if names and component.loaded is not None else {}
+    found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})

@@ -4,6 +4,7 @@ A pipeline is never loaded through its base class: `DiffusionPipeline.from_pretr
 of four Wan pipelines, 28 GB each. Nothing is downloaded here, and nothing is unpickled.
 """
 
+import copy
 import gc
 import importlib
 import inspect
@@ -19,7 +20,6 @@ import torch
 from cachestore.core import ranks, vector_math
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
-from cachestore.encode import loaded
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
@@ -42,10 +42,7 @@ _MAY_BE_MISSING = ("pooler.", "position_ids")
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device as named; for `auto` the local rank's GPU, else xpu, else mps, else the CPU.
-
-    Raises BadInput for an unknown name, and for a GPU that is not there.
-    """
+    """The device as named; for `auto` the local rank's GPU, else xpu, mps, CPU. Raises BadInput for one that is unknown or not there."""
     if asked != "auto":
         try:
             device = torch.device(asked)
@@ -84,7 +81,7 @@ def _loading(component: Component) -> "Generator[None]":
 def load_tokenizer(component: Component) -> Foreign:
     """A tokenizer of its own class: nobody else shares its state."""
     if component.loaded is not None:
-        return loaded.own_tokenizer(component)
+        return copy.deepcopy(component.loaded)  # to cut and pad is a state of it, which is the caller's
     with _loading(component):
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
 
@@ -135,7 +132,9 @@ def build_pipeline(
     """
     with _one_at_a_time:
         pipeline = _found("diffusers", class_name, "this model")
-        required = [name for name, parameter in _parameters(pipeline) if parameter.default is parameter.empty]
+        parameters = list(inspect.signature(pipeline.__init__).parameters.values())[1:]
+        plain = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        required = [one.name for one in plain if one.default is one.empty]
         given = {**settings, **components, **_stand_ins(asked or {})}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
@@ -171,7 +170,6 @@ class Absent:
     steps_offset = 1
 
     def __init__(self, **given: Any) -> None:
-        """A `config` that is not given is absent too."""
         vars(self).update(given)
 
     def __bool__(self) -> bool:
@@ -209,7 +207,6 @@ def _dtype_name(library: str) -> str:
 
 
 def _release(library: str) -> tuple[int, int]:
-    """The first two numbers of a library's version."""
     first, second, *_ = importlib.import_module(library).__version__.split(".")
     return int(first), int(second)
 
@@ -234,7 +231,6 @@ def _class_of(component: Component) -> Foreign:
 
 
 def _found(library: str, class_name: str, needed_by: str) -> Foreign:
-    """A class of a library. Raises BadInput where the installed one does not have it."""
     module = importlib.import_module(library)
     found = getattr(module, class_name, None)
     if found is None:
@@ -247,11 +243,3 @@ def _text_model_class(transformers: Foreign, component: Component) -> Foreign:
     config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True)
     encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel
-
-
-def _parameters(pipeline: Foreign) -> list[tuple[str, inspect.Parameter]]:
-    return [
-        (name, parameter)
-        for name, parameter in inspect.signature(pipeline.__init__).parameters.items()
-        if name != "self" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]

@@ -1,8 +1,7 @@
 """What the training of a model needs beside what is made of it here. A table and its look-up; reads configurations alone, no torch.
 
 The pipeline's class decides, together with the number of channels that its denoiser takes: weights for inpainting are saved under the plain
-class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well. For a model
-without a pipeline nothing is known.
+class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well.
 """
 
 import re
@@ -99,24 +98,20 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     """
     by_channels = _by_channels(class_name, configs)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
-    is_by_class = row is not None and not (row.is_told_by_channels and by_channels == ())
-    found = row.needs if row is not None and is_by_class else by_channels or ()
+    is_plain = row is None or (row.is_told_by_channels and by_channels == ())
+    found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an adapter's image encoder is no part of the model
         return found
     return tuple(dict.fromkeys((*found, *_by_parts(parts))))
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
-    found: list[Need] = []
-    for name, class_name in parts.items():
-        words = next((words for expression, words in _PARTS.items() if re.fullmatch(expression, name)), None)
-        if words is not None and not _MADE.fullmatch(name):
-            found.append(Need(f"{words} ({name}, {class_name})"))
-    return found
+    first = {name: next((words for part, words in _PARTS.items() if re.fullmatch(part, name)), None) for name in parts}
+    return [Need(f"{words} ({name}, {parts[name]})") for name, words in first.items() if words and not _MADE.fullmatch(name)]
 
 
 def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...] | None:
-    """What a denoiser's channels tell; None where they are not known."""
+    """None where the channels are not known."""
     takes = next((configs[name].get("in_channels") for name in DENOISERS if name in configs), None)
     vae = configs.get(VAE, {})
     latents = vae.get("latent_channels", vae.get("z_dim"))
@@ -124,10 +119,8 @@ def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> 
         return None
     if takes <= latents or class_name in _FILLED_WITH_ZEROS:
         return ()
-    for (factor, more), needs in _BY_CHANNELS.items():
-        if takes == factor * latents + more:
-            return needs
-    return (Need(f"the input for the other channels of its denoiser (it takes {takes}, latents have {latents})"),)
+    other = (Need(f"the input for the other channels of its denoiser (it takes {takes}, latents have {latents})"),)
+    return next((needs for (factor, more), needs in _BY_CHANNELS.items() if takes == factor * latents + more), other)
 
 
 def in_words(needs: Sequence[str]) -> str:

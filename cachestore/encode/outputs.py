@@ -13,8 +13,13 @@ from torch import Tensor, nn
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Key
+from cachestore.encode.compare import TOLERANCES
 
 Payload = TypeVar("Payload")
+_HALVES = (torch.float16, torch.bfloat16)
+_BOUNDS: Mapping[str, float] = {"float32": TOLERANCES["F32"], "bfloat16": TOLERANCES["BF16"], "float16": TOLERANCES["F16"]}
+"""What another order of additions makes, as when entries are compared; another embedding differs by a tenth and more."""
+_TF32_BOUND = 5e-3
 Entries = dict[Key, dict[str, Tensor]]
 
 
@@ -69,7 +74,7 @@ def _faults(entries: Entries, may_be_flat: Collection[str]) -> dict[Key, str]:
 
 
 def _is_half(module: nn.Module) -> bool:
-    return any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*module.parameters(), *module.buffers()))
+    return any(tensor.dtype in _HALVES for tensor in (*module.parameters(), *module.buffers()))
 
 
 @contextmanager
@@ -79,7 +84,7 @@ def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
     Not `module.half()` for the way back: some layers are kept in float32 on purpose. Call it outside inference mode.
     """
     tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in (torch.float16, torch.bfloat16)}
+    before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in _HALVES}
     try:
         for number in before:
             tensors[number].data = tensors[number].data.float()
@@ -87,3 +92,22 @@ def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
     finally:
         for number, dtype in before.items():
             tensors[number].data = tensors[number].data.to(dtype)
+
+
+def tolerance(dtype: str, device: torch.device) -> float:
+    """How far apart, relative to their norm, two encodings of one input may be."""
+    return max(_BOUNDS[dtype], _TF32_BOUND) if device.type == "cuda" else _BOUNDS[dtype]
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], bound: float) -> str | None:
+    """What differs between two entries, in words: names, shapes, or values by more than `bound` of the norm. None where nothing does."""
+    if set(one) != set(other):
+        return f"set of tensors ({', '.join(sorted(one))}; {', '.join(sorted(other))})"
+    for name, tensor in one.items():
+        if tensor.shape != other[name].shape:
+            return f"{name} ({list(other[name].shape)} for {list(tensor.shape)})"
+        first, second = tensor.double(), other[name].double()
+        apart, norm = float((first - second).norm()), float(first.norm())
+        if not apart <= bound * max(norm, 1e-12):  # not "greater", so that NaN counts as different
+            return f"{name} (apart by {apart / max(norm, 1e-12):.2g} of its norm)"
+    return None

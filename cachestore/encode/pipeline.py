@@ -1,7 +1,4 @@
-"""Threads beside the one that encodes: some look ahead, one puts away. None of them outlives the `with` or generator that began it.
-
-Knows nothing of units, models or stores. How much is under way is bounded, so that a slow stage holds up the ones before it.
-"""
+"""Threads beside the one that encodes: some look ahead, one puts away. A slow stage holds up the ones before it."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -77,13 +74,11 @@ class Behind(Generic[Result]):
         self._under_way: deque[Future[Result]] = deque()
 
     def __enter__(self) -> Self:
-        """Start the thread, if there is to be one."""
         if self._depth > 0:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="cachestore-append")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=error is not None)
         self._thread = None

@@ -25,7 +25,6 @@ class Processor:
     """A tokenizer and an image processor, called as a processor of transformers is."""
 
     def __init__(self, tokenizer: Any, image_processor: Any) -> None:
-        """Keep both. The tokenizer is this object's own."""
         self.tokenizer = tokenizer
         self.image_processor = image_processor
 
@@ -57,8 +56,5 @@ class Processor:
     def _expanded(self, texts: Sequence[str], patches: Sequence[int]) -> list[str]:
         """The texts with a token for each merged patch, for as many pictures as there are, in order."""
         counts = iter([count // self.image_processor.merge_size**2 for count in patches])
-        expanded: list[str] = []
-        for text in texts:
-            first, *others = text.split(_PICTURE)
-            expanded.append(first + "".join(_PICTURE * next(counts, 1) + part for part in others))
-        return expanded
+        split = [text.split(_PICTURE) for text in texts]
+        return [first + "".join(_PICTURE * next(counts, 1) + part for part in others) for first, *others in split]

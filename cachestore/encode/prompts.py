@@ -7,7 +7,7 @@ batch than alone, captions are encoded one by one, and the log says so.
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,8 +21,7 @@ from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
-from cachestore.encode.outputs import Entries, make_sound
-from cachestore.encode.probe import difference, tolerance
+from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
 from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -43,12 +42,7 @@ _log = logging.getLogger(__name__)
 
 def text_budget(device: torch.device) -> Budget:
     """How many tokens, padding included, make a good batch."""
-    return Budget(CPU_TOKENS, CPU_TOKENS) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS)
-
-
-def text_batch(length: int, budget: Budget, device: torch.device) -> int:
-    """How many captions of this padded length go into a batch."""
-    return min(32 if device.type == "cpu" else 256, budget.units(length))
+    return Budget(CPU_TOKENS, CPU_TOKENS, 32) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS, 256)
 
 
 class TextModules:
@@ -91,10 +85,7 @@ class TextModules:
             _log.warning("%s: %s; captions are padded to the limit", setup.family.pipeline, reason)
 
     def submit(self, batch: Batch, took: Took = ignore) -> Result:
-        """Begin to embed (key, payload) pairs. `took` is told how long a GPU was at it.
-
-        The result raises EncodeFailed where an entry is not sound even in float32, naming the first.
-        """
+        """Begin to embed. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound(
             "the text encoder", batch, begun(), lambda some: self._begin(some)(), self._modules, may_be_flat=self._may_be_flat
@@ -102,21 +93,16 @@ class TextModules:
 
     def _begin(self, batch: Batch, took: Took = ignore) -> "Callable[[], Entries]":
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        watch = self._transfer.stopwatch()
-        begun = [self._submitted([payload for _, payload in pairs]) for pairs in together]
-        if watch is not None:
-            watch.stop()
+        begun = self._transfer.begin(self._submitted([payload for _, payload in pairs]) for pairs in together)
 
         def finish() -> Entries:
-            entries = [entry for made in begun for entry in made()]
-            if watch is not None:
-                took(watch.seconds())
+            entries, seconds = begun()
+            took(seconds)
             return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
         return finish
 
     def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
-        """Begin to embed payloads together; gives their entries in order."""
         length = max((payload.length for payload in payloads if isinstance(payload, Padded)), default=self._setup.max_tokens)
         whole = [payload.caption if isinstance(payload, Padded) else payload for payload in payloads]
         if self.is_whole or length == self._setup.max_tokens:
@@ -133,7 +119,6 @@ class TextModules:
         return finish
 
     def _called(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
-        """Begin one call of the model; gives what it made, in order."""
         with torch.inference_mode():
             begun = self._transfer.to_host(self._call(payloads))
 
@@ -143,42 +128,36 @@ class TextModules:
 
         return finish
 
-    def _made(self, payloads: Sequence[Payload]) -> list[Entry]:
-        return self._submitted(payloads)()
+    def _tried(self, groups: Iterable[Sequence[Payload]], what: str) -> tuple[list[Entry], str]:
+        """The entries of payloads that are embedded group by group, and the error that it ends in, in words; empty for none."""
+        try:
+            return [entry for payloads in groups for entry in self._submitted(payloads)()], ""
+        except BadInput:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions, or one by one, may be fine
+            return [], f"{what} in {type(error).__name__} ({error})"
 
     def _probed(self) -> tuple[dict[str, Entry], str | None]:
-        """What is made of each caption of the probe alone, and the first error in words; None if no caption fails.
-
-        Raises BadInput where all of them fail: so would every caption, and each of them would load the model again.
-        """
+        """The entries of captions alone, and the first error in words. Raises BadInput where all fail: each would load the model again."""
         alone: dict[str, Entry] = {}
         failed: list[str] = []
         for caption in PROBES:
-            try:
-                alone[caption] = self._made([caption])[0]
-            except BadInput:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions may be fine
-                failed.append(f"the caption {caption[:40]!r} ends in {type(error).__name__} ({error})")
+            made, reason = self._tried([[caption]], f"the caption {caption[:40]!r} ends")
+            if made:
+                alone[caption] = made[0]
+            else:
+                failed.append(reason)
         if not alone:
             raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too")
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
-        """Why captions cannot share a batch; None where they can. Captions that are never in a batch with others are left out.
-
-        `alone` are entries of captions that were encoded alone, padded as the pipeline pads.
-        """
+        """Why captions cannot share a batch; None where they can. `alone` are entries that were made alone, padded as the pipeline pads."""
         batch = [caption for caption in alone if caption not in self._family.alone]
         if self._family.length_step is not None:
             batch = batch[:1] * 2  # two of different lengths would not meet in a batch
-        try:
-            together = self._made(batch)
-        except BadInput:
-            raise
-        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: whatever a batch raises, one by one they were fine
-            return f"a batch of {len(batch)} captions ends in {type(error).__name__} ({error})"
-        return self._first_difference(alone, batch, together, device, "in a batch than alone")
+        together, reason = self._tried([batch], f"a batch of {len(batch)} captions ends")
+        return reason or self._first_difference(alone, batch, together, device, "in a batch than alone")
 
     def _why_whole(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
         """Why captions cannot be padded to less than the limit; None where they can."""
@@ -186,18 +165,12 @@ class TextModules:
         batch = [caption for caption in alone if caption not in self._family.alone]
         padded = [Padded(caption, padded_length(min(self._rows(alone[caption]) + 1, limit), limit)) for caption in batch]
         together = [[one] for one in padded] if self.is_single else [padded]
-        try:
-            entries = [entry for some in together for entry in self._made(some)]
-        except BadInput:
-            raise
-        except Exception as error:  # noqa: BLE001 - the same boundary: at the limit they were fine
-            return f"captions that are padded to less than the limit end in {type(error).__name__} ({error})"
-        return self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
+        entries, reason = self._tried(together, "captions that are padded to less than the limit end")
+        return reason or self._first_difference(alone, batch, entries, device, "when it is padded to less than the limit")
 
     def _first_difference(
         self, alone: Mapping[str, Entry], captions: Sequence[str], entries: Sequence[Entry], device: torch.device, when: str
     ) -> str | None:
-        """What differs between these captions' entries and those of the same captions alone, in words; None where nothing does."""
         bound = tolerance(self._setup.dtype, device)
         for caption, entry in zip(captions, entries, strict=True):
             if found := difference(alone[caption], entry, bound):
@@ -205,11 +178,9 @@ class TextModules:
         return None
 
     def _rows(self, entry: Entry) -> int:
-        """How many rows of a masked family's entry are a caption's."""
         return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
-        """Refuse a pipeline that nobody described, where its embeddings cannot be kept as they come."""
         for name in entries[0]:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:
@@ -229,7 +200,6 @@ class TextModules:
         return entry
 
     def _trimmed(self, name: str, returned: Mapping[str, Any], row: int) -> Tensor:
-        """One row of an output, without its padding where that is dropped."""
         tensor: Tensor = returned[name][row]
         trim = self._family.trims.get(name)
         if trim is None:
@@ -278,7 +248,6 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 
 
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
-    """`encode_prompt` of a pipeline, with its results under the family's names."""
     args = call_arguments(pipeline, setup.args)
 
     def call(payloads: Sequence[str | Padded | Shown]) -> dict[str, Any]:
@@ -286,8 +255,8 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
-        for payload in payloads:
-            given = {**given, **picture_arguments(setup.family, payload)} if isinstance(payload, Shown) else given
+        for shown in [payload for payload in payloads if isinstance(payload, Shown)]:
+            given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             return _named(setup.family, pipeline.encode_prompt(captions, **arguments))
@@ -307,7 +276,6 @@ def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
-    """An argument's value, where the recipe gives only the digest of what `__call__` has as its default."""
     if not isinstance(value, Mapping) or set(value) != {DEFAULT_OF_CALL}:
         return value
     default = inspect.signature(pipeline.__call__).parameters[name].default

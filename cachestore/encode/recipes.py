@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
-from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, ShownPictures, TextFamily, encoder_of, is_text_encoder
+from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
@@ -40,7 +40,6 @@ TEXT_VERSION = 1
 LATENTS_VERSION = 1
 """Raised when the code makes other tensors from the same settings."""
 
-_STORED = ("moments", "mean", "sample")
 _CLIP_LAYERS = 12
 """transformers' own default, which an old config.json may leave out."""
 _UNSET_LENGTH = 1_000_000
@@ -85,7 +84,11 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
     if not request.encode:
         return ()
     if request.loaded is not None:
-        _check_loaded(request)
+        given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
+        if given:
+            raise BadInput(
+                f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself"
+            )
         return _encoders(request.loaded.model, request, digest)
     # A hub model is downloaded only as far as nothing else replaces its parts.
     needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
@@ -99,10 +102,7 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
 
 
 def needs_for(request: ModelRequest) -> tuple[Need, ...]:
-    """What the model is trained with that is not made here; nothing for a plain one, and for one that is not on this machine.
-
-    Reads configurations alone. Raises BadInput for a model_index.json that cannot be used.
-    """
+    """What the model is trained with that is not made here, by configurations alone; nothing for one that is not on this machine."""
     if request.loaded is not None:
         return needs_of(*request.loaded.outline()) if request.loaded.class_name is not None else ()
     folder = find_here(request.model, request.revision)
@@ -113,7 +113,7 @@ def needs_for(request: ModelRequest) -> tuple[Need, ...]:
     configs: dict[str, Mapping[str, Json]] = {}
     for name in (*DENOISERS, VAE):
         with suppress(BadInput):  # it may not be there: then the class alone decides
-            configs[name] = models.read_json(folder / name / models.CONFIG)
+            configs[name] = model.config_of(name)
     return needs_of(model.class_name, parts, configs)
 
 
@@ -125,14 +125,13 @@ def _check(request: ModelRequest) -> None:
         )
     if "text" in request.encode and any(map(is_text_encoder, request.encode)):
         raise BadInput(f"text is what all text encoders make; leave it out of {', '.join(request.encode)}, or name no single encoder")
-    if request.latents not in _STORED:
-        raise BadInput(f"latents cannot be kept as {request.latents!r}; known are {', '.join(_STORED)}")
+    if request.latents not in get_args(Stored):
+        raise BadInput(f"latents cannot be kept as {request.latents!r}; known are {', '.join(get_args(Stored))}")
     if request.batch_size != "auto" and request.batch_size < 1:
         raise BadInput(f"a batch size is at least 1, not {request.batch_size}")
 
 
 def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
-    """The encoders that are asked for; `model_of` gives the model for one of ENCODERS."""
     makers = {"text": _text_encoder, "latents": _latents_encoder}
     wanted = {encoder_of(name) for name in request.encode}
     return tuple(makers[name](model_of(name), request, digest) for name in ENCODERS if name in wanted)
@@ -141,36 +140,19 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
 def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
     model = models.read_model(folder)
     made = _encoders(lambda _name: model, request, digest)
-    _check_variant(made, request)
-    return made
-
-
-def _check_loaded(request: ModelRequest) -> None:
-    given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
-    if given:
-        raise BadInput(f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself")
-
-
-def _check_variant(encoders: tuple[TextEncoder | LatentsEncoder, ...], request: ModelRequest) -> None:
-    found = [component.variant for encoder in encoders for component in encoder.setup.components.values()]
+    found = [component.variant for encoder in made for component in encoder.setup.components.values()]
     if request.variant and not any(found):
         raise BadInput(f"no weights of variant {request.variant!r} are in {request.model}; leave --variant out to use the plain ones")
+    return made
 
 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
     if request.loaded is not None:
         family = _family(model, request) if model.kind == "pipeline" else _chosen(PLAIN, request)
         components = {name: request.loaded.component(name) for name in family.components}
-    elif request.text_encoder is None:
-        family, components = _text_parts(model, None, request)
-    elif is_single_file(request.text_encoder):
-        family, components = _text_parts_with_file(model, Path(request.text_encoder).expanduser(), request)
     else:
-        read = partial(_text_parts, model, request=request)
-        family, components = _with_override(request.text_encoder, read, "text", request)
-    dtype, device = _dtype(request.text_dtype, family.text_dtype, "text"), request.device
-    if request.loaded is not None:
-        dtype, device = _of_loaded(components, request.text_dtype, "text", device)
+        family, components = _with_override(request.text_encoder, partial(_text_parts, model, request), "text", request)
+    dtype, device = _dtype_and_device(components, request, request.text_dtype, family.text_dtype, "text")
     args = _encode_args(family, request.encode_args)
     _check_skip(components, args)
     is_bucketed = not args.pop(EXACT_PADDING, True)
@@ -193,7 +175,9 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     settings = {name: model.index[name] for name in family.settings if name in model.index}
     make |= {"settings": settings} if settings else {}
     make |= {"packages": _versions(family)} if family.cleaners else {}
-    make |= {"pictures": _pictures(family.pictures)} if family.pictures else {}
+    if shown := family.pictures:
+        transform = {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step, "alpha": "white", "colour": "srgb"}
+        make["pictures"] = {"role": shown.role, "transform": transform}
     asked = _asked(model, family, request)
     widths = {name: text_width(component.config) for name, component in components.items()} | asked
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
@@ -201,62 +185,51 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     return TextEncoder(recipe, setup, device=device, batch_size=request.batch_size)
 
 
-def _pictures(shown: ShownPictures) -> dict[str, Json]:
-    """What decides the pictures that a text encoder is shown."""
-    return {
-        "role": shown.role,
-        "transform": {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step, "alpha": "white", "colour": "srgb"},
-    }
-
-
-def _with_override(name: str, read: Callable[[Model], T], encode: str, request: ModelRequest) -> T:
-    """What `read` makes of the model behind `--vae` or `--text-encoder`."""
+def _with_override(name: str | None, read: Callable[[Model | Path | None], T], encode: str, request: ModelRequest) -> T:
+    """What `read` makes of the single file, or of the model in a folder, behind `--vae` or `--text-encoder`, or of None."""
+    if name is None:
+        return read(None)
+    if is_single_file(name):
+        return read(Path(name).expanduser())
     try:
         return with_folder(name, lambda folder: read(models.read_model(folder)), encode=[encode], revision=None, variant=request.variant)
     except models.MissingFile as error:
         raise BadInput(str(error)) from error  # Plain, lest it be looked for in a download of the model itself.
 
 
-def _text_parts(model: Model, override: Model | None, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
-    """The family of the text encoder, and its components, with `--text-encoder` in place of what it replaces."""
+def _text_parts(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, dict[str, Component]]:
+    """The family of the text encoder, and its components, with the override in place of what it replaces."""
     if model.kind == "pipeline":
         family = _family(model, request)
-        replaced = _replaced(model, family, override) if override else None
-        parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
-        if override and replaced:
-            parts[replaced] = models.module(replaced, override.folder, *models.component_class(model, replaced), request.variant)
-        return family, {name: parts[name] for name in family.components}
-    alone = override or model
+        replaced = None if override is None else _replaced(model, family, override)
+        given = {name: override if name == replaced else None for name in family.components}
+        return family, {name: models.pipeline_component(model, name, request.variant, one) for name, one in given.items()}
+    file = override if isinstance(override, Path) else None
+    alone = override if isinstance(override, Model) else model
     if alone.kind != "text":
+        if file is not None:
+            raise BadInput(
+                f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder"
+            )
         raise BadInput(
             f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
         )
+    if file is not None:
+        _saved_for(file, {"text_encoder": model.index}, model)
     return _chosen(PLAIN, request), {
-        "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant),
+        "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant, file=file),
         "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
     }
 
 
-def _text_parts_with_file(model: Model, file: Path, request: ModelRequest) -> tuple[TextFamily, dict[str, Component]]:
-    """The family of the text encoder, and its components, with the weights of a single file in place of those they were saved for."""
-    if model.kind == "pipeline":
-        family = _family(model, request)
-        replaced = _saved_for(file, _text_configs(model, family), model)
-        parts = {name: models.pipeline_component(model, name, request.variant) for name in family.components if name != replaced}
-        parts[replaced] = models.module_of_file(replaced, model.folder / replaced, *models.component_class(model, replaced), file)
-        return family, {name: parts[name] for name in family.components}
-    if model.kind != "text":
-        raise BadInput(f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder")
-    _saved_for(file, {"text_encoder": model.index}, model)
-    return _chosen(PLAIN, request), {
-        "text_encoder": models.module_of_file("text_encoder", model.folder, "transformers", models.TEXT_MODEL, file),
-        "tokenizer": models.tokenizer("tokenizer", model.folder, "transformers", "AutoTokenizer"),
-    }
-
-
 def _family(model: Model, request: ModelRequest) -> TextFamily:
-    """The row of the model's pipeline, for the text encoders that it has and that are asked for."""
-    return _chosen(families.as_it_comes(request.family or _pipeline_family(model), model.index), request)
+    """The row of the model's pipeline, else what introspection finds, for its text encoders that are asked for."""
+    family = request.family or TEXT_FAMILIES.get(model.class_name)
+    if family is None:
+        from cachestore.encode import introspection
+
+        family = introspection.find_family(model.class_name, model.index)
+    return _chosen(families.as_it_comes(family, model.index), request)
 
 
 def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
@@ -268,16 +241,11 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
     found: dict[str, Json] = {}
     for name in family.asks:
         component, _, field_name = name.partition(".")
-        config = request.loaded.config(component) if request.loaded else models.read_json(model.folder / component / models.CONFIG)
+        config = request.loaded.config(component) if request.loaded else model.config_of(component)
         if field_name not in config:
             raise BadInput(f"{model.folder} does not say {name}, which {family.pipeline} asks for, in {component}/{models.CONFIG}")
         found[name] = config[field_name]
     return found
-
-
-def _text_configs(model: Model, family: TextFamily) -> dict[str, dict[str, Json]]:
-    """config.json of each text encoder of a pipeline."""
-    return {name: models.read_json(model.folder / name / models.CONFIG) for name in family.encoders}
 
 
 def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Model) -> str:
@@ -293,17 +261,7 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
     return alike[0]
 
 
-def _pipeline_family(model: Model) -> TextFamily:
-    """The row of a pipeline; for a class without one what introspection finds, which imports diffusers."""
-    if model.class_name in TEXT_FAMILIES:
-        return families.text_family(model.class_name)
-    from cachestore.encode import introspection
-
-    return introspection.find_family(model.class_name, model.index)
-
-
 def _versions(family: TextFamily) -> dict[str, str]:
-    """The versions of packages that change a family's embeddings. Raises BadInput where one is absent."""
     try:
         return {name: version(name) for name in family.cleaners}
     except PackageNotFoundError as error:
@@ -312,16 +270,18 @@ def _versions(family: TextFamily) -> dict[str, str]:
         ) from error
 
 
-def _replaced(model: Model, family: TextFamily, override: Model) -> str:
+def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     """Which of a pipeline's text encoders a single one takes the place of: the one of the same class, else of the same model type."""
     modules = family.encoders
+    if isinstance(override, Path):
+        return _saved_for(override, {name: model.config_of(name) for name in modules}, model)
     if override.kind != "text":
         raise BadInput(f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder")
     classes = {name: models.component_class(model, name)[1] for name in modules}
     alike = [name for name in modules if classes[name] == override.class_name]
     if not alike:
         kind = override.index.get("model_type")
-        alike = [name for name in modules if models.read_json(model.folder / name / models.CONFIG).get("model_type") == kind]
+        alike = [name for name in modules if model.config_of(name).get("model_type") == kind]
     if len(alike) != 1:
         raise BadInput(
             f"{override.folder} ({override.class_name}) can replace {len(alike)} of the text encoders of {model.folder}: {classes}"
@@ -330,7 +290,6 @@ def _replaced(model: Model, family: TextFamily, override: Model) -> str:
 
 
 def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Json]:
-    """What is passed to `encode_prompt`, and EXACT_PADDING for families that know it."""
     known = {**family.args, EXACT_PADDING: False} if family.is_masked else family.args
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -354,39 +313,29 @@ def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
     """The most tokens a caption can have: as asked for, else what the tokenizer and the model's positions allow."""
     positions = components["text_encoder"].config.get("max_position_embeddings") if family.pipeline is None else None
-    positions = positions if isinstance(positions, int) and positions > 0 else None
+    most = positions if isinstance(positions, int) and positions > 0 else None
     asked = args.get(MAX_LENGTH_ARG)
     if asked is None:
         told = components[family.tokenizer].config.get("model_max_length")
         length = int(told) if isinstance(told, int | float) and told < _UNSET_LENGTH else family.max_tokens
-        if family.pipeline is not None:
-            return min(length, family.max_tokens)
-        return min(length, positions or length)
-    most = positions if family.pipeline is None else None
+        return min(length, most or length) if family.pipeline is None else min(length, family.max_tokens)
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
         raise BadInput(f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}")
     return asked
 
 
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
-    read_vae = partial(_vae, model, request=request)
     if request.loaded is not None:
-        family, vae = TEXT_FAMILIES.get(model.class_name), request.loaded.component("vae")
-    elif request.vae is None:
-        family, vae = read_vae(model)
-    elif is_single_file(request.vae):
-        family, vae = _vae_with_file(model, Path(request.vae).expanduser())
+        family, vae = TEXT_FAMILIES.get(model.class_name, PLAIN), request.loaded.component("vae")
     else:
-        family, vae = _with_override(request.vae, read_vae, "latents", request)
-    dtype, device = _dtype(request.vae_dtype, family.vae_dtype if family else "float32", "vae"), request.device
-    if request.loaded is not None:
-        dtype, device = _of_loaded({"vae": vae}, request.vae_dtype, "vae", device)
+        family, vae = _with_override(request.vae, partial(_vae, model, request), "latents", request)
+    dtype, device = _dtype_and_device({"vae": vae}, request, request.vae_dtype, family.vae_dtype, "vae")
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         raise BadInput(
             f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
         )
     row = families.vae_family(vae.class_name)
-    read = families.latents_read(row, vae.config, request.latents, _statistics(vae, row.statistics))
+    read = families.latents_read(row, vae.config, request.latents, models.read_numbers(vae, row.statistics))
     make = {
         "kind": "latents",
         "version": LATENTS_VERSION,
@@ -402,52 +351,37 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         stored=read["stored"],
         channels=read["channels"],
         factor=read["spatial_factor"],
-        patch=(family.vae_patch if family else 1) * read["patchify"],
+        patch=family.vae_patch * read["patchify"],
         has_frames=row.has_frames,
         temporal_factor=read["temporal_factor"],
-        script_resizes=family.script_resizes if family else None,
+        script_resizes=family.script_resizes,
     )
-    recipe = Recipe("latents", make, read)
-    return LatentsEncoder(recipe, setup, device=device, batch_size=request.batch_size, compiles=request.compile)
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
 
 
-def _statistics(vae: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """The weights by which latents are normalised, from the files or from the module in memory."""
-    if vae.loaded is None or not names:
-        return models.read_numbers(vae, names)
-    from cachestore.encode import loaded
-
-    return loaded.numbers(vae, names)
-
-
-def _of_loaded(components: Mapping[str, Component], asked: str, option: str, device: str) -> tuple[str, str]:
-    """The dtype and the device of loaded modules, which stay as they are."""
+def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:
+    if request.loaded is None:
+        return _dtype(asked, auto, option), request.device
     from cachestore.encode import loaded
 
     dtype = loaded.common_dtype(components, f"{option}_dtype", _dtype(asked, "auto", option))
-    return _dtype(dtype, dtype, option), loaded.common_device(components, device)
+    return _dtype(dtype, dtype, option), loaded.common_device(components, request.device)
 
 
-def _vae(model: Model, source: Model, request: ModelRequest) -> tuple[TextFamily | None, Component]:
+def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, Component]:
     """The VAE of a pipeline folder, or the VAE folder itself, and the family that decides its dtype: its own, else the model's."""
-    family = TEXT_FAMILIES.get(source.class_name) or TEXT_FAMILIES.get(model.class_name)
+    file = override if isinstance(override, Path) else None
+    if file is not None:
+        read_shapes(file)
+    source = override if isinstance(override, Model) else model
+    family = TEXT_FAMILIES.get(source.class_name) or TEXT_FAMILIES.get(model.class_name, PLAIN)
     if source.kind == "pipeline":
-        return family, models.pipeline_component(source, "vae", request.variant)
+        return family, models.pipeline_component(source, "vae", request.variant, file)
     if source.kind == "vae":
-        return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant)
+        return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant, file=file)
+    if file is not None:
+        raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
     raise BadInput(f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text")
-
-
-def _vae_with_file(model: Model, file: Path) -> tuple[TextFamily | None, Component]:
-    """The model's VAE with the weights of a single file in place of its own."""
-    read_shapes(file)
-    family = TEXT_FAMILIES.get(model.class_name)
-    if model.kind == "pipeline":
-        library, class_name = models.component_class(model, "vae")
-        return family, models.module_of_file("vae", model.folder / "vae", library, class_name, file)
-    if model.kind == "vae":
-        return family, models.module_of_file("vae", model.folder, "diffusers", model.class_name, file)
-    raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
 
 
 def _dtype(asked: str, auto: str, option: str) -> str:
@@ -460,7 +394,6 @@ def _dtype(asked: str, auto: str, option: str) -> str:
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:
-    """SHA-256 of every file that is loaded, by its name relative to the model."""
     named = {(file if flat else f"{component.name}/{file}"): path for component in components for file, path in component.files.items()}
     held = {f"{component.name}/({what})": value for component in components for what, value in component.digests.items()}
     return {**held, **{name: digest(path) for name, path in sorted(named.items())}}

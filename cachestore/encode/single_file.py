@@ -1,7 +1,4 @@
-"""Single `.safetensors` files: which component's weights one holds, told from its header. No torch, no weights in memory.
-
-Such a file has no configuration of its own; that comes from the component whose place it takes.
-"""
+"""Single `.safetensors` files, which have no configuration: which component's weights one holds, by its header. No torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

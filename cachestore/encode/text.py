@@ -1,7 +1,4 @@
-"""Captions to text embeddings, as the model's own pipeline makes them. Knows how to batch and count; what needs torch is in `prompts`.
-
-Constructing an encoder loads nothing, resolving a unit hashes its caption, preparing one loads the tokenizer, encoding the modules.
-"""
+"""Captions to text embeddings, as the model's own pipeline makes them: counting and batching. What needs torch is in `prompts`."""
 
 import threading
 from collections.abc import Generator, Hashable, Mapping, Sequence
@@ -51,7 +48,6 @@ class TextEncoder:
     """
 
     def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
-        """Keep the settings; nothing is loaded."""
         self.recipe = recipe
         self.setup = setup
         self.max_tokens = setup.max_tokens
@@ -68,10 +64,7 @@ class TextEncoder:
         self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption, known without any model. `read` is called for the pictures that are shown beside it.
-
-        Raises EncodeFailed for another number of pictures than the family shows.
-        """
+        """The key of a caption, without any model. Raises EncodeFailed for another number of pictures than the family shows."""
         caption, references = str(request["caption"]), references_of(request)
         self._check_pictures(len(references))
         contents = tuple(read(reference) for reference in references)
@@ -105,7 +98,6 @@ class TextEncoder:
         return Prepared(payload, group, self._facts(count), cost=self._length(group))
 
     def _prepare_ids(self, caption: str) -> Prepared:
-        """A caption for a text encoder that stands alone, which is not tokenised again."""
         with self._lock:
             ids = self._token_ids(caption)
             count = len(ids)
@@ -115,7 +107,6 @@ class TextEncoder:
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
     def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes]) -> Prepared:
-        """A caption with its pictures, decoded and resized. It shares a batch with no other. Raises EncodeFailed for what is no picture."""
         pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
         payload = Shown(caption, pictures)
         with self._lock:
@@ -150,10 +141,9 @@ class TextEncoder:
             return self._batch_size
         from cachestore.encode import modules, prompts
 
-        device = modules.choose_device(self._device)
         if self._budget is None:
-            self._budget = prompts.text_budget(device)
-        return prompts.text_batch(self._length(group), self._budget, device)
+            self._budget = prompts.text_budget(modules.choose_device(self._device))
+        return self._budget.units(self._length(group))
 
     def _length(self, group: Hashable) -> int:
         """How many tokens each caption of a group costs, padding and what is encoded in front of it included."""
@@ -162,10 +152,7 @@ class TextEncoder:
         return length + (self._rewriter.dropped if self._rewriter is not None else 0)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to embed (key, payload) pairs of one group. An empty batch gives nothing.
-
-        The result raises EncodeFailed where a value is not finite.
-        """
+        """Begin to embed (key, payload) pairs of one group. The result raises EncodeFailed where a value is not finite."""
         if not batch:
             return dict
         if self._modules is None:
@@ -191,10 +178,7 @@ class TextEncoder:
         self._budget.took(len(batch) * self._length(group), seconds)
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """How many tokens each caption has before it is cut, with special tokens and what a template adds to its rows.
-
-        Loads the tokenizer if there are captions, and where a pipeline rewrites them diffusers.
-        """
+        """How many tokens each caption has before it is cut, special tokens and a template's rows included. Loads the tokenizer."""
         with self._lock:
             return [self._count(caption) for caption in captions]
 
@@ -207,10 +191,7 @@ class TextEncoder:
         return self.setup.family.pictures.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
 
     def entry_bytes(self, tokens: int) -> int:
-        """About how many bytes an entry's tensors take for a caption of so many tokens: for estimates before anything is encoded.
-
-        Of a pipeline without a row it is a guess until `found_bytes`.
-        """
+        """About how many bytes an entry of so many tokens takes; of a pipeline without a row a guess until `found_bytes`."""
         if self.found_bytes is not None:
             return self.found_bytes
         family = self.setup.family
@@ -244,7 +225,6 @@ class TextEncoder:
             modules.free_memory()
 
     def _count(self, caption: str | Shown) -> int:
-        """How many rows a caption makes if it is not cut. Raises EncodeFailed where the tokenizer refuses it."""
         if not isinstance(caption, Shown) and not self.setup.family.rewrites_captions:
             return len(self._token_ids(caption))
         if self._rewriter is None:

@@ -7,6 +7,7 @@ from it in 28 of 122 pipelines, and because planning must not import diffusers; 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from cachestore.core.keys import Json
 from cachestore.encode.family import (
@@ -19,86 +20,76 @@ from cachestore.encode.family import (
     ShownPictures,
     TextFamily,
     TextPart,
+    plain_forms,
 )
 
-_POOLED: Mapping[str, Json] = {"prompt_embeds": {"from": "prompt_embeds"}, "pooled_prompt_embeds": {"from": "pooled_prompt_embeds"}}
+_MASK, _QWEN_MASK = "prompt_attention_mask", "prompt_embeds_mask"
+_EMBEDS = ("prompt_embeds", None)
+_EMBEDS_AND_POOLED = ("prompt_embeds", None, "pooled_prompt_embeds", None)
+_POOLED = plain_forms("prompt_embeds", "pooled_prompt_embeds")
 _TWO = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+
+
+def _row(like: TextFamily, who: tuple[str, str, int], **changes: Any) -> TextFamily:
+    name, pipeline, max_tokens = who
+    return replace(like, name=name, pipeline=pipeline, max_tokens=max_tokens, **changes)
 
 
 def _padded(mask: str | None, length: Json = None, side: str = "right") -> dict[str, Json]:
     return {"dim": -2, "side": side, "length": length, "multiple": 1, "value": 0, "mask": mask}
 
 
-PLAIN = TextFamily(
-    name="plain",
-    pipeline=None,
-    max_tokens=512,
-    returns=("prompt_embeds", "prompt_attention_mask"),
-    pad={"prompt_embeds": _padded("prompt_attention_mask")},
-    trims={"prompt_embeds": "prompt_attention_mask"},
-    mask="prompt_attention_mask",
-    args={MAX_LENGTH_ARG: None},
-)
+def _dropped(mask: str) -> dict[str, Any]:
+    """Padding is dropped by the mask of rows that is returned, and the batch carries the mask again."""
+    return {"pad": {"prompt_embeds": _padded(mask)}, "trims": {"prompt_embeds": mask}, "mask": mask}
 
-_MASKED = TextFamily(
-    name="",
-    pipeline=None,
-    max_tokens=0,
-    returns=("prompt_embeds", "prompt_attention_mask", None, None),
-    pad={"prompt_embeds": _padded("prompt_attention_mask")},
-    trims={"prompt_embeds": "prompt_attention_mask"},
-    mask="prompt_attention_mask",
-    text_dtype="bfloat16",
-)
-"""What rows share whose pipeline returns a mask of its rows: padding is dropped, and the batch carries the mask again."""
 
-_FLUX = TextFamily(
-    name="flux",
-    pipeline="FluxPipeline",
+def _of_both_clips(output: str) -> dict[str, Json]:
+    return {"join": [f"{output}.text_encoder", f"{output}.text_encoder_2"], "dim": -1}
+
+
+PLAIN = TextFamily("plain", None, 512, ("prompt_embeds", _MASK), args={MAX_LENGTH_ARG: None}, **_dropped(_MASK))
+
+# What rows share: text, then latents too, in 16 bits; a mask by which padding is dropped; a template or cleaning of captions.
+_HALF = TextFamily("", None, 0, _EMBEDS, text_dtype="bfloat16", vae_patch=2)
+_BOTH_HALF = replace(_HALF, vae_dtype="bfloat16")
+_MASKED = replace(_HALF, returns=("prompt_embeds", _MASK, None, None), is_masked=True, **_dropped(_MASK))
+_REWRITTEN = replace(_MASKED, rewrites_captions=True)
+
+_FLUX = _row(
+    _BOTH_HALF,
+    ("flux", "FluxPipeline", 512),
     components=_TWO,
     tokenizer="tokenizer_2",
-    max_tokens=512,
     returns=("prompt_embeds", "pooled_prompt_embeds", None),
     outputs=_POOLED,
     constants={"text_ids": {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}},
     args={MAX_LENGTH_ARG: 512},
     parts={"text_encoder": TextPart(pooled="pooled_prompt_embeds"), "text_encoder_2": TextPart("prompt_embeds", args=(MAX_LENGTH_ARG,))},
     script_resizes="bilinear",
-    vae_patch=2,
-    text_dtype="bfloat16",
-    vae_dtype="bfloat16",
 )
 
-_QWEN_EDIT = TextFamily(
-    name="qwen-image-edit",
-    pipeline="QwenImageEditPipeline",
+_QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
+_QWEN_EDIT = _row(
+    _QWEN,
+    # The tokenizer's own limit: the pipeline cuts nothing, whatever max_sequence_length it is given.
+    ("qwen-image-edit", "QwenImageEditPipeline", 131_072),
     components=("text_encoder", "processor"),
     tokenizer="processor",
-    max_tokens=131_072,  # the tokenizer's own: the pipeline cuts nothing, whatever max_sequence_length it is given
-    returns=("prompt_embeds", "prompt_embeds_mask"),
-    pad={"prompt_embeds": _padded("prompt_embeds_mask")},
-    trims={"prompt_embeds": "prompt_embeds_mask"},
-    mask="prompt_embeds_mask",
     pictures=ShownPictures(area=1024 * 1024, dropped=64, most=1),
-    vae_patch=2,
-    text_dtype="bfloat16",
-    rewrites_captions=True,
 )
 
-_SD3_JOINT: Mapping[str, Json] = {"join": ["prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"], "dim": -1}
-_SD3_POOLED: Mapping[str, Json] = {"join": ["pooled_prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder_2"], "dim": -1}
+_SD3_JOINT, _SD3_POOLED = _of_both_clips("prompt_embeds"), _of_both_clips("pooled_prompt_embeds")
 _SD3_PARTS: Mapping[str, TextPart] = {
-    "text_encoder": TextPart("prompt_embeds.text_encoder", "pooled_prompt_embeds.text_encoder", -2, (SKIP_ARG,)),
-    "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds.text_encoder_2", -2, (SKIP_ARG,)),
+    name: TextPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,)) for name in ("text_encoder", "text_encoder_2")
 }
 _SD3_WIDTH = "transformer.joint_attention_dim"
-
-_SD3_WITHOUT_T5 = TextFamily(
+_SD3 = replace(_BOTH_HALF, pipeline="StableDiffusion3Pipeline", returns=_EMBEDS_AND_POOLED, script_resizes="bilinear")
+_SD3_WITHOUT_T5 = replace(
+    _SD3,
     name="sd3-without-t5",
-    pipeline="StableDiffusion3Pipeline",
-    components=_TWO,
     max_tokens=77,
-    returns=("prompt_embeds", None, "pooled_prompt_embeds", None),
+    components=_TWO,
     outputs={"prompt_embeds": {**_SD3_JOINT, "widen": _SD3_WIDTH}, "pooled_prompt_embeds": _SD3_POOLED},
     # CLIP's 77 rows, then as many zeros as T5 would have rows, which the denoiser attends.
     pad={"prompt_embeds": _padded(None, 77 + 256)},
@@ -106,275 +97,143 @@ _SD3_WITHOUT_T5 = TextFamily(
     args={SKIP_ARG: None},
     parts=_SD3_PARTS,
     asks=(_SD3_WIDTH,),
-    script_resizes="bilinear",
-    vae_patch=2,
-    text_dtype="bfloat16",
-    vae_dtype="bfloat16",
 )
+_SD3_ROWS = [{**_SD3_JOINT, "widen": "text_encoder_3"}, "prompt_embeds.text_encoder_3"]
+"""CLIP's rows are as wide as T5's, filled up with zeros, and stand before them."""
 
 _PIPELINES = (
+    TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
     TextFamily(
-        name="sd15",
-        pipeline="StableDiffusionPipeline",
-        max_tokens=77,
-        returns=("prompt_embeds", None),
-        args={SKIP_ARG: None},
-    ),
-    TextFamily(
-        name="sdxl",
-        pipeline="StableDiffusionXLPipeline",
-        components=_TWO,
-        max_tokens=77,
-        returns=("prompt_embeds", None, "pooled_prompt_embeds", None),
-        outputs={
-            "prompt_embeds": {"join": ["prompt_embeds.text_encoder", "prompt_embeds.text_encoder_2"], "dim": -1},
-            "pooled_prompt_embeds": {"from": "pooled_prompt_embeds"},
-        },
+        "sdxl",
+        "StableDiffusionXLPipeline",
+        77,
+        _EMBEDS_AND_POOLED,
+        _TWO,
+        outputs={**_POOLED, "prompt_embeds": _of_both_clips("prompt_embeds")},
         args={SKIP_ARG: None},
         parts={
             "text_encoder": TextPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
             "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
         },
     ),
-    TextFamily(
+    replace(
+        _SD3,
         name="sd3",
-        pipeline="StableDiffusion3Pipeline",
+        max_tokens=256,
         components=(*_TWO, "text_encoder_3", "tokenizer_3"),
         tokenizer="tokenizer_3",
-        max_tokens=256,
-        returns=("prompt_embeds", None, "pooled_prompt_embeds", None),
-        outputs={
-            "prompt_embeds": {
-                "join": [
-                    # CLIP's rows are as wide as T5's, filled up with zeros, and stand before them.
-                    {**_SD3_JOINT, "widen": "text_encoder_3"},
-                    "prompt_embeds.text_encoder_3",
-                ],
-                "dim": -2,
-            },
-            "pooled_prompt_embeds": _SD3_POOLED,
-        },
+        outputs={"prompt_embeds": {"join": _SD3_ROWS, "dim": -2}, "pooled_prompt_embeds": _SD3_POOLED},
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
         parts={**_SD3_PARTS, "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
         without={"text_encoder_3": _SD3_WITHOUT_T5},
         script_args={MAX_LENGTH_ARG: 77},
-        script_resizes="bilinear",
-        vae_patch=2,
-        text_dtype="bfloat16",
-        vae_dtype="bfloat16",
     ),
     _FLUX,
     replace(_FLUX, name="flux-kontext", pipeline="FluxKontextPipeline"),
-    TextFamily(
-        name="flux2-klein",
-        pipeline="Flux2KleinPipeline",
-        max_tokens=512,
-        returns=("prompt_embeds", None),
+    _row(
+        replace(_BOTH_HALF, vae_patch=1, rewrites_captions=True, script_resizes="bilinear"),
+        ("flux2-klein", "Flux2KleinPipeline", 512),
         # The denoiser is given no mask: padding is part of the embedding.
         constants={"text_ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}},
         args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [9, 18, 27]},
-        text_dtype="bfloat16",
         script_args={"text_encoder_out_layers": [10, 20, 30]},
-        script_resizes="bilinear",
-        vae_dtype="bfloat16",
-        rewrites_captions=True,
     ),
-    replace(
-        _MASKED,
-        name="pixart-sigma",
-        pipeline="PixArtSigmaPipeline",
-        max_tokens=300,
+    _row(
+        _REWRITTEN,
+        ("pixart-sigma", "PixArtSigmaPipeline", 300),
         args={"clean_caption": True, MAX_LENGTH_ARG: 300},
         cleaners=("beautifulsoup4", "ftfy"),
         script_args={"clean_caption": False},
         script_resizes="bilinear",
-        vae_patch=2,
-        is_masked=True,
-        rewrites_captions=True,
     ),
-    replace(
-        _MASKED,
-        name="sana",
-        pipeline="SanaPipeline",
-        max_tokens=300,
+    _row(
+        replace(_REWRITTEN, vae_patch=1, vae_dtype="bfloat16", script_resizes="bilinear"),
+        ("sana", "SanaPipeline", 300),
         args={
             "clean_caption": False,
             MAX_LENGTH_ARG: 300,
             "complex_human_instruction": {DEFAULT_OF_CALL: "0c2a85f2ced0eb140197686156669a7b37a6b4c3987df943940f218eac443adf"},
         },
         script_args={"complex_human_instruction": None},
-        script_resizes="bilinear",
-        vae_dtype="bfloat16",
-        is_masked=True,
-        rewrites_captions=True,
     ),
-    replace(
-        _MASKED,
-        name="lumina2",
-        pipeline="Lumina2Pipeline",
-        max_tokens=256,
-        args={"system_prompt": None, MAX_LENGTH_ARG: 256},
-        vae_patch=2,
-        vae_dtype="bfloat16",
-        is_masked=True,
-        rewrites_captions=True,
-    ),
-    TextFamily(
-        name="wan",
-        pipeline="WanPipeline",
-        max_tokens=512,
-        returns=("prompt_embeds", None),
+    _row(_REWRITTEN, ("lumina2", "Lumina2Pipeline", 256), args={"system_prompt": None, MAX_LENGTH_ARG: 256}, vae_dtype="bfloat16"),
+    _row(
+        replace(_HALF, is_masked=True, rewrites_captions=True),
+        ("wan", "WanPipeline", 512),
         # The denoiser sees zeros up to this length, and no mask.
         pad={"prompt_embeds": _padded(None, LIMIT)},
         trims={"prompt_embeds": ZERO_ROWS},
         args={MAX_LENGTH_ARG: 512},
         cleaners=("ftfy",),
-        text_dtype="bfloat16",
-        vae_patch=2,
-        is_masked=True,
-        rewrites_captions=True,
     ),
-    TextFamily(
-        name="qwen-image",
-        pipeline="QwenImagePipeline",
-        max_tokens=512,
-        returns=("prompt_embeds", "prompt_embeds_mask"),
-        pad={"prompt_embeds": _padded("prompt_embeds_mask")},
-        trims={"prompt_embeds": "prompt_embeds_mask"},
-        mask="prompt_embeds_mask",
+    _row(
+        replace(_QWEN, is_masked=True, tokenizer_limit=1024, script_resizes="bilinear"),
+        ("qwen-image", "QwenImagePipeline", 512),
         args={MAX_LENGTH_ARG: 512},
-        vae_patch=2,
-        text_dtype="bfloat16",
-        script_resizes="bilinear",
-        is_masked=True,
-        rewrites_captions=True,
-        tokenizer_limit=1024,
     ),
     _QWEN_EDIT,
-    replace(
-        _QWEN_EDIT,
-        name="qwen-image-edit-plus",
-        pipeline="QwenImageEditPlusPipeline",
-        pictures=ShownPictures(area=384 * 384, dropped=64),
-    ),
-    replace(
-        _MASKED,
-        name="ltx",
-        pipeline="LTXPipeline",
-        max_tokens=128,
-        args={MAX_LENGTH_ARG: 128},
-    ),
-    TextFamily(
-        name="cogvideox",
-        pipeline="CogVideoXPipeline",
-        max_tokens=226,
-        returns=("prompt_embeds", None),
-        args={MAX_LENGTH_ARG: 226},
-        vae_patch=2,
-        text_dtype="bfloat16",
-        script_resizes="bicubic",
-    ),
-    TextFamily(
-        name="z-image",
-        pipeline="ZImagePipeline",
-        max_tokens=512,
-        returns=("prompt_embeds", None),
+    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=ShownPictures(area=384 * 384, dropped=64)),
+    _row(_MASKED, ("ltx", "LTXPipeline", 128), args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
+    _row(_HALF, ("cogvideox", "CogVideoXPipeline", 226), args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
+    _row(
+        replace(_BOTH_HALF, is_masked=True, rewrites_captions=True, script_resizes="bilinear"),
+        ("z-image", "ZImagePipeline", 512),
         # The pipeline takes a list of tensors without padding; the mask tells how to make it.
-        pad={"prompt_embeds": _padded("prompt_attention_mask")},
-        mask="prompt_attention_mask",
+        pad={"prompt_embeds": _padded(_MASK)},
+        mask=_MASK,
         args={MAX_LENGTH_ARG: 512},
-        vae_patch=2,
-        text_dtype="bfloat16",
-        script_resizes="bilinear",
-        vae_dtype="bfloat16",
-        is_masked=True,
-        rewrites_captions=True,
     ),
-    TextFamily(
-        name="chroma",
-        pipeline="ChromaPipeline",
-        max_tokens=512,
-        returns=("prompt_embeds", None, "prompt_attention_mask", None, None, None),
+    _row(
+        _BOTH_HALF,
+        ("chroma", "ChromaPipeline", 512),
+        returns=("prompt_embeds", None, _MASK, None, None, None),
         # The pipeline adds its mask, which is 1 where a row counts and 0 elsewhere, to the attention's logits: padding is attended too.
-        outputs={"prompt_embeds": {"from": "prompt_embeds"}, "prompt_attention_mask": {"from": "prompt_attention_mask"}},
-        constants={"text_ids": {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}},
-        mask="prompt_attention_mask",
+        outputs=plain_forms("prompt_embeds", _MASK),
+        constants=_FLUX.constants,
+        mask=_MASK,
         args={MAX_LENGTH_ARG: 512},
-        vae_patch=2,
-        text_dtype="bfloat16",
-        vae_dtype="bfloat16",
     ),
-    TextFamily(
-        name="hunyuanvideo15",
-        pipeline="HunyuanVideo15Pipeline",
+    _row(
+        replace(_QWEN, vae_patch=1),
+        ("hunyuanvideo15", "HunyuanVideo15Pipeline", 1000),
         components=_TWO,
-        max_tokens=1000,
-        returns=("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2"),
-        outputs={"prompt_embeds": {"from": "prompt_embeds"}, "prompt_embeds_2": {"from": "prompt_embeds_2"}},
+        returns=("prompt_embeds", _QWEN_MASK, "prompt_embeds_2", "prompt_embeds_mask_2"),
+        outputs=plain_forms("prompt_embeds", "prompt_embeds_2"),
         # The second is of quoted text alone, and has no row where nothing is quoted; a batch of such captions still needs rows.
-        pad={"prompt_embeds": _padded("prompt_embeds_mask"), "prompt_embeds_2": _padded("prompt_embeds_mask_2", 256)},
-        trims={"prompt_embeds": "prompt_embeds_mask", "prompt_embeds_2": "prompt_embeds_mask_2"},
-        mask="prompt_embeds_mask",
-        text_dtype="bfloat16",
-        rewrites_captions=True,
+        pad={"prompt_embeds": _padded(_QWEN_MASK), "prompt_embeds_2": _padded("prompt_embeds_mask_2", 256)},
+        trims={"prompt_embeds": _QWEN_MASK, "prompt_embeds_2": "prompt_embeds_mask_2"},
         tokenizer_limit=1000,
     ),
-    TextFamily(
-        name="cogview4",
-        pipeline="CogView4Pipeline",
-        max_tokens=1024,
-        returns=("prompt_embeds", None),
-        pad={"prompt_embeds": _padded("prompt_attention_mask", side="left")},
-        mask="prompt_attention_mask",
+    _row(
+        _BOTH_HALF,
+        ("cogview4", "CogView4Pipeline", 1024),
+        pad={"prompt_embeds": _padded(_MASK, side="left")},
+        mask=_MASK,
         args={MAX_LENGTH_ARG: 1024},
         length_step=16,
-        vae_patch=2,
-        text_dtype="bfloat16",
-        vae_dtype="bfloat16",
     ),
-    TextFamily(
-        name="hunyuanvideo",
-        pipeline="HunyuanVideoPipeline",
+    _row(
+        _REWRITTEN,
+        ("hunyuanvideo", "HunyuanVideoPipeline", 256),
         components=_TWO,
-        max_tokens=256,
-        returns=("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask"),
+        returns=("prompt_embeds", "pooled_prompt_embeds", _MASK),
         outputs=_POOLED,
-        pad={"prompt_embeds": _padded("prompt_attention_mask")},
-        trims={"prompt_embeds": "prompt_attention_mask"},
-        mask="prompt_attention_mask",
         args={
             "prompt_template": {DEFAULT_OF_CALL: "02b92d9533b63219915b0a2c32e1db45517aa24bd801de1286625ed4b948f890"},
             MAX_LENGTH_ARG: 256,
         },
-        text_dtype="bfloat16",
-        vae_patch=2,
-        is_masked=True,
-        rewrites_captions=True,
     ),
-    replace(
+    _row(
         _MASKED,
-        name="mochi",
-        pipeline="MochiPipeline",
-        max_tokens=256,
+        ("mochi", "MochiPipeline", 256),
         # The empty caption has no row at all, and a batch of it alone still needs some.
-        pad={"prompt_embeds": _padded("prompt_attention_mask", LIMIT)},
+        pad={"prompt_embeds": _padded(_MASK, LIMIT)},
         args={MAX_LENGTH_ARG: 256},
         settings=("force_zeros_for_empty_prompt",),
         alone=frozenset({""}),  # as the last of a batch it empties all of it
-        vae_patch=2,
-        is_masked=True,
     ),
-    replace(
-        _MASKED,
-        name="auraflow",
-        pipeline="AuraFlowPipeline",
-        max_tokens=256,
-        # The denoiser sees zeros up to this length; the mask is only asked for.
-        pad={"prompt_embeds": _padded("prompt_attention_mask", LIMIT)},
-        args={MAX_LENGTH_ARG: 256},
-        vae_patch=2,
-        is_masked=True,
-    ),
+    # The denoiser sees zeros up to this length; the mask is only asked for.
+    _row(_MASKED, ("auraflow", "AuraFlowPipeline", 256), args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
 )
 
 TEXT_FAMILIES: Mapping[str, TextFamily] = MappingProxyType({row.pipeline: row for row in _PIPELINES if row.pipeline is not None})

@@ -30,10 +30,9 @@ class Rewriter:
         parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
         parts[family.tokenizer] = _listener(setup)
         pipeline = build_pipeline(family.pipeline, parts, setup.settings)
-        args = call_arguments(pipeline, setup.args)
         self._family = family
         self._encode_prompt = pipeline.encode_prompt
-        self._arguments = prompt_arguments(pipeline.encode_prompt, args, 1, torch.device("cpu"))
+        self._arguments = prompt_arguments(pipeline.encode_prompt, call_arguments(pipeline, setup.args), 1, torch.device("cpu"))
         self._limit = family.tokenizer_limit or int(setup.args.get(MAX_LENGTH_ARG) or setup.max_tokens)
         self.dropped = 0
         """Tokens in front of each caption that are encoded and not kept, as far as captions were counted."""
@@ -47,13 +46,13 @@ class Rewriter:
         try:
             self._encode_prompt([caption.caption if isinstance(caption, Shown) else caption], **arguments)
         except _Heard as heard:
-            self.dropped = heard.limit - self._limit
-            return heard.tokens - self.dropped
+            tokens, limit = heard.args
+            self.dropped = limit - self._limit
+            return tokens - self.dropped
         raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions; the installed diffusers does otherwise")
 
 
 def _listener(setup: TextSetup) -> Foreign:
-    """What listens in the place of the tokenizer, or of the processor."""
     reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
     if shown is None:
         return _Listener(load_tokenizer(reader))
@@ -67,12 +66,7 @@ def _listener(setup: TextSetup) -> Foreign:
 
 
 class _Heard(Exception):
-    """A caption came to the tokenizer: its number of tokens, and the number to which they were to be cut."""
-
-    def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(tokens, limit)
-        self.tokens = tokens
-        self.limit = limit
+    """A caption came to the tokenizer. `args` are its number of tokens, and the number to which they were to be cut."""
 
 
 class _Listener:

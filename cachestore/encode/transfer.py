@@ -4,16 +4,17 @@ Page-locked memory comes from torch's own allocator, which keeps what was used a
 more: it is the ring of buffers. Everywhere else copies are plain.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Moved = Mapping[str, Any]
 """Tensors by name, lists of tensors, or anything else, which is passed on as it is."""
 Took = Callable[[float], None]
-"""Told how many seconds a GPU was at a batch."""
+"""Told how many seconds a GPU was at a batch; 0 of other devices."""
 
 
 def ignore(seconds: float) -> None:
@@ -25,10 +26,8 @@ class Transfer:
     """The two directions of one device. Use from one thread."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the streams on which copies run, where the device has such."""
         self._device = device
-        self._there = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._back = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._there, self._back = (torch.cuda.Stream(device) if device.type == "cuda" else None for _way in range(2))
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """A CPU tensor on the device. What is computed from it then waits for the copy; the caller does not."""
@@ -67,29 +66,29 @@ class Transfer:
         tensor.record_stream(self._back)
         return host
 
-    def stopwatch(self) -> "Stopwatch | None":
-        """A clock for what the device does from now on; None where the caller's own clock tells."""
-        return Stopwatch(self._device) if self._there is not None else None
+    def begin(self, parts: Iterable[Callable[[], Iterable[T]]]) -> Callable[[], tuple[list[T], float]]:
+        """Begin each part of a batch; what is returned waits, and gives what they made, in order, and how many seconds a GPU was at it.
 
+        Of other devices these are 0, where the caller's own clock tells.
+        """
 
-class Stopwatch:
-    """How long a GPU was at what was handed to it between construction and `stop`."""
+        def mark() -> torch.cuda.Event | None:
+            if self._there is None:
+                return None
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            return event
 
-    def __init__(self, device: torch.device) -> None:
-        """Begin."""
-        self._stream = torch.cuda.current_stream(device)
-        self._begun = torch.cuda.Event(enable_timing=True)
-        self._ended = torch.cuda.Event(enable_timing=True)
-        self._begun.record(self._stream)
+        began, begun, ended = mark(), list(parts), mark()
 
-    def stop(self) -> None:
-        """End, after what was handed over so far."""
-        self._ended.record(self._stream)
+        def finish() -> tuple[list[T], float]:
+            made = [one for part in begun for one in part()]
+            if began is None or ended is None:
+                return made, 0.0
+            ended.synchronize()
+            return made, began.elapsed_time(ended) / 1000
 
-    def seconds(self) -> float:
-        """Wait for the end, and tell."""
-        self._ended.synchronize()
-        return self._begun.elapsed_time(self._ended) / 1000
+        return finish
 
 
 def _each(value: Any, move: Callable[[Tensor], Tensor]) -> Any:

@@ -78,8 +78,8 @@ class Encoder(Protocol):
         """How many units of this group go into one batch at most; at least 1. May change from batch to batch."""
         ...
 
-    def submit(self, batch: Sequence[tuple[Key, Any]]) -> "Result":
-        """Begin to encode (key, payload) pairs of one group. A GPU may still be at it when this returns."""
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """Begin to encode (key, payload) pairs of one group; none give nothing. A GPU may still be at it when this returns."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""Calling a VAE's encoder. Imports torch.
-
-What is kept is raw: no scaling, no shift. Normalising belongs to reading, so a wrong constant never needs encoding again.
-"""
+"""Calls a VAE's encoder; imports torch. What is kept is raw, so a wrong scale or shift never needs encoding again."""
 
 import logging
 import time
@@ -17,8 +14,7 @@ from cachestore.core.keys import Key
 from cachestore.encode.budget import Budget
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
-from cachestore.encode.outputs import Entries, make_sound
-from cachestore.encode.probe import difference, tolerance
+from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -52,15 +48,10 @@ _log = logging.getLogger(__name__)
 def latents_budget(dtype: str, device: torch.device) -> Budget:
     """How many pixels make a good batch."""
     if device.type != "cuda":
-        return Budget(CPU_PIXELS, CPU_PIXELS)
+        return Budget(CPU_PIXELS, CPU_PIXELS, CPU_MOST)
     free, _ = torch.cuda.mem_get_info(device)
     most = int(free * GPU_SHARE) // (GPU_BYTES_PER_PIXEL * (2 if dtype == "float32" else 1))
-    return Budget(max(1, most // FIRST_SHARE), max(1, most))
-
-
-def latents_batch(pixels: int, budget: Budget, device: torch.device) -> int:
-    """How many pictures of so many pixels go into a batch."""
-    return min(GPU_MOST if device.type == "cuda" else CPU_MOST, budget.units(pixels))
+    return Budget(max(1, most // FIRST_SHARE), max(1, most), GPU_MOST)
 
 
 class Vae:
@@ -77,56 +68,47 @@ class Vae:
         if not setup.has_frames and (device.type, setup.dtype == "float32") in _CHANNELS_LAST:
             self._vae.to(memory_format=torch.channels_last)
         self._dtype = DTYPES[setup.dtype]
-        self._stored = setup.stored
-        self._has_frames = setup.has_frames
         self._device = device
         self._compiled: Compiled | None = None
         self.is_single = False
         """Whether pictures are encoded one by one."""
         self._setup = setup
         self._has_probed_videos = False
-        self._probe(1)
+        self._probe(frames=1)
         if compiles and not self.is_single and isinstance(getattr(self._vae, "encoder", None), torch.nn.Module):
             self._compiled = Compiled(self._vae)
         elif compiles:
             _log.warning("%s cannot be compiled for batches; it runs as it is", setup.components["vae"].class_name)
 
     def _probe(self, frames: int) -> None:
-        if self.is_single:
-            return
-        setup = self._setup
-        if reason := self._why_single(setup, max(PROBE_SIDE, 4 * setup.multiple), frames):
+        if not self.is_single and (reason := self._why_single(frames)):
             self.is_single = True
             what = "pictures" if frames == 1 else "videos"
-            _log.warning("%s: %s; %s are encoded one by one", setup.components["vae"].class_name, reason, what)
+            _log.warning("%s: %s; %s are encoded one by one", self._setup.components["vae"].class_name, reason, what)
 
     def submit(self, batch: Pictures, took: Took = ignore) -> Result:
-        """Begin to encode (key, pixels) pairs of one bucket. `took` is told how long a GPU was at it.
-
-        The result raises EncodeFailed where an entry is not sound even in float32, naming the first.
-        """
+        """Begin to encode. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound("the VAE", batch, begun(), lambda some: self._begin(some)(), [self._vae])
 
     def _begin(self, batch: Pictures, took: Took = ignore) -> "Callable[[], Entries]":
         if len(batch) > 1 and batch[0][1].ndim == _OF_VIDEO and not self._has_probed_videos:
             self._has_probed_videos = True
-            self._probe(1 + self._setup.temporal_factor)
+            self._probe(frames=1 + self._setup.temporal_factor)
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        watch, began = self._transfer.stopwatch(), time.perf_counter()
-        begun = [self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs])) for pairs in together]
+        began = time.perf_counter()
+        begun = self._transfer.begin(
+            self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs])) for pairs in together
+        )
         here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
-        if watch is not None:
-            watch.stop()
 
         def finish() -> Entries:
-            rows = [row for latents in begun for row in latents()]
-            if watch is not None:
-                took(watch.seconds())
+            rows, seconds = begun()
+            took(seconds)
             if ran is not None:  # compiling happens here, whatever the device
-                ran(max(here, watch.seconds() if watch is not None else 0.0))
+                ran(max(here, seconds))
             stored = zip(batch, rows, strict=True)
-            return {key: {self._stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
+            return {key: {self._setup.stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
 
         return finish
 
@@ -134,16 +116,14 @@ class Vae:
         """What is stored of these pictures, on the CPU once it is there."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
-            inputs = inputs.unsqueeze(2) if self._has_frames and pixels.ndim == _OF_VIDEO else inputs
+            inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
             begun = self._transfer.to_host({"latents": self._kept(encoded, keys).to(self._dtype)})
         return lambda: begun()["latents"]
 
-    def _why_single(self, setup: LatentsSetup, side: int, frames: int) -> str | None:
-        """Why pictures, or clips of several frames, cannot share a batch; None where they can.
-
-        AutoencoderKLHunyuanVideo15 raises at two pictures.
-        """
+    def _why_single(self, frames: int) -> str | None:
+        """Why pictures, or clips of several frames, cannot share a batch; AutoencoderKLHunyuanVideo15 raises at two pictures."""
+        side = max(PROBE_SIDE, 4 * self._setup.multiple)
         pixels = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
         pixels = pixels[:, 0] if frames == 1 else pixels
         kind = "picture" if frames == 1 else "clip"
@@ -154,9 +134,8 @@ class Vae:
             together = self._encoded(keys, pixels)()
         except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a probe raises, the user's own may be fine one by one
             return f"{'a batch of 2' if alone else 'a'} {kind}{'s' if alone else ''} ends in {type(error).__name__} ({error})"
-        bound = tolerance(setup.dtype, self._device)
         one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
-        found = difference(one, other, bound)
+        found = difference(one, other, tolerance(self._setup.dtype, self._device))
         return f"a {kind} gives other latents in a batch than alone: {found}" if found else None
 
     def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
@@ -165,10 +144,10 @@ class Vae:
         if not hasattr(encoded, "latent_dist"):
             return encoded.latent[:count]
         posterior = encoded.latent_dist
-        if self._stored == "moments":
+        if self._setup.stored == "moments":
             return posterior.parameters[:count]
         mean = posterior.mean[:count]
-        if self._stored == "mean":
+        if self._setup.stored == "mean":
             return mean
         noise = torch.stack([noise_of(key, mean.shape[1:]) for key in keys])
         return mean + posterior.std[:count] * noise.to(device=self._device, dtype=mean.dtype)
@@ -178,7 +157,6 @@ class Compiled:
     """A VAE whose encoder goes through `torch.compile` for the shapes for which that is worth its time. Use from one thread."""
 
     def __init__(self, vae: Foreign) -> None:
-        """Nothing is compiled yet."""
         self._vae = vae
         self._encoder = vae.encoder
         self._fast: Foreign = torch.compile(vae.encoder, dynamic=False)
@@ -204,7 +182,7 @@ class Compiled:
             self._sizes.pop(rest)
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to a compiler: whatever it raises, the encoder runs without it
-            self._policy.give_up()
+            self._policy.is_given_up = True
             _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs as it is", type(error).__name__, str(error)[:200])
         finally:
             self._vae.encoder = self._encoder
@@ -217,10 +195,7 @@ class Compiled:
 
 
 def to_range(pixels: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in -1..1, by the very operations of diffusers' training scripts.
-
-    Of videos the frames stay before the height.
-    """
+    """uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the very operations of diffusers' training scripts."""
     return pixels.movedim(-1, 1).contiguous().float().div(255).sub(0.5).div(0.5)
 
 

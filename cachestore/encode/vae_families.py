@@ -1,6 +1,7 @@
 """The rows of VAEs, by class: what a config.json leaves out. A new class is a new row; `family` says what one can hold."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from cachestore.encode.family import VaeFamily
@@ -21,67 +22,41 @@ _MOCHI_STD = [
     0.9294154431013696, 1.3720942357788521, 0.881393668867029, 0.9168315692124348, 0.9185249279345552, 0.9274757570805041,
 ]  # fmt: skip
 
+_RATIO = VaeFamily("", {}, temporal_factor=4, temporal_fields=("temporal_compression_ratio",), has_frames=True)
+_HUNYUAN = replace(_RATIO, factor="ratio", factor_field="spatial_compression_ratio")
+_WAN = replace(_RATIO, channels_field="z_dim", temporal_fields=("temperal_downsample",))
+_WAN_DEFAULTS = {"z_dim": 16, "temperal_downsample": [False, True, True], "latents_mean": _WAN_MEAN, "latents_std": _WAN_STD}
+
 _VAES = (
     VaeFamily(
-        class_name="AutoencoderKL",
-        defaults={
-            "scaling_factor": 0.18215,
-            "shift_factor": None,
-            "latents_mean": None,
-            "latents_std": None,
-            "latent_channels": 4,
-            "block_out_channels": [64],
-        },
+        "AutoencoderKL",
+        {"scaling_factor": 0.18215, "latent_channels": 4, "block_out_channels": [64]}
+        | dict.fromkeys(("shift_factor", "latents_mean", "latents_std")),
     ),
     VaeFamily(
-        class_name="AutoencoderKLFlux2",
-        defaults={"latent_channels": 32, "block_out_channels": [128, 256, 512, 512], "batch_norm_eps": 0.0001},
+        "AutoencoderKLFlux2",
+        {"latent_channels": 32, "block_out_channels": [128, 256, 512, 512], "batch_norm_eps": 0.0001},
         patchify=2,
         statistics={"mean": "bn.running_mean", "variance": "bn.running_var"},
     ),
     VaeFamily(
-        class_name="AutoencoderDC",
-        defaults={"latent_channels": 32, "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024], "scaling_factor": 1.0},
+        "AutoencoderDC",
+        {"latent_channels": 32, "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024], "scaling_factor": 1.0},
         factor_field="encoder_block_out_channels",
         is_random=False,
     ),
-    VaeFamily(
+    replace(
+        _WAN,
         class_name="AutoencoderKLWan",
-        defaults={
-            "z_dim": 16,
-            "scale_factor_spatial": 8,
-            "temperal_downsample": [False, True, True],
-            "latents_mean": _WAN_MEAN,
-            "latents_std": _WAN_STD,
-        },
+        defaults={**_WAN_DEFAULTS, "scale_factor_spatial": 8},
         factor="ratio",
         factor_field="scale_factor_spatial",
-        channels_field="z_dim",
-        temporal_factor=4,
-        temporal_fields=("temperal_downsample",),
-        has_frames=True,
     ),
+    replace(_WAN, class_name="AutoencoderKLQwenImage", defaults=_WAN_DEFAULTS, factor="halvings", factor_field="temperal_downsample"),
     VaeFamily(
-        class_name="AutoencoderKLQwenImage",
-        defaults={"z_dim": 16, "temperal_downsample": [False, True, True], "latents_mean": _WAN_MEAN, "latents_std": _WAN_STD},
-        factor="halvings",
-        factor_field="temperal_downsample",
-        channels_field="z_dim",
-        temporal_factor=4,
-        temporal_fields=("temperal_downsample",),
-        has_frames=True,
-    ),
-    VaeFamily(
-        class_name="AutoencoderKLLTXVideo",
-        defaults={
-            "latent_channels": 128,
-            "spatio_temporal_scaling": [True, True, True, False],
-            "patch_size": 4,
-            "patch_size_t": 1,
-            "spatial_compression_ratio": None,
-            "temporal_compression_ratio": None,
-            "scaling_factor": 1.0,
-        },
+        "AutoencoderKLLTXVideo",
+        {"latent_channels": 128, "spatio_temporal_scaling": [True, True, True, False], "scaling_factor": 1.0}
+        | {"patch_size": 4, "patch_size_t": 1, "spatial_compression_ratio": None, "temporal_compression_ratio": None},
         factor="scalings",
         factor_field="spatio_temporal_scaling",
         temporal_factor=8,
@@ -89,7 +64,8 @@ _VAES = (
         has_frames=True,
         statistics={"mean": "latents_mean", "std": "latents_std"},
     ),
-    VaeFamily(
+    replace(
+        _RATIO,
         class_name="AutoencoderKLCogVideoX",
         defaults={
             "latent_channels": 16,
@@ -97,38 +73,21 @@ _VAES = (
             "temporal_compression_ratio": 4,
             "scaling_factor": 1.15258426,
         },
-        temporal_factor=4,
-        temporal_fields=("temporal_compression_ratio",),
-        has_frames=True,
     ),
-    VaeFamily(
+    replace(
+        _HUNYUAN,
         class_name="AutoencoderKLHunyuanVideo",
         defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4, "scaling_factor": 0.476986},
-        factor="ratio",
-        factor_field="spatial_compression_ratio",
-        temporal_factor=4,
-        temporal_fields=("temporal_compression_ratio",),
-        has_frames=True,
     ),
-    VaeFamily(
+    replace(
+        _HUNYUAN,
         class_name="AutoencoderKLHunyuanVideo15",
         defaults={"latent_channels": 32, "spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "scaling_factor": 1.03682},
-        factor="ratio",
-        factor_field="spatial_compression_ratio",
-        temporal_factor=4,
-        temporal_fields=("temporal_compression_ratio",),
-        has_frames=True,
     ),
     VaeFamily(
-        class_name="AutoencoderKLMochi",
-        defaults={
-            "latent_channels": 12,
-            "encoder_block_out_channels": [64, 128, 256, 384],
-            "temporal_expansions": [1, 2, 3],
-            "scaling_factor": 1.0,
-            "latents_mean": _MOCHI_MEAN,
-            "latents_std": _MOCHI_STD,
-        },
+        "AutoencoderKLMochi",
+        {"latent_channels": 12, "encoder_block_out_channels": [64, 128, 256, 384], "temporal_expansions": [1, 2, 3]}
+        | {"scaling_factor": 1.0, "latents_mean": _MOCHI_MEAN, "latents_std": _MOCHI_STD},
         factor_field="encoder_block_out_channels",
         temporal_factor=6,
         temporal_fields=("temporal_expansions",),

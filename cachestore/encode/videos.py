@@ -63,9 +63,7 @@ _TURNS: Final = {
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
 }
 """What makes a picture upright, by the signs of a display matrix's first two columns and rows."""
-_ON_THEIR_SIDE: Final = frozenset(
-    {Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90}
-)
+_ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
 _HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _LATEST_SECONDS: Final = 1.0
 """A Matroska file whose packets end so much before its header says was cut short."""
@@ -85,10 +83,7 @@ class Video:
 
 
 def look(file: BinaryIO) -> Video:
-    """Find out the size and all times of a video, going through its packets and decoding its first frame alone.
-
-    Raises EncodeFailed with the reason.
-    """
+    """A video's size and times, by its packets and its first frame, which alone is decoded. Raises EncodeFailed with the reason."""
     with _opened(file) as container:
         stream = _stream_of(container)
         timeline = _timeline(container, stream)
@@ -126,21 +121,19 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
         if size not in (None, picture.size):
             raise EncodeFailed(f"the size of its frames changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s")
         size = picture.size
-        pixels, _ = images.fit(picture, bucket, place)
-        uses_here = uses[_time_of(frame)]
-        made[at : at + uses_here] = pixels
+        uses_here = uses[_told(frame.pts)]
+        made[at : at + uses_here] = images.fit(picture, bucket, place)
         at += uses_here
     return made
 
 
 def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
-    """The frames at these different times, in order."""
     if not times:
         return
     wanted, last = set(times), times[-1]
     with closing(_frames_from(file, times[0])) as frames:
         for frame in frames:
-            time = _time_of(frame)
+            time = _told(frame.pts)
             if time in wanted:
                 wanted.discard(time)
                 yield frame
@@ -159,7 +152,7 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
         if _seek(container, stream, time):
             frames = _decoded(container, stream)
             first = next(frames, None)
-            if first is not None and _time_of(first) <= time:
+            if first is not None and _told(first.pts) <= time:
                 yield first
                 yield from frames
                 return
@@ -221,11 +214,12 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
     shown: list[tuple[int, int]] = []
     count, until = 0, Fraction(0)
     for packet in _packets(container):
-        until = max(until, _end_of(packet))
+        time, length = packet.pts if packet.pts is not None else packet.dts, packet.duration or 0
+        until = until if time is None else max(until, (time + length) * Fraction(packet.time_base))
         if packet.stream_index == stream.index:
             count += 1
             if not packet.is_discard and not _is_invisible(stream, packet):
-                shown.append((_tick_of(packet), packet.duration or 0))
+                shown.append((_told(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
         raise EncodeFailed("the video has no frames")
@@ -245,14 +239,7 @@ def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
             yield packet
 
 
-def _end_of(packet: "Packet[Any]") -> Fraction:
-    """In seconds; 0 where it has no time."""
-    time = packet.pts if packet.pts is not None else packet.dts
-    return Fraction(0) if time is None else (time + (packet.duration or 0)) * Fraction(packet.time_base)
-
-
-def _tick_of(packet: "Packet[Any]") -> int:
-    time = packet.pts if packet.pts is not None else packet.dts
+def _told(time: int | None) -> int:
     if time is None:
         raise EncodeFailed("its frames have no time stamps")
     return time
@@ -283,17 +270,10 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """The frames of a stream, in order, from where the container is. Raises EncodeFailed for one that is damaged."""
     for frame in container.decode(stream):
         if frame.is_corrupt:
             raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s")
         yield frame
-
-
-def _time_of(frame: VideoFrame) -> int:
-    if frame.pts is None:
-        raise EncodeFailed("its frames have no time stamps")
-    return frame.pts
 
 
 def _upright(frame: VideoFrame) -> Image.Image:
@@ -319,7 +299,6 @@ def _turn_of(frame: VideoFrame) -> Image.Transpose | None:
 
 
 def _size_of(frame: VideoFrame, stream: VideoStream) -> Size:
-    """How large a frame is shown, upright."""
     width, height = frame.width, frame.height
     if min(width, height) < 1:
         raise EncodeFailed(f"the video has no pixels: {width} x {height}")

@@ -59,12 +59,8 @@ class View:
         resized, (left, top, right, bottom) = self._in_whole()
         if self.is_flipped:
             left, right = resized.width - right, resized.width - left
-        facts: dict[str, Json] = {
-            "size": list(self.size),
-            "bucket": list(self.bucket),
-            "resized": list(resized),
-            "crop": [left, top, right, bottom],
-        }
+        facts: dict[str, Json] = {"size": list(self.size), "bucket": list(self.bucket), "resized": list(resized)}
+        facts |= {"crop": [left, top, right, bottom]}
         facts |= {} if self.variant is None else {"variant": [self.variant]}
         return {**facts, "flip": [1]} if self.is_flipped else facts
 
@@ -83,10 +79,7 @@ def _part(size: Size, within: Box | None) -> Size:
 
 
 def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
-    """The part that a request takes of a picture of this size; None for all of it.
-
-    Raises EncodeFailed where the part sticks out of the picture, and where the source says that the picture has another size.
-    """
+    """The part that a request takes; None for all of it. Raises EncodeFailed where it sticks out, or the source states another size."""
     stated = request.get(STATED)
     if stated is not None and tuple(stated) != tuple(size):
         raise EncodeFailed(
@@ -110,10 +103,7 @@ def _bucket_of(request: Mapping[str, Json], size: Size) -> Size:
 
 
 def view_of(request: Mapping[str, Json], size: Size, digest: str) -> View:
-    """What a request wants of a picture of this size. `digest` (of the picture it is placed with) decides a drawn crop.
-
-    Raises BadInput where there is no bucket, and as `within_of`.
-    """
+    """The view that is asked for; `digest` decides a drawn crop. Raises BadInput where there is no bucket, and as `within_of`."""
     within = within_of(request, size)
     part = _part(size, within)
     bucket = _bucket_of(request, part)

@@ -23,6 +23,7 @@ def test_a_budget_of_nothing_still_lets_one_unit_through():
 
 def test_it_holds_as_many_units_as_their_cost_allows():
     assert [Budget(64, 64).units(cost) for cost in (1, 16, 48, 64, 1000)] == [64, 4, 1, 1, 1]
+    assert [Budget(64, 64, 8).units(cost) for cost in (0, 16, 1000)] == [8, 4, 1]
 
 
 def test_it_doubles_while_that_pays_up_to_the_most():
@@ -50,14 +51,14 @@ def test_a_ragged_batch_tells_nothing():
     budget = Budget(8, 16)
     for _batch in range(20):
         budget.took(5, 1.0)
-    assert (budget.size, budget.is_open) == (8, True)
+    assert budget.size == 8
 
 
 def test_what_did_not_fit_is_halved_for_good():
     budget = Budget(16, 64)
     budget.did_not_fit()
     run(budget, lambda size: size)
-    assert (budget.size, budget.is_open) == (8, False)
+    assert budget.size == 8
 
 
 @pytest.mark.parametrize(("units", "error", "size"), [(4, "CUDA out of memory", 8), (1, "CUDA out of memory", 16), (4, "NaN", 16)])

@@ -163,7 +163,7 @@ def vae_folder(tmp_path):
 def test_moments_equal_the_vaes_own_and_the_denoiser_is_not_opened(tiny_model, digest, name):
     import torch
 
-    from cachestore.encode.probe import difference, tolerance
+    from cachestore.encode.outputs import difference, tolerance
 
     model = tiny_model(name)
     encoder = latents_encoder(model.folder, digest)
@@ -287,12 +287,12 @@ def test_closing_gives_the_vae_back_and_encoding_loads_it_again(vae_folder, dige
 def test_a_batch_size_is_chosen_by_the_picture_or_taken_as_given(vae_folder, digest):
     import torch
 
-    from cachestore.encode.vae import latents_batch, latents_budget
+    from cachestore.encode.vae import latents_budget
 
     cpu = torch.device("cpu")
     budget = latents_budget("float32", cpu)
-    assert not budget.is_open
-    sizes = [latents_batch(side * side, budget, cpu) for side in (16, 64, 128, 256, 1024)]
+    assert budget.size == budget.most
+    sizes = [budget.units(side * side) for side in (16, 64, 128, 256, 1024)]
     assert sizes == [16, 16, 4, 1, 1]
     assert latents_encoder(vae_folder, digest, batch_size=7).batch_limit(Size(1024, 1024)) == 7
     assert latents_encoder(vae_folder, digest, device="cpu").batch_limit(Size(128, 128)) == 4

@@ -300,14 +300,14 @@ def test_a_batch_size_is_chosen_by_length_or_taken_as_given(tiny_model, digest):
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     budget, larger = prompts.text_budget(cpu), prompts.text_budget(gpu)
-    assert larger.is_open
-    assert not budget.is_open
-    assert 1 <= prompts.text_batch(512, budget, cpu) < prompts.text_batch(77, budget, cpu) <= 32
-    assert prompts.text_batch(512, budget, cpu) < prompts.text_batch(512, larger, gpu)
-    assert prompts.text_batch(10**6, budget, cpu) == prompts.text_batch(0, budget, cpu) // 32 == 1
+    assert larger.size < larger.most
+    assert budget.size == budget.most
+    assert 1 <= budget.units(512) < budget.units(77) <= 32
+    assert budget.units(512) < larger.units(512)
+    assert budget.units(10**6) == budget.units(0) // 32 == 1
     folder = tiny_model("sd15").folder
     assert text_encoder(folder, digest, batch_size=5).batch_limit("captions") == 5
-    assert text_encoder(folder, digest, device="cpu").batch_limit("captions") == prompts.text_batch(77, budget, cpu)
+    assert text_encoder(folder, digest, device="cpu").batch_limit("captions") == budget.units(77)
 
 
 def test_an_unknown_device_is_bad_input(tiny_model, digest):

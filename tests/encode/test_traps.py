@@ -399,7 +399,7 @@ def test_captions_padded_to_their_own_length_equal_those_padded_to_the_limit(bui
 
 def different(one, other):
     """What differs between two entries by more than rounding, in words."""
-    from cachestore.encode.probe import difference
+    from cachestore.encode.outputs import difference
 
     return difference(one, other, 1e-5)
 
@@ -504,7 +504,7 @@ def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, ca
 def test_a_difference_is_one_of_names_of_shapes_or_of_more_than_rounding(dtype):
     import torch
 
-    from cachestore.encode.probe import difference, tolerance
+    from cachestore.encode.outputs import difference, tolerance
 
     bound = tolerance(dtype, torch.device("cpu"))
     one = torch.ones(4, 8)

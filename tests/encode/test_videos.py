@@ -65,7 +65,7 @@ def test_a_frame_is_cut_and_scaled_as_a_picture_is():
 
     frames = moving(3)
     data = write(frames)
-    expected = images.fit(images.Image.fromarray(frames[1]), Size(48, 48))[0]
+    expected = images.fit(images.Image.fromarray(frames[1]), Size(48, 48))
     assert np.array_equal(take(data, own(data, 1, 1), (48, 48))[0], expected)
 
 
