@@ -25,7 +25,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
-from cachestore.files.table import Digests, Table, never_falls, offsets_of, open_table, read_table
+from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
@@ -251,8 +251,8 @@ def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> Key
         _text(described["fingerprint"]),
         dict(described["options"]),
         table.numbers(f"{prefix}/at"),
-        Digests(table.columns.get(f"{prefix}/keys", memoryview(b"")), KEY_BYTES),
-        Digests(table.columns.get(f"{prefix}/inputs", memoryview(b"")), INPUT_BYTES),
+        table.digests(f"{prefix}/keys", KEY_BYTES),
+        table.digests(f"{prefix}/inputs", INPUT_BYTES),
         table.numbers(f"{prefix}/stat"),
         {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS},
     )

@@ -293,13 +293,7 @@ def digest_table(entries: Iterable[StoredEntry]) -> bytes:
 
 
 def build(
-    layout: Layout,
-    number: int,
-    *,
-    base: Index | None,
-    dropped: frozenset[int],
-    segments: Iterable[SegmentRef],
-    entries: Iterable[NewEntry],
+    layout: Layout, number: int, *, base: Index | None, dropped: frozenset[int], segments: Iterable[SegmentRef], entries: Iterable[NewEntry]
 ) -> tuple[Path, IndexName]:
     """Write an index: the entries of `base` without those in `dropped` segments, and the new ones.
 
