@@ -95,7 +95,8 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
     try:
         fields = _parse_json(text)
         metadata = fields.pop(_METADATA, {})
-        _check_metadata(metadata)
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            raise _Malformed("__metadata__ does not map names to strings")  # noqa: TRY301 - named as every other rule
         tensors = {name: _parse_place(name, value) for name, value in fields.items()}
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
@@ -133,11 +134,6 @@ def _no_constant(name: str) -> None:
     raise _Malformed(f"{name} is not JSON")
 
 
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise _Malformed("__metadata__ does not map names to strings")
-
-
 def _parse_place(name: str, value: Any) -> TensorPlace:
     if not name or len(name) > _NAME_LIMIT or "\0" in name:
         raise _Malformed(f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not")
@@ -149,10 +145,9 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= _RANK_LIMIT):  # pyright: ignore[reportUnknownArgumentType]
         raise _Malformed(f"{name[:80]!r} has a shape or offsets that are not small whole numbers")
     place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
-    if place.end - place.start != DTYPE_BYTES[dtype] * prod(place.shape):
-        raise _Malformed(
-            f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
-        )
+    need = DTYPE_BYTES[dtype] * prod(place.shape)
+    if place.end - place.start != need:
+        raise _Malformed(f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {need}")
     if place.start % DTYPE_BYTES[dtype]:
         raise _Malformed(f"{name[:80]!r} does not start at a multiple of its element's size")
     return place

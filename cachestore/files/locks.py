@@ -58,28 +58,27 @@ class LifeLock:
     """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so.
 
     What is granted is probed at once: some file systems grant every lock to everybody. A file whose lock cannot be held is removed,
-    so that nobody takes its yielding for a death.
+    so that nobody takes its yielding for a death. `is_held` tells whether the file system granted it, and grants it to nobody else.
     """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:
-        """Take the lock now. `is_held` tells whether the file system granted it, and grants it to nobody else."""
         from filelock import Timeout
 
         self._pid = os.getpid()
         self._lock = _make(path, bits)
-        self.is_held = False
         try:
             self._lock.acquire(timeout=0)
+            self.is_held = is_locked(path) is True
         except Timeout:  # somebody else's, and so is the file
+            self.is_held = False
             return
         except (NotImplementedError, OSError):
-            _forget(path)
-            return
-        self.is_held = is_locked(path) is True
+            self.is_held = False
         if not self.is_held:
             with suppress(OSError):
                 self._lock.release()
-            _forget(path)
+            with suppress(OSError):
+                path.unlink()
 
     def release(self) -> None:
         """Give the lock back; a forked child does nothing here. One that the file system does not take back goes with the process."""
@@ -89,11 +88,9 @@ class LifeLock:
                 self._lock.release()
 
     def __enter__(self) -> Self:
-        """Return the held lock."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Give the lock back."""
         self.release()
 
 
@@ -132,8 +129,3 @@ def _is_locked_by_taking(path: Path) -> bool | None:
         return None
     lock.release()
     return False
-
-
-def _forget(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

@@ -206,8 +206,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
     """Read `size` bytes at `offset` into a new buffer; shorter only at the end of the file."""
     buffer = bytearray(size)
     count = read_into(descriptor, memoryview(buffer), offset)
-    if count < size:
-        del buffer[count:]
+    del buffer[count:]
     return buffer
 
 
@@ -249,8 +248,10 @@ def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
     while a fresh listing is right at once. Raises ReadFailed, as what cannot be listed is not empty, and FormatError for a link to a
     folder, unless it is the store's root, which is the user's own path: what lies behind another one is not a part of the store.
     """
-    if not is_root:
-        _refuse_link(folder)
+    if not is_root and is_link(folder):
+        raise FormatError(
+            f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
+        )
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted, not paths: a million of them
     except _ABSENT:
@@ -292,13 +293,6 @@ def is_of_a_signal(error: Exception) -> bool:
 def reason_of(error: OSError) -> str:
     """Why the file system refused something, in its words alone."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
-
-
-def _refuse_link(folder: Path) -> None:
-    if is_link(folder):
-        raise FormatError(
-            f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
-        )
 
 
 def descriptor_limit(default: int = 1024) -> int:

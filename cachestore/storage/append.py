@@ -145,8 +145,7 @@ def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition:
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
-    make_folder(layout, layout.temporary)
-    make_folder(layout, path.parent)
+    make_folder(layout, layout.temporary, path.parent)
     if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):
         return None
     failpoint("segment.published")

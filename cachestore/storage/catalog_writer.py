@@ -108,8 +108,7 @@ def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
     False where that generation is there already: the caller must compare with it before it tries again. Raises WriteFailed.
     """
     catalog, generation = draft.catalog, after + 1
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.catalog_folder(catalog.name))
+    make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     failpoint("catalog.before_publish")
     chunks = _chunks(draft.header, draft.columns, generation, catalog.listing)
     placed = publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
@@ -122,8 +121,7 @@ def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str
     found, chunks = encode_catalog(replace(catalog, generation=generation))
     if found != digest:
         return False
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.catalog_folder(catalog.name))
+    make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
     return True
 

@@ -92,8 +92,7 @@ def _commit(layout: Layout, snapshot: Snapshot | None) -> Snapshot:
         with closing(before):
             return load_snapshot(layout, earlier=before, for_planning=True)
     with closing(before):
-        make_folder(layout, layout.temporary)
-        make_folder(layout, layout.indexes)
+        make_folder(layout, layout.temporary, layout.indexes)
         number = max((name.number for name in list_indexes(layout)), default=0) + 1
         failpoint("commit.before_index")
         temporary, name = build(
@@ -126,8 +125,7 @@ def publish_recipe(layout: Layout, recipe: Recipe) -> None:
     path = layout.recipe(recipe.fingerprint)
     if path.name in names_in(layout.recipes):
         return
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.recipes)
+    make_folder(layout, layout.temporary, layout.recipes)
     publish(layout, path, [encode_record(RECIPE_FORMAT, RECIPE_VERSION, recipe.as_json())])
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, canonical
-from cachestore.files.checksum import Buffer, Checksum, begin_digest
+from cachestore.files.checksum import Buffer, Checksum
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
@@ -89,7 +89,7 @@ def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[B
 
 def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
     """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
-    return begin_digest(key + text_of(tuple(specs)))
+    return Checksum(key + text_of(tuple(specs)))
 
 
 @lru_cache(_LAYOUTS)

@@ -50,8 +50,7 @@ def condemn(layout: Layout, digests: Iterable[str]) -> str | None:
     if not segments:
         return None
     raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.condemned)
+    make_folder(layout, layout.temporary, layout.condemned)
     failpoint("gc.before_list")
     publish(layout, layout.condemned_list(digest_of([raw])), [raw], read_only=True)
     failpoint("gc.after_list")

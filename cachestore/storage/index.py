@@ -25,7 +25,7 @@ import lmdb
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.core.keys import Key, canonical
-from cachestore.files.checksum import Checksum, begin_digest, digest_file
+from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.storage.entry import Specs, TensorSpec, text_of
@@ -252,7 +252,7 @@ class Index:
                 for start in range(0, len(value), PLACE_BYTES):
                     state = states.get(value[start : start + 4])
                     if state is None:
-                        state = states[value[start : start + 4]] = begin_digest()
+                        state = states[value[start : start + 4]] = Checksum()
                     # number 4, ordinal and offset 12, layout 4, checksum 16
                     text = layouts[value[start + 16 : start + 20]]
                     state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + PLACE_BYTES], text)))
@@ -286,7 +286,7 @@ class Index:
 
 def digest_table(entries: Iterable[StoredEntry]) -> bytes:
     """A digest over where a segment's entries stand, how they are laid out, and their checksums, in the order of keys."""
-    state = begin_digest()
+    state = Checksum()
     for entry in sorted(entries, key=lambda entry: entry.key):
         state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, text_of(entry.specs))))
     return state.digest()

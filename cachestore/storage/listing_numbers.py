@@ -86,8 +86,7 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
 
 
 def _take(layout: Layout, name: str) -> int:
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.listing_folder(name))
+    make_folder(layout, layout.temporary, layout.listing_folder(name))
     lost = 0
     while True:
         highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)

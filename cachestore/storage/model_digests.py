@@ -35,8 +35,7 @@ def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None
     """Keep what this run added; nothing added makes no file."""
     if not added:
         return
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.digests)
+    make_folder(layout, layout.temporary, layout.digests)
     record = encode_record(FORMAT, VERSION, dict(added))
     publish(layout, layout.digests / f"{_safe(host)}-{digest_of([record])}.json", [record])
 

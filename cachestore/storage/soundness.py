@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
-from cachestore.files.checksum import Checksum, begin_digest, read_blocks
+from cachestore.files.checksum import Checksum, read_blocks
 from cachestore.files.opening import opened, read_into, reason_of
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import begin_checksum, checksum_of
@@ -67,7 +67,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
     """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
-    whole = begin_digest()
+    whole = Checksum()
     entries = _EntriesInPassing(contents.entries)
     with opened(path) as (descriptor, _status):
         for offset, block in read_blocks(descriptor):

@@ -48,7 +48,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_EXCHANGE,
     ),
     "key bound to checksum": Mutant(
-        "storage/entry.py", "begin_digest(key + text_of(tuple(specs)))", "begin_digest(text_of(tuple(specs)))", *_EXCHANGE
+        "storage/entry.py", "Checksum(key + text_of(tuple(specs)))", "Checksum(text_of(tuple(specs)))", *_EXCHANGE
     ),
     "acknowledgement order": Mutant(
         "storage/append.py",
