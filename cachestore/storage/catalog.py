@@ -151,7 +151,6 @@ class Catalog:
     """Of the columns, as they were read; none in a catalog that was just built."""
 
     def __len__(self) -> int:
-        """How many samples there are, failed ones too."""
         return len(self.ids)
 
     def row_captions(self, row: int) -> list[str]:
