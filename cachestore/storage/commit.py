@@ -79,34 +79,24 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
     where `snapshot` was; the index covers condemned segments too, as they are still read.
     """
-    with noticing_its_end(layout):
-        return _commit(layout, snapshot)
-
-
-def _commit(layout: Layout, snapshot: Snapshot | None) -> Snapshot:
-    before = load_snapshot(layout, earlier=snapshot)
     for_planning = snapshot is not None and snapshot.for_planning
-    if not has_news(before):
-        if not for_planning:
+    with noticing_its_end(layout):
+        before = load_snapshot(layout, earlier=snapshot)
+        if not has_news(before) and not for_planning:
             return before
         with closing(before):
-            return load_snapshot(layout, earlier=before, for_planning=True)
-    with closing(before):
-        make_folder(layout, layout.temporary, layout.indexes)
-        number = max((name.number for name in list_indexes(layout)), default=0) + 1
-        failpoint("commit.before_index")
-        temporary, name = build(
-            layout,
-            number,
-            base=before.index,
-            dropped=before.vanished,
-            segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
-            entries=_new_entries(before.uncovered),
-        )
-        publish_file(layout, temporary, layout.index(name))
-        verdict = check(layout, name)
-        failpoint("commit.after_index")
-    return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
+            if not has_news(before):
+                return load_snapshot(layout, earlier=before, for_planning=True)
+            make_folder(layout, layout.temporary, layout.indexes)
+            number = max((name.number for name in list_indexes(layout)), default=0) + 1
+            failpoint("commit.before_index")
+            segments = [ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())]
+            entries = _new_entries(before.uncovered)
+            temporary, name = build(layout, number, base=before.index, dropped=before.vanished, segments=segments, entries=entries)
+            publish_file(layout, temporary, layout.index(name))
+            verdict = check(layout, name)
+            failpoint("commit.after_index")
+        return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
 
 
 def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:

@@ -5,8 +5,9 @@ published; only then are the old ones condemned. They stay readable, and a later
 A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from cachestore.core.errors import FormatError, WriteFailed
@@ -94,14 +95,17 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     """
     _check_room(layout, groups)
     copying = _Copying(layout, needs)
-    for group in groups:
-        copying.copy(group)
+    written: set[str] = set()
+    entries = 0
+    for acknowledged in chain.from_iterable(map(copying.copy, groups)):
+        written.add(acknowledged.digest)
+        entries += len(acknowledged.places)
     failpoint("compact.before_index")
     if copying.sources:
         commit(layout).close()
-    old = sorted(copying.sources - copying.written)  # one that came out as it went in stays
+    old = sorted(copying.sources - written)  # one that came out as it went in stays
     condemn(layout, old)
-    return Compacted(len(old), len(copying.written - copying.sources), copying.entries, tuple(copying.remarks))
+    return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
 
 
 def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
@@ -116,36 +120,25 @@ def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
 
 @dataclass(slots=True)
 class _Copying:
-    """Copies groups, and keeps count of what is where."""
-
     layout: Layout
     needs: Needs
     sources: set[str] = field(default_factory=set[str])
     """Segments whose needed entries are all in new ones."""
-    written: set[str] = field(default_factory=set[str])
-    entries: int = 0
     remarks: list[str] = field(default_factory=list[str])
 
-    def copy(self, group: Group) -> None:
+    def copy(self, group: Group) -> Iterator[Acknowledged]:
         """Copy what is needed of a group's segments. Of a key that several hold, the copy in the smallest segment name is taken."""
         appender = Appender(self.layout, origin=group.origin)
         seen: set[Key] = set()
-        taken: list[str] = []
         for usage in group.usages:
             good = self._sound(usage)
-            if good is None:
-                continue
-            for entry, run in good:
+            for entry, run in good or ():
                 if entry.key not in seen:
                     seen.add(entry.key)
-                    self._count(appender.add(as_entry(entry, run)))
-            taken.append(usage.ref.digest)
-        self._count(appender.close_segment())
-        self.sources.update(taken)
-
-    def _count(self, acknowledged: Sequence[Acknowledged]) -> None:
-        self.written.update(each.digest for each in acknowledged)
-        self.entries += sum(len(each.places) for each in acknowledged)
+                    yield from appender.add(as_entry(entry, run))
+            if good is not None:
+                self.sources.add(usage.ref.digest)
+        yield from appender.close_segment()
 
     def _sound(self, usage: Usage) -> list[tuple[StoredEntry, bytearray]] | None:
         """The needed entries of a segment with their bytes; None, and a remark, where not all of them are sound."""

@@ -125,7 +125,6 @@ class Fetcher:
     """
 
     def __init__(self, layout: Layout, checked: Checked, *, verify: Verify = "first", io: Io = "pread") -> None:
-        """Opens nothing yet."""
         self._layout = layout
         self._verify: Verify = verify
         self._io: Io = io
@@ -270,14 +269,12 @@ class Fetcher:
         if status.st_size != ref.size_bytes:
             os.close(descriptor)
             raise CorruptEntry(f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}")
-        mapping = None
         try:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        except OSError as error:  # too little address space
+        except BaseException as error:
             os.close(descriptor)
-            refuse_reading(path, error)
-        except BaseException:
-            os.close(descriptor)
+            if isinstance(error, OSError):  # too little address space
+                refuse_reading(path, error)
             raise
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
@@ -354,6 +351,5 @@ def _copy_large(target: memoryview, source: memoryview) -> None:
 
 def is_gone(error: Exception) -> bool:
     """Whether an error means that a segment was moved away under the reader, so that a newer snapshot may help."""
-    if isinstance(error, CorruptEntry | FormatError | FileNotFoundError):
-        return True
-    return isinstance(error, OSError) and error.errno in {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
+    gone = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
+    return isinstance(error, CorruptEntry | FormatError | FileNotFoundError) or (isinstance(error, OSError) and error.errno in gone)

@@ -12,7 +12,7 @@ copy is one that nobody is about to remove. The grace is for readers and for the
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,7 +79,7 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
     named = frozenset[str]().union(*(each.segments for each in lists))
     removals: list[Removal] = []
     remarks: list[str] = []
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(_checking(layout)) as fetcher:
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(Fetcher(layout, Checked([]), verify="always")) as fetcher:
         for digest in sorted(list_segments(layout) & named):
             try:
                 contents = read_contents(layout.segment(digest))
@@ -94,10 +94,6 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
                 continue
             removals.append(Removal(digest, contents, to_copy))
     return removals, remarks
-
-
-def _checking(layout: Layout) -> Fetcher:
-    return Fetcher(layout, Checked([]), verify="always")
 
 
 def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry], going: frozenset[str]) -> Iterable[StoredEntry]:
@@ -169,19 +165,15 @@ def old_indexes(layout: Layout, *, now: float) -> list[Path]:
 
 def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
     """By data set, the generations behind the newest three that are older than 30 days."""
-    found: dict[str, list[int]] = {}
-    for name in list_names(layout):
-        earlier = list_generations(layout, name)[:-KEPT_GENERATIONS]
-        found[name] = [n for n in earlier if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)]
-    return {name: generations for name, generations in found.items() if generations}
+    earlier = {name: list_generations(layout, name)[:-KEPT_GENERATIONS] for name in list_names(layout)}
+    old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
+    return {name: generations for name, generations in old.items() if generations}
 
 
 def remove_files(layout: Layout, paths: Iterable[Path]) -> int:
     """Remove files whose names were parsed; returns the bytes freed. One that turns out to be no regular file is left alone."""
     freed = 0
     for path in paths:
-        try:
+        with suppress(FormatError):
             freed += remove_file(layout, path)
-        except FormatError:
-            continue
     return freed

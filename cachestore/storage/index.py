@@ -40,6 +40,8 @@ _META: Final = struct.Struct("@16xI12xQ")
 """The start of an LMDB file where a pointer has eight bytes: a page's header, a magic number, a version, an address, the map's size."""
 _META_WORD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
+_WALKED: Final = 1024
+"""Entries that one look of a walk over all of them takes."""
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
@@ -63,9 +65,6 @@ class _Opened:
     users: int
 
 
-_WALKED: Final = 1024
-"""Entries that one look of a walk over all of them takes."""
-
 _environments: dict[tuple[int, int], _Opened] = {}
 """By (device, inode). Entries of another pid were inherited by a fork and are closed before anything else is opened."""
 
@@ -88,10 +87,8 @@ def _longest(descriptor: int) -> float:
 
     LMDB keeps that note for each machine's word: of another machine's, anything may be.
     """
-    if struct.calcsize("P") != _META_WORD:
-        return math.inf
     raw = read_at(descriptor, _META.size, 0)
-    if len(raw) < _META.size:
+    if struct.calcsize("P") != _META_WORD or len(raw) < _META.size:
         return math.inf
     magic, map_bytes = _META.unpack(raw)
     return map_bytes if magic == _MAGIC else math.inf
@@ -116,7 +113,6 @@ class Index:
     """
 
     def __init__(self, layout: Layout, verdict: Verdict) -> None:
-        """Open a checked index."""
         self.verdict = verdict
         self._path = layout.index(verdict.name)
         self._pid = -1
@@ -266,7 +262,6 @@ class Index:
             return {bytes(value): _NUMBER.unpack(bytes(number))[0] for number, value in cursor}
 
     def __len__(self) -> int:
-        """How many keys the index holds."""
         with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 

@@ -133,19 +133,14 @@ def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
             yield keys
             continue
         for key, sample in _not_forgotten(layout, keys):
+            message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+            if sample is not None:
+                message = (
+                    f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
+                    f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
+                )
             if key not in good:
-                yield _of_lost(layout, where, key, sample)
-
-
-def _of_lost(layout: Layout, where: str, key: Key, sample: Sample | None) -> Finding:
-    if sample is None:
-        message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
-        return Finding("missing-entry", where, message, str(key))
-    message = (
-        f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
-        f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
-    )
-    return Finding("missing-entry", where, message, str(key), sample[1])
+                yield Finding("missing-entry", where, message, str(key), sample[1] if sample is not None else None)
 
 
 def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ nothing on another. Losing the cache costs reading the model files again.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
@@ -24,10 +25,8 @@ def load_digests(layout: Layout, host: str) -> dict[str, str]:
     prefix = f"{_safe(host)}-"
     for name in names_in(layout.digests):
         if name.startswith(prefix) and name.endswith(".json"):
-            try:
+            with suppress(FormatError, OSError):
                 found.update(read_record(layout.digests / name, FORMAT, VERSION))
-            except (FormatError, OSError):
-                continue
     return found
 
 

@@ -18,7 +18,7 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, split
+from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of, split
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
@@ -44,7 +44,7 @@ class StoredEntry:
     @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(spec.size_bytes for spec in self.specs)
+        return size_of(self.specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +119,22 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
         raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
-    grouped = _group(header)
+    starts: dict[str, int] = {}
+    specs: dict[str, list[TensorSpec]] = {}
+    for full_name, place in header.tensors.items():
+        owner, _, name = full_name.partition("/")
+        starts.setdefault(owner, place.start)
+        specs.setdefault(owner, []).append(TensorSpec(name, place.dtype, place.shape))
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
-        starts = _starts(table, grouped, header)
+        in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts at the data's start
         entries = tuple(
-            StoredEntry(Key.parse(name), ordinal, start, _specs(grouped.get(name, [])), *table[name])
-            for ordinal, (start, name) in enumerate(starts)
+            StoredEntry(Key.parse(name), ordinal, header.data_start + start, tuple(specs.get(name, ())), *table[name])
+            for ordinal, (start, name) in enumerate(in_order)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"the entry table of {where} does not fit its tensors; run {to_repair(where)}") from error
-    if not set(grouped) <= {*table, _FILLER}:
+    if not set(specs) <= {*table, _FILLER}:
         raise FormatError(f"{where} holds tensors that its entry table does not name; run {to_repair(where)}")
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
 
@@ -148,21 +153,3 @@ def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:
     if len(raw) != CHECKSUM_BYTES or not isinstance(meta, dict):
         raise ValueError("a row of the entry table is a checksum and an object")
     return raw, meta  # pyright: ignore[reportUnknownVariableType] - any JSON object
-
-
-def _group(header: Header) -> dict[str, list[tuple[str, TensorPlace]]]:
-    grouped: dict[str, list[tuple[str, TensorPlace]]] = {}
-    for full_name, place in header.tensors.items():
-        owner, _, name = full_name.partition("/")
-        grouped.setdefault(owner, []).append((name, place))
-    return grouped
-
-
-def _starts(table: Mapping[str, Any], grouped: Mapping[str, list[tuple[str, TensorPlace]]], header: Header) -> list[tuple[int, str]]:
-    """Where each entry starts in the file, in order. An entry without bytes starts at the data's start."""
-    starts = [(grouped[name][0][1].start if name in grouped else 0, name) for name in table]
-    return [(header.data_start + start, name) for start, name in sorted(starts)]
-
-
-def _specs(tensors: list[tuple[str, TensorPlace]]) -> Specs:
-    return tuple(TensorSpec(name, place.dtype, place.shape) for name, place in tensors)

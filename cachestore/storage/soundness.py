@@ -97,17 +97,14 @@ class _EntriesInPassing:
                 self._state = state
                 return
             self._state = None
-            self._close(self._waiting.pop(), state)
-
-    def _close(self, entry: StoredEntry, state: Checksum) -> None:
-        if state.digest() != entry.checksum:
-            self._bad.append(entry)
+            self._waiting.pop()
+            if state.digest() != entry.checksum:
+                self._bad.append(entry)
 
     def finish(self) -> list[StoredEntry]:
         """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
-        for entry in reversed(self._waiting):
-            self._close(entry, begin_checksum(entry.key, entry.specs))
-        return self._bad
+        rest = reversed(self._waiting)
+        return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
 def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
