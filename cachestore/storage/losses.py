@@ -32,18 +32,15 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
                     yield key, catalog.ids[row]
 
 
-def needed_entries(layout: Layout) -> Iterator[tuple[Key, tuple[str, str]]]:
+def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
     """Keys of the newest catalog of each name -> (the catalog's path, a sample); the first sample of a key stays."""
-    seen: set[Key] = set()
+    needed: dict[Key, tuple[str, str]] = {}
     for name in list_names(layout):
-        catalog = newest_catalog(layout, name)
-        if catalog is None:
-            continue
-        where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
-        for key, sample in needed_by(catalog):
-            if key not in seen:
-                seen.add(key)
-                yield key, (where, sample)
+        if (catalog := newest_catalog(layout, name)) is not None:
+            where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
+            for key, sample in needed_by(catalog):
+                needed.setdefault(key, (where, sample))
+    return needed
 
 
 def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
@@ -59,7 +56,7 @@ def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
 
 def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     """Every key whose absence `verify` tells of: what the newest catalogs need, and what was lost, as far as that can be read."""
-    wanted = {key for key, _where in needed_entries(layout)}
+    wanted = set(needed_entries(layout))
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
             wanted.update(key for key, _sample in _not_forgotten(layout, read_lost(layout.quarantine / name)))

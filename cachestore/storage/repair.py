@@ -223,7 +223,10 @@ def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
 
 
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """What a damaged segment held, as its header says, then as the index says. Raises FormatError for a whole one of a newer format."""
+    """What a damaged segment held, as its header says, then as the index says: a JSON value that is not in the header is lost.
+
+    Raises FormatError for a whole one of a newer format.
+    """
     path = layout.segment(digest)
     in_header: tuple[StoredEntry, ...] = ()
     try:
@@ -232,18 +235,13 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
         if NEWER in str(error) and digest_file(path) == digest:
             raise
     values = {entry.key: entry.meta for entry in in_header}
-    return (*in_header, *_entries_in_index(snapshot, digest, values))
-
-
-def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapping[str, Json]]) -> Iterable[StoredEntry]:
-    """What the index knows of a segment whose own header may be damaged. A JSON value that is not in `values` is lost with the header."""
-    if snapshot.index is None:
-        return
-    for key, places in snapshot.index.items():
-        for place in places:
-            if place.segment.digest == digest:
-                meta = values.get(key, {"salvaged_from": digest})
-                yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, meta)
+    in_index = (
+        StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, values.get(key, {"salvaged_from": digest}))
+        for key, places in (snapshot.index.items() if snapshot.index is not None else ())
+        for place in places
+        if place.segment.digest == digest
+    )
+    return (*in_header, *in_index)
 
 
 def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
