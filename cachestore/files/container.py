@@ -1,8 +1,4 @@
-"""The safetensors container: its header made, and parsed more strictly than the stock library does.
-
-    8 bytes   length of the header, little-endian
-    header    JSON {"__metadata__": {str: str}, "<tensor>": {"dtype", "shape", "data_offsets"}}, padded with spaces to 64 bytes
-    data      the tensors, without holes, in the order of their offsets
+"""The safetensors container: the header's length (8 bytes), a JSON header padded with spaces to 64 bytes, and the data without holes.
 
 The stock library opens such files. It also opens things that are refused here: one name twice, odd alignment, unknown fields,
 names with NUL, zero-size shapes of 2^62 and headers of a million tensors.

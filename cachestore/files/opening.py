@@ -11,7 +11,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -63,8 +63,9 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
     except OSError as error:
         if is_link(path):
             raise FormatError(f"{path} is a link; links inside a store are refused ({to_verify(path)} lists them)") from error
-        if _is_strange(path):  # a socket cannot even be opened
-            raise FormatError(_no_regular_file(path)) from error
+        with suppress(OSError):
+            if not stat.S_ISREG(path.lstat().st_mode):  # a socket cannot even be opened
+                raise FormatError(_no_regular_file(path)) from error
         refuse_reading(path, error)
     try:
         status = os.fstat(descriptor)
@@ -80,14 +81,6 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
 def is_link(path: Path) -> bool:
     """Whether a name is a link; no, where the file system does not answer: whoever then opens or lists it gets the reason."""
     return os.path.islink(path)  # noqa: PTH114 - the same question of a Path raises
-
-
-def _is_strange(path: Path) -> bool:
-    """Whether something bears this name that is no regular file."""
-    try:
-        return not stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _no_regular_file(path: Path) -> str:

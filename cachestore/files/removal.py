@@ -79,7 +79,9 @@ def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
     names = path.parent.relative_to(layout.root).parts
     if not _HAS_DESCRIPTORS:
         check_for_writing(layout)
-        _check_by_path(layout, path)
+        # A link on the way is refused, one that is put there just now is not.
+        if any(is_link(folder) for folder in path.parents if folder != layout.root and folder.is_relative_to(layout.root)):
+            _refuse_strange(path)
         yield None
         return
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -106,15 +108,6 @@ def _open_inside(descriptor: int, name: str, flags: int, path: Path) -> int:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             _refuse_strange(path)
         raise
-
-
-def _check_by_path(layout: Layout, path: Path) -> None:
-    """The look where folders have no descriptors (Windows): a link on the way is refused, one that is put there just now is not."""
-    for folder in path.parents:
-        if folder == layout.root:
-            return
-        if is_link(folder):
-            _refuse_strange(path)
 
 
 def _refuse_strange(path: Path) -> None:

@@ -1,19 +1,7 @@
 """A catalog: what a trainer iterates. Ordered samples with their captions, images and extras, and a key column for each recipe and role.
 
-It is the truth about pairing: which key belongs to which sample. Columns of the table:
-
-    ids                     strings, one a row
-    captions, captions/at   strings, and where each row's captions start
-    images/<role>, images/<role>/at
-    extras                  JSON objects, one a row
-    key/<c>/at              where each row's cells of key column c start
-    key/<c>/keys            16 bytes a cell; all zero where nothing was made
-    key/<c>/inputs          SHA-256 of what the cell was made from, of several inputs `inputs.combined_digest`; all zero where unknown
-    key/<c>/stat            (size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or
-                            where it cannot be trusted
-    key/<c>/<fact>          whole numbers of fixed width; -1 where unknown
-
-A row has one cell for each caption, or for each image of the role and variant, in order. The header says what column c is.
+It is the truth about pairing: which key belongs to which sample. A row has one cell in a key column for each caption, or for each image of
+the role and variant, in order. docs/design.md describes the columns of its table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +44,9 @@ class Cell:
     key: Key | None = None
     """None where it failed or was not made yet."""
     input: bytes = NO_INPUT
+    """SHA-256 of what it was made from, of several inputs `inputs.combined_digest`."""
     stat: tuple[int, int] = (-1, -1)
+    """(size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or it proves nothing."""
     facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 

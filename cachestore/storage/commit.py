@@ -3,7 +3,6 @@
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,7 @@ from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import FOLDERS, Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
-from cachestore.storage.index import NewEntry, build, check
-from cachestore.storage.segment import SegmentContents
+from cachestore.storage.index import build, check
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 RECIPE_FORMAT: Final = "cachestore-recipe"
@@ -91,7 +89,11 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
             number = max((name.number for name in list_indexes(layout)), default=0) + 1
             failpoint("commit.before_index")
             segments = [ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())]
-            entries = _new_entries(before.uncovered)
+            entries = (
+                (entry.key, digest, entry.ordinal, entry.offset, entry.specs, entry.checksum)
+                for digest, contents in before.uncovered.items()
+                for entry in contents.entries
+            )
             temporary, name = build(layout, number, base=before.index, dropped=before.vanished, segments=segments, entries=entries)
             publish_file(layout, temporary, layout.index(name))
             verdict = check(layout, name)
@@ -117,9 +119,3 @@ def publish_recipe(layout: Layout, recipe: Recipe) -> None:
         return
     make_folder(layout, layout.temporary, layout.recipes)
     publish(layout, path, [encode_record(RECIPE_FORMAT, RECIPE_VERSION, recipe.as_json())])
-
-
-def _new_entries(uncovered: Mapping[str, SegmentContents]) -> Iterator[NewEntry]:
-    for digest, contents in uncovered.items():
-        for entry in contents.entries:
-            yield entry.key, digest, entry.ordinal, entry.offset, entry.specs, entry.checksum

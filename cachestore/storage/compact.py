@@ -84,7 +84,6 @@ def _is_small(ref: SegmentRef) -> bool:
 
 
 def _is_worn(usage: Usage) -> bool:
-    """Whether so much of a segment is not needed that it is worth writing anew."""
     return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_SHARE * usage.ref.size_bytes)
 
 

@@ -194,7 +194,6 @@ class Fetcher:
                     self._check(wanted.keys[row], located, row, targets[row])
 
     def _doubted(self, located: Located) -> set[int]:
-        """Which of these entries are to be checked."""
         match self._verify:
             case "first":
                 return self.checked.lacks(located)
@@ -236,7 +235,6 @@ class Fetcher:
             raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
-        """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
         ref = located.segments[row]
         if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
             self._forget(ref.digest)

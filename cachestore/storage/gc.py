@@ -4,10 +4,8 @@
 2. A later run, after a grace: `remove_condemned` looks again. What is needed after all, and has no sound copy in a segment that is not
    condemned, is copied into a new one; an index that covers the copies is published; then the old segment goes.
 
-Between the two stands an argument, not a clock. Who counts on an entry says so by a catalog, and looks what is condemned only after its
-catalog stands (`reconcile`). Who removes looks at the catalogs only after its list stood. One of the two sees the other: the one encodes
-again, or the other copies. A condemned segment never counts as the copy that lets another go, so at any moment somebody's last sound
-copy is one that nobody is about to remove. The grace is for readers and for the sake of work, not for this.
+Who counts on an entry looks what is condemned only after its catalog stands. Who removes looks at the catalogs only after its list stood.
+One of the two sees the other, whatever the clocks say. The grace is for readers and for the sake of work, not for this.
 """
 
 import time

@@ -1,11 +1,9 @@
 """The index: an immutable LMDB file, key -> places of all copies, derived from segments. The only module that knows LMDB.
 
-Three tables inside: `entries` (key -> places, see `places`), `segments` (number -> digest, size, entries, origin) and `layouts`
-(number -> names, dtypes and shapes). Numbers never change from one index to the next, so extending one copies values as they are.
-
-A damaged LMDB file kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked
-before LMDB sees the file. LMDB also refuses a second open of one file in a process, even in a forked child that inherited the
-first: `_open` keeps one environment for each file and process, and closes inherited ones first.
+Numbers of segments and layouts never change from one index to the next, so extending one copies values as they are. A damaged LMDB file
+kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked before LMDB sees the file.
+LMDB also refuses a second open of one file in a process, even in a forked child that inherited the first: `_open` keeps one environment
+for each file and process, and closes inherited ones first.
 """
 
 import json
@@ -208,7 +206,6 @@ class Index:
         return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
-        """Remember names, dtypes and shapes by these numbers."""
         with self._reading() as (transaction, tables):
             for layout in layouts:
                 raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
@@ -330,7 +327,6 @@ def _estimated_bytes(
 
 
 def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:
-    """Make an LMDB file with these tables, each in the order of its keys."""
     environment = lmdb.open(str(path), map_size=map_bytes, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE)
     try:
         handles = {name: environment.open_db(name) for name in tables}
@@ -358,20 +354,16 @@ def _merged(
     base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]
 ) -> Iterator[tuple[bytes, bytes]]:
     """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
-    waiting = iter(sorted(fresh))
-    following = next(waiting, None)
+    waiting = sorted(fresh.items(), reverse=True)
     for key, value in base.raw_entries() if base is not None else ():
-        while following is not None and following < key:
-            yield following, _sorted_copies(fresh[following], dropped, digests)
-            following = next(waiting, None)
-        joined = value + fresh[key] if following == key else value
-        if following == key:
-            following = next(waiting, None)
+        while waiting and waiting[-1][0] < key:
+            following, places = waiting.pop()
+            yield following, _sorted_copies(places, dropped, digests)
+        joined = value + waiting.pop()[1] if waiting and waiting[-1][0] == key else value
         if kept := _sorted_copies(joined, dropped, digests):
             yield key, kept
-    while following is not None:
-        yield following, _sorted_copies(fresh[following], dropped, digests)
-        following = next(waiting, None)
+    for following, places in reversed(waiting):
+        yield following, _sorted_copies(places, dropped, digests)
 
 
 def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, str]) -> bytes:

@@ -1,10 +1,7 @@
 """Listing numbers: the order in which runs list the source of a data set, so that an older listing never replaces a newer one.
 
-    listings/<name>/<n>.json      a run that is at work, or that died
-    listings/<name>/<n>.ended     the highest number that was given back
-
-A run takes the next number before it lists its source, and the catalog that it publishes holds the number; where there is no store yet, the
-number is 0. When the run ends it gives the number back. No clock is part of this, and no number is used again.
+A run takes the next number (`<n>.json`) before it lists its source, and the catalog that it publishes holds it; where there is no store
+yet, it is 0. When the run ends it gives the number back (`<n>.ended`). No clock is part of this, and no number is used again.
 """
 
 import secrets

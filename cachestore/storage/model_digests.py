@@ -40,5 +40,4 @@ def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None
 
 
 def _safe(host: str) -> str:
-    """A host's name as part of a file name."""
     return re.sub(r"[^A-Za-z0-9.]", "_", host)[:100] or "host"

@@ -1,9 +1,8 @@
 """Repair: makes a store consistent without a GPU. It copies before it moves and moves before it forgets.
 
-1. Every segment is read whole. From a damaged one the good entries are copied into a new segment, which is published first; likewise
-   what the store lacks from segments under names that are none, which are left where they are.
-2. The damaged file goes to `quarantine/`, with the keys that could not be saved beside it.
-3. Damaged index files, catalogs and recipes go to `quarantine/`; the index is built again from the segments.
+The good entries of a damaged segment are copied into a new one, which is published first; likewise what the store lacks from segments under
+names that are none, which are left where they are. Then the damaged file goes to `quarantine/`, with the keys that could not be saved
+beside it. Damaged index files, catalogs and recipes go there too, and the index is built again from the segments.
 
 A file that cannot be read (an I/O error) is left where it is. Running it again changes nothing more. Safe beside readers, which
 find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
@@ -14,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
@@ -83,7 +83,8 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     root = Layout.at(path).root
     if is_marker_broken(root):
         if dry_run:
-            return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
+            moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
+            return RepairReport(0, moved, (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
         _mend_marker(root)
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
@@ -180,17 +181,12 @@ def is_marker_broken(root: Path) -> bool:
     return False
 
 
-def _broken_marker(root: Path) -> tuple[str, ...]:
-    """What is to be moved before a marker can be made."""
-    return (MARKER,) if os.path.lexists(root / MARKER) else ()
-
-
 def _mend_marker(root: Path) -> None:
     """Make the marker anew. Whether a group may write is seen by the folder's own bits, as nothing else in a store says it."""
     is_group = bool(root.stat().st_mode & stat.S_IWGRP)
     layout = Layout(root, Mode.GROUP if is_group else Mode.PRIVATE)
-    for name in _broken_marker(root):
-        _quarantine(layout, root / name)
+    if os.path.lexists(layout.marker):
+        _quarantine(layout, layout.marker)
     publish_marker(layout)
 
 
@@ -360,10 +356,7 @@ def _flat(layout: Layout, path: Path) -> str:
 def _free_name(layout: Layout, flat: str) -> str:
     """A name in quarantine that nothing has: this one, or with a number behind it."""
     taken = set(names_in(layout.quarantine))
-    number = 0
-    while (name := flat if number == 0 else f"{flat}.{number}") in taken:
-        number += 1
-    return name
+    return next(name for name in chain([flat], (f"{flat}.{number}" for number in count(1))) if name not in taken)
 
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:

@@ -1,9 +1,6 @@
 """A segment: an immutable safetensors file of many entries, built in memory and written once. The only truth about values.
 
-Its tensors are named `<key>/<name>`; entries start at multiples of 64 bytes, the gaps are declared tensors `filler/<n>`.
-`__metadata__` holds `format`, `origin` (which pass wrote it), `entries` (the entry table: key -> [checksum, JSON value]) and
-`entries_checksum` over the table's text, and an `edition` where another file has the name. The file's name is the xxh3_128 of
-all its bytes.
+Its name is the xxh3_128 of all its bytes. Entries start at multiples of 64 bytes, and the gaps are declared tensors `filler/<n>`.
 """
 
 import json

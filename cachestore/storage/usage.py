@@ -1,8 +1,7 @@
 """Usage: which entries of a store are needed, and which may go. Decides; changes nothing.
 
-An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. Everything else stays: what a
-`writer` put (its segments name no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot
-be told.
+An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. What a `writer` put (its segments name
+no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot be told stays.
 """
 
 import re

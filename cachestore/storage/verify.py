@@ -1,9 +1,4 @@
-"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage.
-
-quick   names, sizes and headers of segments; the index's digest, and all that it says of them; catalogs whole; keys of the newest
-        catalogs present
-full    all of that, and every byte of every segment against the digest in its name and each entry's checksum
-"""
+"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage."""
 
 import os
 import time
@@ -78,7 +73,7 @@ def verify(
 
     Args:
         path: the store.
-        level: "full" reads every byte, "quick" names, sizes and headers.
+        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" every byte of the segments too.
         subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
         on_finding: called with each finding as it is made.
         look_further: finds what only plans and passes can tell of.
@@ -128,7 +123,6 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _check_subset(subset: object) -> None:
-    """Raise BadInput for what is no part of several."""
     if subset is None:
         return
     if not isinstance(subset, tuple | list) or len(cast("Sequence[Any]", subset)) != 2:
