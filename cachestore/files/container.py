@@ -91,8 +91,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
     try:
         fields = _parse_json(text)
         metadata = fields.pop(_METADATA, {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            raise _Malformed("__metadata__ does not map names to strings")  # noqa: TRY301 - named as every other rule
+        _check_metadata(metadata)
         tensors = {name: _parse_place(name, value) for name, value in fields.items()}
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
@@ -128,6 +127,11 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise _Malformed(f"{name} is not JSON")
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise _Malformed("__metadata__ does not map names to strings")
 
 
 def _parse_place(name: str, value: Any) -> TensorPlace:

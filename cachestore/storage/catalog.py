@@ -5,6 +5,7 @@ the role and variant, in order. docs/design.md describes the columns of its tabl
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -288,8 +289,6 @@ def last_generation(layout: Layout, name: str) -> int:
 def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
     """The newest catalog of a name that can be read; None without one."""
     for generation in reversed(list_generations(layout, name)):
-        try:
+        with suppress(FormatError, OSError):
             return read_catalog(layout.catalog(name, generation), generation=generation, io=io)
-        except (FormatError, OSError):
-            continue
     return None

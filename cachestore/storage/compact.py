@@ -17,9 +17,10 @@ from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit
+from cachestore.storage.entry import Entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.places import SegmentRef
-from cachestore.storage.segment import StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import MERGED, Needs, Usage, survey
@@ -131,16 +132,16 @@ class _Copying:
         seen: set[Key] = set()
         for usage in group.usages:
             good = self._sound(usage)
-            for entry, run in good or ():
+            for entry in good or ():
                 if entry.key not in seen:
                     seen.add(entry.key)
-                    yield from appender.add(as_entry(entry, run))
+                    yield from appender.add(entry)
             if good is not None:
                 self.sources.add(usage.ref.digest)
         yield from appender.close_segment()
 
-    def _sound(self, usage: Usage) -> list[tuple[StoredEntry, bytearray]] | None:
-        """The needed entries of a segment with their bytes; None, and a remark, where not all of them are sound."""
+    def _sound(self, usage: Usage) -> list[Entry] | None:
+        """The needed entries of a segment; None, and a remark, where not all of them are sound."""
         digest = usage.ref.digest
         try:
             contents = read_contents(self.layout.segment(digest))

@@ -29,7 +29,7 @@ from cachestore.storage.commit import commit
 from cachestore.storage.condemned import FORMAT, VERSION, CondemnedList, list_condemned
 from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.places import Place
-from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import Needs
@@ -105,11 +105,10 @@ def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[Stored
 
 
 def _is_sound(fetcher: Fetcher, entry: StoredEntry, place: Place) -> bool:
-    try:
+    with suppress(CorruptEntry, FormatError, OSError):
         fetcher.fetch(entry.key, place)
-    except (CorruptEntry, FormatError, OSError):
-        return False
-    return True
+        return True
+    return False
 
 
 def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
@@ -123,7 +122,7 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
             ready.append(removal)
             continue
         try:
-            good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(removal.digest), removal.to_copy)]
+            good = good_entries(layout.segment(removal.digest), removal.to_copy)
         except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
             continue
         if len(good) < len(removal.to_copy):

@@ -34,7 +34,7 @@ from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import good_entries, look_at_segment
 from cachestore.storage.verify import LookFurther, verify
@@ -129,9 +129,7 @@ def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
     asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
-    ordered = sorted(asked)
-    found = snapshot.find(ordered)
-    return sum(all(place.segment.digest in gone for place in places) for places in found)
+    return sum(all(place.segment.digest in gone for place in places) for places in snapshot.find(sorted(asked)))
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -171,13 +169,13 @@ def is_marker_broken(root: Path) -> bool:
     try:
         open_layout(Layout(root))
     except StoreNotFound:
-        if not list_segments(Layout(root)):
-            raise
-        return True
+        if list_segments(Layout(root)):
+            return True
+        raise
     except FormatError as error:
-        if NEWER in str(error):
-            raise
-        return True
+        if NEWER not in str(error):
+            return True
+        raise
     return False
 
 
@@ -204,7 +202,7 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
         return None
     try:
         entries = _entries_of(layout, snapshot, digest)
-        good = frozenset(entry.key for entry, _run in good_entries(layout.segment(digest), entries))
+        good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
         return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
     except OSError:
         return None
@@ -242,7 +240,7 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
 
 def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
-    good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(damaged.digest), damaged.entries)]
+    good = good_entries(layout.segment(damaged.digest), damaged.entries)
     if good:
         publish_segment(layout, good, origin=damaged.origin)
     failpoint("repair.after_salvage")
@@ -281,8 +279,11 @@ def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, {"segment": digest, **body})])
 
 
-def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
-    """Segments under names that are none, such as after a rename by hand. Their bytes are not looked at; other files are passed over."""
+def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
+    """(origin, whole entries) of each segment under a name that is none, such as after a rename by hand, as far as the store lacks them.
+
+    The file itself is left alone; other files are passed over.
+    """
     folders = [path for name in names_in(layout.segments) if not is_link(path := layout.segments / name)]
     for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
         if (parse_segment(path.name) or "")[:2] == path.parent.name:
@@ -291,16 +292,9 @@ def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
             contents = read_contents(path, is_whole=False)
         except (FormatError, OSError):  # a stranger's, or a folder: `verify` lists it
             continue
-        yield path, contents
-
-
-def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
-    """(origin, whole entries) of each segment under a name that is none, as far as the store lacks them. The file itself is left alone."""
-    for path, contents in _misnamed(layout):
         lacking = [entry for entry in contents.entries if entry.key not in snapshot]
         with suppress(FileNotFoundError):
-            good = [as_entry(entry, run) for entry, run in good_entries(path, lacking)]
-            if good:
+            if good := good_entries(path, lacking):
                 yield contents.origin, good
 
 

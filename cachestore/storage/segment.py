@@ -15,7 +15,7 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of, split
+from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
@@ -52,12 +52,6 @@ class SegmentContents:
     """`<plan>/<pass>` of the pass that wrote it; empty where a writer did."""
     entries: tuple[StoredEntry, ...]
     size_bytes: int
-
-
-def as_entry(stored: StoredEntry, run: bytearray) -> Entry:
-    """A stored entry, with the bytes that were read of it, as one that is about to be written."""
-    buffers = tuple(raw for _dtype, _shape, raw in split(stored.specs, memoryview(run)).values())
-    return Entry(stored.key, stored.specs, buffers, stored.meta, stored.checksum)
 
 
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:

@@ -188,7 +188,7 @@ def load_snapshot(
     vanished = frozenset(
         number for number, ref in refs.items() if ref.digest not in listed or (for_planning and not _has_its_size(layout, ref))
     )
-    known = earlier.uncovered if earlier is not None else {}
+    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
     if for_planning:
         known = {digest: contents for digest, contents in known.items() if _has_its_size(layout, ref_of(digest, contents))}
     uncovered: dict[str, SegmentContents] = {}

@@ -10,7 +10,7 @@ from cachestore.core.keys import Key
 from cachestore.files.checksum import Checksum, read_blocks
 from cachestore.files.opening import opened, read_into, reason_of
 from cachestore.files.paths import Layout
-from cachestore.storage.entry import begin_checksum, checksum_of
+from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split
 from cachestore.storage.findings import Finding
 from cachestore.storage.index import digest_table
 from cachestore.storage.places import SegmentRef
@@ -104,12 +104,12 @@ class _EntriesInPassing:
         return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
-def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
-    """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
+def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[Entry]:
+    """The undamaged entries of a segment, read one by one, as they can be written again; none where it is no regular file.
 
     `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
-    saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
+    saved: dict[Key, Entry] = {}
     with suppress(FormatError), opened(path) as (descriptor, _status):
         for entry in places:
             if entry.key in saved:
@@ -117,5 +117,6 @@ def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[Stored
             run = bytearray(entry.size_bytes)
             count = read_into(descriptor, memoryview(run), entry.offset)
             if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
-                saved[entry.key] = (entry, run)
+                buffers = tuple(raw for _dtype, _shape, raw in split(entry.specs, memoryview(run)).values())
+                saved[entry.key] = Entry(entry.key, entry.specs, buffers, entry.meta, entry.checksum)
     return list(saved.values())

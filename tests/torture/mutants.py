@@ -52,7 +52,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "acknowledgement order": Mutant(
         "storage/append.py",
-        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n        return None\n",
+        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n"
+        "        return publish_segment(layout, entries, origin=origin, edition=edition + 1)\n",
         '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
         *_CRASHES,
     ),
