@@ -5,6 +5,7 @@ filelock is imported inside the functions: it takes 60 ms, and readers must not 
 
 import errno
 import os
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -18,8 +19,6 @@ except ImportError:  # Windows
     fcntl = None
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from filelock import BaseFileLock
 
 _PROBE_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -34,7 +33,7 @@ def _make(path: Path, bits: int) -> "BaseFileLock":
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> "Generator[None]":
+def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generator[None]:
     """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
     from filelock import Timeout
 

@@ -10,17 +10,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
 from cachestore.files.paths import to_verify
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """For `os.open` to read, through links too. Windows translates line ends without O_BINARY."""
@@ -88,7 +85,7 @@ def _no_regular_file(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path, *, folder: int | None = None) -> "Generator[tuple[int, os.stat_result]]":
+def opened(path: Path, *, folder: int | None = None) -> Generator[tuple[int, os.stat_result]]:
     """`open_regular` as a context that closes the descriptor. What is refused inside of it is raised as ReadFailed too."""
     descriptor, status = open_regular(path, folder=folder)
     try:
@@ -171,7 +168,7 @@ def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset
 
 
 @contextmanager
-def _optional() -> "Generator[None, None, None]":
+def _optional() -> Generator[None]:
     """For what may be refused."""
     try:
         yield

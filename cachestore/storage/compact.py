@@ -8,9 +8,10 @@ A crash anywhere leaves copies, which are harmless. Safe beside readers, a runni
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.keys import Key
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
@@ -24,9 +25,6 @@ from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import MERGED, Needs, Usage, survey
-
-if TYPE_CHECKING:
-    from cachestore.core.keys import Key
 
 SMALL_ENTRIES: Final = 1024
 SMALL_BYTES: Final = 64 * 1024 * 1024
@@ -129,7 +127,7 @@ class _Copying:
     def copy(self, group: Group) -> Iterator[Acknowledged]:
         """Copy what is needed of a group's segments. Of a key that several hold, the copy in the smallest segment name is taken."""
         appender = Appender(self.layout, origin=group.origin)
-        seen: set[Key] = set()
+        seen = set[Key]()
         for usage in group.usages:
             good = self._sound(usage)
             for entry in good or ():

@@ -125,24 +125,20 @@ class Index:
             self.close()
             raise
 
-    def _attach(self) -> lmdb.Environment:
-        with opened(self._path) as (_descriptor, status):
-            if FileIdentity.of(status) != self.verdict.identity:
-                raise FormatError(f"{self._path} changed since it was checked; open the store again")
-        if self._giving_back is not None:
-            self._giving_back.detach()  # of the process that forked this one
-        self._environment = _open(self._path, self.verdict.identity)
-        self._pid = os.getpid()
-        self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
-        self._giving_back.atexit = False
-        self._tables = {}
-        return self._environment
-
     def _attached(self) -> lmdb.Environment:
         """The environment in this process, with its tables. After a fork the inherited one is replaced first."""
         environment = self._environment if self._pid == os.getpid() else None
         if environment is None:
-            environment = self._attach()
+            with opened(self._path) as (_descriptor, status):
+                if FileIdentity.of(status) != self.verdict.identity:
+                    raise FormatError(f"{self._path} changed since it was checked; open the store again")
+            if self._giving_back is not None:
+                self._giving_back.detach()  # of the process that forked this one
+            self._environment = environment = _open(self._path, self.verdict.identity)
+            self._pid = os.getpid()
+            self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
+            self._giving_back.atexit = False
+            self._tables = {}
         if not self._tables:
             self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
         return environment

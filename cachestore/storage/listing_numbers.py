@@ -37,7 +37,10 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
         yield number
     finally:
         with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
-            _end(layout, name, number)
+            note(layout, layout.listed(name, number), _record(name))
+            remove_file(layout, layout.listing(name, number))
+            for lower in _ended(layout, name)[:-1]:
+                remove_file(layout, layout.listed(name, lower))
 
 
 @contextmanager
@@ -63,14 +66,6 @@ def listing_numbers(layout: Layout, name: str) -> list[int]:
 def _ended(layout: Layout, name: str) -> list[int]:
     """The numbers that were given back; the highest stays, so that no number is used again."""
     return sorted(number for number in map(parse_listed, names_in(layout.listing_folder(name))) if number is not None)
-
-
-def _end(layout: Layout, name: str, number: int) -> None:
-    """Give a number back: remember that it was used, then remove it and the memory of lower ones."""
-    note(layout, layout.listed(name, number), _record(name))
-    remove_file(layout, layout.listing(name, number))
-    for lower in _ended(layout, name)[:-1]:
-        remove_file(layout, layout.listed(name, lower))
 
 
 def spent_numbers(layout: Layout, *, now: float) -> list[Path]:

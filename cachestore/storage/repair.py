@@ -200,12 +200,11 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
     looked = look_at_segment(layout, digest, every_byte=True)
     if not looked.findings or looked.is_unreadable:
         return None
-    try:
+    with suppress(OSError):
         entries = _entries_of(layout, snapshot, digest)
         good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
         return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
-    except OSError:
-        return None
+    return None
 
 
 def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
