@@ -75,10 +75,7 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
 
 
 def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool = True) -> Header:
-    """Read and check the header of an open container of `file_bytes` bytes. Raises FormatError.
-
-    With `is_whole=False` also that of a file that was cut short behind it, or that grew.
-    """
+    """Read and check the header of an open container; with `is_whole=False` also of one that was cut short, or grew. Raises FormatError."""
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):

@@ -137,10 +137,7 @@ def read_scattered(descriptor: int, buffers: Sequence[memoryview], offset: int) 
 
 
 def read_present(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int | None:
-    """As `read_scattered`, but only what is in memory already: stops before the first byte that a disk would have to be asked for.
-
-    None where the system or the file system cannot tell.
-    """
+    """As `read_scattered`, but stops before the first byte that a disk would have to be asked for. None where nobody can tell."""
     if not _PRESENT_ONLY:
         return None
     try:
@@ -201,10 +198,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
 
 
 def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> bytearray:
-    """Read a regular file of at most `limit_bytes`; `folder` as for `open_regular`.
-
-    Raises FormatError if it is larger, FileNotFoundError, ReadFailed.
-    """
+    """Read a regular file; `folder` as for `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
             raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")

@@ -201,10 +201,7 @@ def write_outside(final: Path, data: Buffer) -> None:
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:
-    """Move a file to another folder of the store durably, without replacing one there (repair's way into quarantine).
-
-    One that is gone, as somebody else moved it just now, is left to them.
-    """
+    """Move a file to another folder of the store durably, without replacing one there; one that somebody else moved is left to them."""
     check_for_writing(layout)
     try:
         if _place(layout, source, target):

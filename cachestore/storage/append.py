@@ -82,9 +82,8 @@ class Appender:
         key = entry.key
         if key in self._entries:
             return []
-        header_bytes = (
-            sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(entry.meta))) + _TENSOR_HEADER_BYTES
-        )
+        header_bytes = _TENSOR_HEADER_BYTES + len(canonical(dict(entry.meta)))
+        header_bytes += sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs)
         if header_bytes > HEADER_BYTES:
             raise BadInput(
                 f"entry {key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its tensors"

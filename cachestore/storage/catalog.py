@@ -102,17 +102,10 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
         for name, width in FACTS.items()
         if any(name in cell.facts for cell in cells)
     }
-    return KeyColumn(
-        encoder,
-        role,
-        fingerprint,
-        options,
-        list(offsets_of(map(len, listed))),
-        [cell.key if cell.key is not None else NO_KEY for cell in cells],
-        [cell.input for cell in cells],
-        [number for cell in cells for number in cell.stat],
-        facts,
-    )
+    keys = [cell.key if cell.key is not None else NO_KEY for cell in cells]
+    inputs = [cell.input for cell in cells]
+    stats = [number for cell in cells for number in cell.stat]
+    return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +167,7 @@ def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = 
 
 
 def read_stray(path: Path) -> Catalog:
-    """Read and check a catalog that is not where it belongs; its generation is the one that it says, 0 where it says none.
-
-    Raises FormatError, or FileNotFoundError.
-    """
+    """A catalog that is not where it belongs, checked; its generation is what it says, else 0. Raises FormatError, FileNotFoundError."""
     table = read_table(path, FORMAT, VERSION)
     catalog = _parse(table, path, table.header.get("generation", 0))
     _check_shape(catalog, path)
@@ -235,17 +225,11 @@ def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
 
 
 def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
-    return KeyColumn(
-        _text(described["encoder"]),
-        _text(described["role"]),
-        _text(described["fingerprint"]),
-        dict(described["options"]),
-        table.numbers(f"{prefix}/at"),
-        table.digests(f"{prefix}/keys", KEY_BYTES),
-        table.digests(f"{prefix}/inputs", INPUT_BYTES),
-        table.numbers(f"{prefix}/stat"),
-        {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS},
-    )
+    encoder, role, fingerprint = (_text(described[name]) for name in ("encoder", "role", "fingerprint"))
+    at, stats = table.numbers(f"{prefix}/at"), table.numbers(f"{prefix}/stat")
+    keys, inputs = table.digests(f"{prefix}/keys", KEY_BYTES), table.digests(f"{prefix}/inputs", INPUT_BYTES)
+    facts = {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS}
+    return KeyColumn(encoder, role, fingerprint, dict(described["options"]), at, keys, inputs, stats, facts)
 
 
 def _text(value: Any) -> str:

@@ -91,7 +91,13 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
 
     A segment of which anything needed is damaged stays as it is, and is told. Raises WriteFailed, before anything is condemned.
     """
-    _check_room(layout, groups)
+    need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
+    check_for_writing(layout)
+    free = free_bytes(layout.root)
+    if need > free:
+        raise WriteFailed(
+            f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
+        )
     copying = _Copying(layout, needs)
     written: set[str] = set()
     entries = 0
@@ -104,16 +110,6 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     old = sorted(copying.sources - written)  # one that came out as it went in stays
     condemn(layout, old)
     return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
-
-
-def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
-    need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
-    check_for_writing(layout)
-    free = free_bytes(layout.root)
-    if need > free:
-        raise WriteFailed(
-            f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
-        )
 
 
 @dataclass(slots=True)

@@ -140,7 +140,12 @@ class Fetcher:
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        run = self._read(place)
+        segment = self._segment(place.segment)
+        if segment.view is not None:
+            run = segment.view[place.offset : place.offset + place.size_bytes]
+        else:
+            run = memoryview(bytearray(place.size_bytes))
+            self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
         if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
             self._check(key, Located.of([place]), 0, [run])
         return run
@@ -231,26 +236,18 @@ class Fetcher:
         except OSError as error:
             self._refuse_reading(ref, error)
         if count < size:
-            self._forget(ref.digest)
+            self._open.pop(ref.digest, None)
             raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
         ref = located.segments[row]
         if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
-            self._forget(ref.digest)
+            self._open.pop(ref.digest, None)
             raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
 
-    def _read(self, place: Place) -> memoryview:
-        segment = self._segment(place.segment)
-        if segment.view is not None:
-            return segment.view[place.offset : place.offset + place.size_bytes]
-        run = memoryview(bytearray(place.size_bytes))
-        self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
-        return run
-
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
-        self._forget(ref.digest)
+        self._open.pop(ref.digest, None)
         refuse_reading(self._layout.segment(ref.digest), error)
 
     def _segment(self, ref: SegmentRef) -> _Segment:
@@ -281,10 +278,7 @@ class Fetcher:
         # An OrderedDict would keep this order for us, but threads that share one leave it inconsistent for good.
         held = self._open.copy()
         for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
-            self._forget(digest)
-
-    def _forget(self, digest: str) -> None:
-        self._open.pop(digest, None)
+            self._open.pop(digest, None)
 
     def close(self) -> None:
         """Close every segment. Calling it twice is fine; fetching afterwards opens them again."""

@@ -118,16 +118,14 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     """
     ready: list[Removal] = []
     for removal in removals:
-        if not removal.to_copy:
-            ready.append(removal)
-            continue
-        try:
-            good = good_entries(layout.segment(removal.digest), removal.to_copy)
-        except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
-            continue
-        if len(good) < len(removal.to_copy):
-            raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
-        publish_segment(layout, good, origin=removal.contents.origin)
+        if removal.to_copy:
+            try:
+                good = good_entries(layout.segment(removal.digest), removal.to_copy)
+            except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
+                continue
+            if len(good) < len(removal.to_copy):
+                raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
+            publish_segment(layout, good, origin=removal.contents.origin)
         ready.append(removal)
     if any(removal.to_copy for removal in ready):
         failpoint("gc.before_index")

@@ -291,11 +291,9 @@ def build(
     temporary = layout.new_temporary()
     before: Mapping[int, SegmentRef] = base.segments if base is not None else {}
     kept = {n: ref for n, ref in before.items() if n not in dropped}
-    added = dict(enumerate(segments, max(before, default=-1) + 1))
-    names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}
+    everything = {**kept, **dict(enumerate(segments, max(before, default=-1) + 1))}
     layouts = base.raw_layouts() if base is not None else {}
-    fresh = _pack_new(entries, names, layouts)
-    everything = {**kept, **added}
+    fresh = _pack_new(entries, {ref.digest: n for n, ref in everything.items()}, layouts)
     tables = {
         b"segments": (
             (_NUMBER.pack(n), canonical([ref.digest, ref.size_bytes, ref.entries, ref.origin])) for n, ref in sorted(everything.items())
@@ -303,8 +301,9 @@ def build(
         b"layouts": ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])),
         b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
     }
-    size = _estimated_bytes(base, fresh, layouts, everything)
-    try:
+    size = base.verdict.identity.size if base is not None else 0
+    size += sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(everything)
+    try:  # not more than four times what is expected is reserved, as `ulimit -v` refuses what is endless
         _write(temporary, tables, map_bytes=_SPARE_BYTES + (4 * size >> 20 << 20))
         return temporary, IndexName(number, digest_file(temporary))
     except (lmdb.Error, OSError) as error:
@@ -312,14 +311,6 @@ def build(
             temporary.unlink()
         what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
         raise numbered(WriteFailed(f"{what}; nothing was acknowledged, the same command goes on from here"), error) from error
-
-
-def _estimated_bytes(
-    base: Index | None, fresh: Mapping[bytes, bytes], layouts: Mapping[bytes, int], segments: Mapping[int, SegmentRef]
-) -> int:
-    """About how large an index will be. Not more than four times that is reserved, as `ulimit -v` refuses what is endless."""
-    before = base.verdict.identity.size if base is not None else 0
-    return before + sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(segments)
 
 
 def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:

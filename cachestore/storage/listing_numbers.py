@@ -45,10 +45,7 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
 
 @contextmanager
 def number_if_there(layout: Layout, name: str) -> Generator[int]:
-    """As `listing_number`; 0 where there is no store yet: such a listing never replaces a catalog that another run has published since.
-
-    Raises FormatError, WriteFailed.
-    """
+    """As `listing_number`, and 0 where there is no store yet: such a listing replaces nobody's catalog. Raises FormatError, WriteFailed."""
     try:
         opened = open_layout(layout)
     except StoreNotFound:

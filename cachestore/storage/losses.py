@@ -64,10 +64,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
 
 
 def read_lost(path: Path) -> dict[Key, Sample | None]:
-    """The entries that repair could not save, as noted beside a quarantined segment, with a sample that needed each at that time.
-
-    Raises FormatError, OSError.
-    """
+    """The entries noted as lost beside a quarantined segment, with a sample that needed each at that time. Raises FormatError, OSError."""
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}

@@ -216,10 +216,7 @@ def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
 
 
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """What a damaged segment held, as its header says, then as the index says: a JSON value that is not in the header is lost.
-
-    Raises FormatError for a whole one of a newer format.
-    """
+    """What a damaged segment held, as its header says, then as the index says. Raises FormatError for a whole one of a newer format."""
     path = layout.segment(digest)
     in_header: tuple[StoredEntry, ...] = ()
     try:
@@ -227,7 +224,7 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     except FormatError as error:
         if NEWER in str(error) and digest_file(path) == digest:
             raise
-    values = {entry.key: entry.meta for entry in in_header}
+    values = {entry.key: entry.meta for entry in in_header}  # others are lost
     in_index = (
         StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, values.get(key, {"salvaged_from": digest}))
         for key, places in (snapshot.index.items() if snapshot.index is not None else ())
@@ -261,10 +258,7 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
 
 
 def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
-    """Keep entries that a sample had and that could not be made again, as `verify` would else forget them. None make no file.
-
-    What stands in a list already is passed over.
-    """
+    """Keep entries that a sample had and that could not be made again, and that no list tells of yet. None make no file."""
     with closing(load_snapshot(layout)) as snapshot:
         told = wanted_keys(layout, snapshot)
     unmade = {key: sample for key, sample in unmade.items() if key not in told}
@@ -311,8 +305,7 @@ def _put_aside(layout: Layout, path: Path) -> Path:
     digest = parse_lost(path.name)
     if path.parent != layout.quarantine or digest is None:
         return _quarantine(layout, path)
-    target = layout.quarantine / _free_name(layout, f"{path.name}.damaged")
-    move(layout, path, target)
+    target = _quarantine(layout, path, f"{path.name}.damaged")
     with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:
         entries = read_contents(layout.quarantine / _flat(layout, layout.segment(digest))).entries
         lost = [entry.key for entry in entries if entry.key not in snapshot]
@@ -334,22 +327,18 @@ def _put_back(layout: Layout, path: Path) -> str | None:
     return catalog.name
 
 
-def _quarantine(layout: Layout, path: Path) -> Path:
-    """Move a file aside under a name of its own, and return that; it is never deleted."""
+def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
+    """Move a file aside under this name, else one made of its path, with a number behind it where something has that; never deleted."""
     make_folder(layout, layout.quarantine)
-    target = layout.quarantine / _free_name(layout, _flat(layout, path))
+    flat, taken = name or _flat(layout, path), set(names_in(layout.quarantine))
+    free = (each for each in chain([flat], (f"{flat}.{number}" for number in count(1))) if each not in taken)
+    target = layout.quarantine / next(free)
     move(layout, path, target)
     return target
 
 
 def _flat(layout: Layout, path: Path) -> str:
     return str(path.relative_to(layout.root)).replace("/", "_")
-
-
-def _free_name(layout: Layout, flat: str) -> str:
-    """A name in quarantine that nothing has: this one, or with a number behind it."""
-    taken = set(names_in(layout.quarantine))
-    return next(name for name in chain([flat], (f"{flat}.{number}" for number in count(1))) if name not in taken)
 
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:

@@ -55,10 +55,7 @@ class SegmentContents:
 
 
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Pure. Without entries the segment is valid and empty.
-
-    `edition` gives the same entries another digest, for when a damaged file bears the name.
-    """
+    """Lay out a segment; returns (digest, chunks). Pure. `edition` gives the same entries another digest, for when the name is taken."""
     tensors: dict[str, TensorPlace] = {}
     table: dict[str, Any] = {}
     data: list[Buffer] = []
@@ -95,10 +92,7 @@ def _table_text(table: Mapping[str, Any]) -> str:
 
 
 def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
-    """Read and check a segment's header; its bytes are not looked at. Raises FormatError, or OSError as it comes.
-
-    With `is_whole=False` also that of a file that was cut short behind it: what it held, which need not be there any more.
-    """
+    """Read and check a segment's header; with `is_whole=False` also of a file that was cut short behind it. Raises FormatError, OSError."""
     with opened(path) as (descriptor, status):
         header = read_header(descriptor, status.st_size, where=path, is_whole=is_whole)
     return parse_contents(header, status.st_size, where=path)

@@ -46,9 +46,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
         told = (ref_of(digest, contents), digest_table(contents.entries))
-        if not every_byte:
-            return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
-        bad = _bad_entries(path, digest, contents)
+        bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
         return Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
