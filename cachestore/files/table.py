@@ -155,6 +155,11 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return max(len(self._offsets) - 1, 0)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all strings, as UTF-8."""
+        return len(self._text)
+
     def as_columns(self) -> tuple[memoryview, "memoryview[int]"]:
         """(text, offsets) as they stand on disk."""
         offsets = self._offsets[:]
