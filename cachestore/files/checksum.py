@@ -12,19 +12,13 @@ Buffer = bytes | bytearray | memoryview
 
 _BLOCK_BYTES: Final = 1024 * 1024
 
-
 Checksum = xxhash.xxh3_128
-"""A checksum in the making: `update`, then `digest` or `hexdigest`."""
-
-
-def begin_digest(start: bytes = b"") -> Checksum:
-    """The checksum of a whole file after its first bytes, or before them."""
-    return xxhash.xxh3_128(start)
+"""A checksum in the making, of its first bytes if there are some: `update`, then `digest` or `hexdigest`."""
 
 
 def digest_of(chunks: Iterable[Buffer]) -> str:
     """xxh3_128 over the chunks in order, 32 hex digits."""
-    state = begin_digest()
+    state = Checksum()
     for chunk in chunks:
         state.update(chunk)
     return state.hexdigest()

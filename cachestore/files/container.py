@@ -1,8 +1,4 @@
-"""The safetensors container: its header made, and parsed more strictly than the stock library does.
-
-    8 bytes   length of the header, little-endian
-    header    JSON {"__metadata__": {str: str}, "<tensor>": {"dtype", "shape", "data_offsets"}}, padded with spaces to 64 bytes
-    data      the tensors, without holes, in the order of their offsets
+"""The safetensors container: the header's length (8 bytes), a JSON header padded with spaces to 64 bytes, and the data without holes.
 
 The stock library opens such files. It also opens things that are refused here: one name twice, odd alignment, unknown fields,
 names with NUL, zero-size shapes of 2^62 and headers of a million tensors.
@@ -79,10 +75,7 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
 
 
 def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool = True) -> Header:
-    """Read and check the header of an open container of `file_bytes` bytes. Raises FormatError.
-
-    With `is_whole=False` also that of a file that was cut short behind it, or that grew.
-    """
+    """Read and check the header of an open container; with `is_whole=False` also of one that was cut short, or grew. Raises FormatError."""
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
@@ -149,10 +142,9 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= _RANK_LIMIT):  # pyright: ignore[reportUnknownArgumentType]
         raise _Malformed(f"{name[:80]!r} has a shape or offsets that are not small whole numbers")
     place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
-    if place.end - place.start != DTYPE_BYTES[dtype] * prod(place.shape):
-        raise _Malformed(
-            f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {DTYPE_BYTES[dtype] * prod(place.shape)}"
-        )
+    need = DTYPE_BYTES[dtype] * prod(place.shape)
+    if place.end - place.start != need:
+        raise _Malformed(f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {need}")
     if place.start % DTYPE_BYTES[dtype]:
         raise _Malformed(f"{name[:80]!r} does not start at a multiple of its element's size")
     return place

@@ -15,7 +15,6 @@ from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_parts
 
-BLOCK_BYTES = 1 << 20
 SETTLED_NS = 2_000_000_000
 """A file modified more recently than this may change again within the same time stamp, so its digest is not remembered."""
 
@@ -40,13 +39,10 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
             known = cache.get(name)
             if known is not None:
                 return known
-            state = hashlib.sha256()
-            while block := file.read(BLOCK_BYTES):
-                state.update(block)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
             unchanged = identity(path, os.fstat(file.fileno())) == name
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise BadInput(f"cannot digest {path}: {error.strerror}") from error
-    digest = state.hexdigest()
     if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
         cache[name] = digest
     return digest

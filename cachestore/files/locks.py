@@ -5,6 +5,7 @@ filelock is imported inside the functions: it takes 60 ms, and readers must not 
 
 import errno
 import os
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -18,8 +19,6 @@ except ImportError:  # Windows
     fcntl = None
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from filelock import BaseFileLock
 
 _PROBE_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -34,7 +33,7 @@ def _make(path: Path, bits: int) -> "BaseFileLock":
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> "Generator[None]":
+def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generator[None]:
     """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
     from filelock import Timeout
 
@@ -58,28 +57,27 @@ class LifeLock:
     """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so.
 
     What is granted is probed at once: some file systems grant every lock to everybody. A file whose lock cannot be held is removed,
-    so that nobody takes its yielding for a death.
+    so that nobody takes its yielding for a death. `is_held` tells whether the file system granted it, and grants it to nobody else.
     """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:
-        """Take the lock now. `is_held` tells whether the file system granted it, and grants it to nobody else."""
         from filelock import Timeout
 
         self._pid = os.getpid()
         self._lock = _make(path, bits)
-        self.is_held = False
         try:
             self._lock.acquire(timeout=0)
+            self.is_held = is_locked(path) is True
         except Timeout:  # somebody else's, and so is the file
+            self.is_held = False
             return
         except (NotImplementedError, OSError):
-            _forget(path)
-            return
-        self.is_held = is_locked(path) is True
+            self.is_held = False
         if not self.is_held:
             with suppress(OSError):
                 self._lock.release()
-            _forget(path)
+            with suppress(OSError):
+                path.unlink()
 
     def release(self) -> None:
         """Give the lock back; a forked child does nothing here. One that the file system does not take back goes with the process."""
@@ -89,11 +87,9 @@ class LifeLock:
                 self._lock.release()
 
     def __enter__(self) -> Self:
-        """Return the held lock."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Give the lock back."""
         self.release()
 
 
@@ -132,8 +128,3 @@ def _is_locked_by_taking(path: Path) -> bool | None:
         return None
     lock.release()
     return False
-
-
-def _forget(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

@@ -5,17 +5,15 @@ tells stores apart. It is read anew at every look, and device and inode numbers 
 """
 
 import os
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, WriteFailed, numbered
 from cachestore.files.opening import read_whole, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.files.records import decode_record
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 FORMAT: Final = "cachestore-store"
 VERSION: Final = 1
@@ -40,25 +38,22 @@ def check_for_reading(layout: Layout) -> None:
             _check(layout, folder, None)
 
 
-def check_for_writing(layout: Layout, placed: Path | None = None) -> None:
+def check_for_writing(layout: Layout, placed: Path | None = None, *, folder: int | None = None) -> None:
     """As `check_for_reading`, but raises WriteFailed; also if the file that was `placed` is not in the store that was opened.
 
-    Both are asked of one open folder: no store that came to the path for a moment can have taken the file in its place.
+    Both are asked of one open root (`folder`, where it is open already): no store that came to the path for a moment can have taken the
+    file in its place.
     """
     if layout.store_id:
-        with _refusing_to_write(), _root_of(layout) as folder:
-            _check(layout, folder, placed)
-
-
-def check_opened(layout: Layout, folder: int) -> None:
-    """As `check_for_writing`, of a root that is open already."""
-    if layout.store_id:
-        with _refusing_to_write():
-            _check(layout, folder, None)
+        try:
+            with _root_of(layout) if folder is None else nullcontext(folder) as root:
+                _check(layout, root, placed)
+        except ReadFailed as error:
+            raise numbered(WriteFailed(f"{error}; nothing was acknowledged"), error) from error
 
 
 @contextmanager
-def noticing_its_end(layout: Layout) -> "Generator[None]":
+def noticing_its_end(layout: Layout) -> Generator[None]:
     """For work in which a file that is not there any more means that the store went away meanwhile: raises ReadFailed in that case."""
     try:
         yield
@@ -72,15 +67,7 @@ def noticing_its_end(layout: Layout) -> "Generator[None]":
 
 
 @contextmanager
-def _refusing_to_write() -> "Generator[None]":
-    try:
-        yield
-    except ReadFailed as error:
-        raise numbered(WriteFailed(f"{error}; nothing was acknowledged"), error) from error
-
-
-@contextmanager
-def _root_of(layout: Layout) -> "Generator[int | None]":
+def _root_of(layout: Layout) -> Generator[int | None]:
     """The store's own folder, opened; None where the system has no descriptors of folders (Windows)."""
     if not _HAS_DESCRIPTORS:
         yield None

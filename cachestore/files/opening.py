@@ -10,17 +10,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
 from cachestore.files.paths import to_verify
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """For `os.open` to read, through links too. Windows translates line ends without O_BINARY."""
@@ -63,8 +60,9 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
     except OSError as error:
         if is_link(path):
             raise FormatError(f"{path} is a link; links inside a store are refused ({to_verify(path)} lists them)") from error
-        if _is_strange(path):  # a socket cannot even be opened
-            raise FormatError(_no_regular_file(path)) from error
+        with suppress(OSError):
+            if not stat.S_ISREG(path.lstat().st_mode):  # a socket cannot even be opened
+                raise FormatError(_no_regular_file(path)) from error
         refuse_reading(path, error)
     try:
         status = os.fstat(descriptor)
@@ -82,20 +80,12 @@ def is_link(path: Path) -> bool:
     return os.path.islink(path)  # noqa: PTH114 - the same question of a Path raises
 
 
-def _is_strange(path: Path) -> bool:
-    """Whether something bears this name that is no regular file."""
-    try:
-        return not stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
 def _no_regular_file(path: Path) -> str:
     return f"{path} is not a regular file; it is left alone ({to_verify(path)} lists it)"
 
 
 @contextmanager
-def opened(path: Path, *, folder: int | None = None) -> "Generator[tuple[int, os.stat_result]]":
+def opened(path: Path, *, folder: int | None = None) -> Generator[tuple[int, os.stat_result]]:
     """`open_regular` as a context that closes the descriptor. What is refused inside of it is raised as ReadFailed too."""
     descriptor, status = open_regular(path, folder=folder)
     try:
@@ -147,10 +137,7 @@ def read_scattered(descriptor: int, buffers: Sequence[memoryview], offset: int) 
 
 
 def read_present(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int | None:
-    """As `read_scattered`, but only what is in memory already: stops before the first byte that a disk would have to be asked for.
-
-    None where the system or the file system cannot tell.
-    """
+    """As `read_scattered`, but stops before the first byte that a disk would have to be asked for. None where nobody can tell."""
     if not _PRESENT_ONLY:
         return None
     try:
@@ -178,7 +165,7 @@ def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset
 
 
 @contextmanager
-def _optional() -> "Generator[None, None, None]":
+def _optional() -> Generator[None]:
     """For what may be refused."""
     try:
         yield
@@ -206,16 +193,12 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
     """Read `size` bytes at `offset` into a new buffer; shorter only at the end of the file."""
     buffer = bytearray(size)
     count = read_into(descriptor, memoryview(buffer), offset)
-    if count < size:
-        del buffer[count:]
+    del buffer[count:]
     return buffer
 
 
 def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> bytearray:
-    """Read a regular file of at most `limit_bytes`; `folder` as for `open_regular`.
-
-    Raises FormatError if it is larger, FileNotFoundError, ReadFailed.
-    """
+    """Read a regular file; `folder` as for `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
             raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
@@ -249,8 +232,10 @@ def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
     while a fresh listing is right at once. Raises ReadFailed, as what cannot be listed is not empty, and FormatError for a link to a
     folder, unless it is the store's root, which is the user's own path: what lies behind another one is not a part of the store.
     """
-    if not is_root:
-        _refuse_link(folder)
+    if not is_root and is_link(folder):
+        raise FormatError(
+            f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
+        )
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted, not paths: a million of them
     except _ABSENT:
@@ -292,13 +277,6 @@ def is_of_a_signal(error: Exception) -> bool:
 def reason_of(error: OSError) -> str:
     """Why the file system refused something, in its words alone."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
-
-
-def _refuse_link(folder: Path) -> None:
-    if is_link(folder):
-        raise FormatError(
-            f"{folder} is a link; links inside a store are refused: put the folder in its place, or move the store as a whole"
-        )
 
 
 def descriptor_limit(default: int = 1024) -> int:

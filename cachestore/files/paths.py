@@ -1,26 +1,5 @@
 """Every path of a store, made and parsed in one place. Knows the grammar of names; opens nothing.
 
-    cachestore.json
-    segments/<2 hex>/<32 hex>.safetensors
-    index/<n>-<32 hex>.lmdb
-    catalogs/<name>/<n>.safetensors
-    catalogs/<name>/<n>.dropped
-    listings/<name>/<n>.json
-    listings/<name>/<n>.ended
-    recipes/<64 hex>.json
-    plans/<32 hex>/plan.safetensors
-    plans/<32 hex>/<pass>/rounds/<round>.json
-    plans/<32 hex>/<pass>/claims/<round>.<recipe>.<partition>.<n>
-    plans/<32 hex>/<pass>/ledgers/<round>.<recipe>.<partition>.json
-    plans/<32 hex>/<pass>/attempts/<worker>.<n>.<unit>
-    plans/<32 hex>/<pass>/done.json
-    workers/<32 hex>.json  workers/<32 hex>.lock
-    digests/<host>-<32 hex>.json
-    condemned/<32 hex>.json
-    locks/<word>.lock
-    quarantine/<name>  quarantine/<32 hex>.lost.json
-    tmp/<32 hex>.tmp
-
 One table of templates makes and parses every name; what does not parse is not ours. Numbers have no leading zeros.
 """
 
@@ -113,10 +92,12 @@ class AttemptName(NamedTuple):
 
 
 class FileKind(Generic[Value]):
-    """A row of the table of a store's files: the folder that a kind lies in, and the names that one template makes and parses."""
+    """A row of the table of a store's files: the folder that a kind lies in, and the names that one template makes and parses.
+
+    The template is relative to the store; `value` takes the fields of a name, and is what the name says.
+    """
 
     def __init__(self, template: str, value: Callable[..., Value]) -> None:
-        """`template` is relative to the store; `value` takes the fields of the name, and is what a name says."""
         self.template = template
         self.folder, _slash, name = template.rpartition("/")
         self._form = _FIELD.sub("{}", name)
@@ -218,6 +199,16 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.parse(name) is not None
 
 
+class _Inside:
+    """A file or folder that has the same place below the `root` of every store, or of every pass."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __get__(self, owner: "Layout | PassFolder", kind: object = None) -> Path:
+        return owner.root / self._where
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The paths of one store, the mode its files are made with, and which store it is."""
@@ -226,6 +217,19 @@ class Layout:
     mode: Mode = Mode.PRIVATE
     store_id: str = ""
     """The id in the marker of the store that was opened; empty for a path that was not opened."""
+
+    marker = _Inside(MARKER)
+    segments = _Inside("segments")
+    indexes = _Inside("index")
+    catalogs = _Inside("catalogs")
+    listings = _Inside("listings")
+    recipes = _Inside("recipes")
+    plans = _Inside("plans")
+    workers = _Inside("workers")
+    digests = _Inside("digests")
+    condemned = _Inside("condemned")
+    quarantine = _Inside("quarantine")
+    temporary = _Inside("tmp")
 
     @classmethod
     def at(cls, path: object, argument: str = "path") -> Self:
@@ -236,33 +240,13 @@ class Layout:
         """A command for this store as it can be pasted: of `repair --refill`, "`cachestore repair STORE --refill`"."""
         return _command(words, self.root)
 
-    @property
-    def marker(self) -> Path:
-        """The file that makes a folder a store."""
-        return self.root / MARKER
-
-    @property
-    def segments(self) -> Path:
-        """The folder of segments."""
-        return self.root / "segments"
-
     def segment(self, digest: str) -> Path:
         """The path of a segment with this digest."""
         return self.segments / digest[:2] / _SEGMENT.make(digest)
 
-    @property
-    def indexes(self) -> Path:
-        """The folder of index files."""
-        return self.root / "index"
-
     def index(self, name: IndexName) -> Path:
         """The path of an index."""
         return self.indexes / _INDEX.make(*name)
-
-    @property
-    def catalogs(self) -> Path:
-        """The folder of catalogs by name."""
-        return self.root / "catalogs"
 
     def catalog_folder(self, name: str) -> Path:
         """The folder of one name's generations."""
@@ -276,11 +260,6 @@ class Layout:
         """The path of what says that a data set was dropped, up to a generation."""
         return self.catalog_folder(name) / _DROPPED.make(generation)
 
-    @property
-    def listings(self) -> Path:
-        """The folder of listing numbers by data set."""
-        return self.root / "listings"
-
     def listing_folder(self, name: str) -> Path:
         """The folder of one data set's listing numbers."""
         return self.listings / encode_name(name)
@@ -293,19 +272,9 @@ class Layout:
         """The path of a listing number that was given back."""
         return self.listing_folder(name) / _LISTED.make(number)
 
-    @property
-    def recipes(self) -> Path:
-        """The folder of recipes."""
-        return self.root / "recipes"
-
     def recipe(self, fingerprint: str) -> Path:
         """The path of a recipe."""
         return self.recipes / _RECIPE.make(fingerprint)
-
-    @property
-    def plans(self) -> Path:
-        """The folder of plans."""
-        return self.root / "plans"
 
     def plan_folder(self, plan: str) -> Path:
         """The folder of one plan and its passes."""
@@ -319,11 +288,6 @@ class Layout:
         """The folder of one pass over a plan."""
         return self.plan_folder(plan) / _PASS_FOLDER.make(number)
 
-    @property
-    def workers(self) -> Path:
-        """The folder of the workers' beats and locks."""
-        return self.root / "workers"
-
     def worker(self, worker: str) -> Path:
         """The path of a worker's beat."""
         return self.workers / _WORKER.make(worker)
@@ -331,16 +295,6 @@ class Layout:
     def worker_lock(self, worker: str) -> Path:
         """The path of the lock that a worker holds for life."""
         return self.workers / _WORKER_LOCK.make(worker)
-
-    @property
-    def digests(self) -> Path:
-        """The folder of cached digests of model files."""
-        return self.root / "digests"
-
-    @property
-    def condemned(self) -> Path:
-        """The folder of lists of segments that are to go."""
-        return self.root / "condemned"
 
     def condemned_list(self, digest: str) -> Path:
         """The path of a list of segments that are to go, by the digest of its bytes."""
@@ -354,16 +308,6 @@ class Layout:
         """The path of a lock that saves work."""
         return self.root / "locks" / f"{word}.lock"
 
-    @property
-    def quarantine(self) -> Path:
-        """The folder where repair puts damaged files."""
-        return self.root / "quarantine"
-
-    @property
-    def temporary(self) -> Path:
-        """The folder of files that have no final name yet."""
-        return self.root / "tmp"
-
     def new_temporary(self) -> Path:
         """A path in `tmp/` that nobody uses."""
         return self.temporary / _TEMPORARY.make(secrets.token_hex(16))
@@ -375,46 +319,27 @@ class PassFolder:
 
     root: Path
 
-    @property
-    def rounds(self) -> Path:
-        """The folder of rounds."""
-        return self.root / "rounds"
+    rounds = _Inside("rounds")
+    claims = _Inside("claims")
+    ledgers = _Inside("ledgers")
+    attempts = _Inside("attempts")
+    done = _Inside("done.json")
 
     def round(self, number: int) -> Path:
         """The path of a round."""
         return self.rounds / _ROUND.make(number)
 
-    @property
-    def claims(self) -> Path:
-        """The folder of claims."""
-        return self.root / "claims"
-
     def claim(self, name: ClaimName) -> Path:
         """The path of a claim."""
         return self.claims / _CLAIM.make(*name)
-
-    @property
-    def ledgers(self) -> Path:
-        """The folder of ledgers."""
-        return self.root / "ledgers"
 
     def ledger(self, name: LedgerName) -> Path:
         """The path of a ledger."""
         return self.ledgers / _LEDGER.make(*name)
 
-    @property
-    def attempts(self) -> Path:
-        """The folder of attempts; made when the first unit is done alone."""
-        return self.root / "attempts"
-
     def attempt(self, name: AttemptName) -> Path:
         """The path of an attempt."""
         return self.attempts / _ATTEMPT.make(*name)
-
-    @property
-    def done(self) -> Path:
-        """The file that ends a pass."""
-        return self.root / "done.json"
 
 
 def command_for(words: str, path: Path) -> str:

@@ -57,26 +57,26 @@ def make_root(layout: Layout) -> None:
         _sync_above(path.parent)
 
 
-def make_folder(layout: Layout, folder: Path) -> None:
-    """Make a folder below the store's root and those between, with the store's bits, durably. One that exists is fine.
+def make_folder(layout: Layout, *folders: Path) -> None:
+    """Make folders below the store's root and those between, with the store's bits, durably. One that exists is fine.
 
     Raises WriteFailed, also where the store's root is gone or another store's.
     """
-    unsure: list[Path] = []
-    # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
-    while folder != layout.root and (folder not in _durable or not _is_folder(folder)):
-        unsure.append(folder)
-        folder = folder.parent
-    if not unsure:
-        return
-    check_for_writing(layout)
-    if layout.root not in _durable:
-        _sync_above(layout.root.parent)
-        _durable.add(layout.root)
-    for path in reversed(unsure):
-        _make_one(layout, path)
-        sync_folder(path.parent)
-        _durable.add(path)
+    for folder in folders:
+        unsure: list[Path] = []
+        # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
+        while folder != layout.root and (folder not in _durable or not _is_folder(folder)):
+            unsure.append(folder)
+            folder = folder.parent  # noqa: PLW2901
+        if unsure:
+            check_for_writing(layout)
+            if layout.root not in _durable:
+                _sync_above(layout.root.parent)
+                _durable.add(layout.root)
+        for path in reversed(unsure):
+            _make_one(layout, path)
+            sync_folder(path.parent)
+            _durable.add(path)
 
 
 def _make_one(layout: Layout, path: Path) -> None:
@@ -156,16 +156,12 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
     """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
     with _made_visible(layout, final, temporary=temporary):
         temporary.chmod(_READ_ONLY_BITS)
-        _sync_file(temporary)
+        descriptor, _status = open_regular(temporary)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         return _finish(layout, temporary, final)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor, _status = open_regular(path)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def note(layout: Layout, final: Path, data: Buffer) -> bool:
@@ -205,10 +201,7 @@ def write_outside(final: Path, data: Buffer) -> None:
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:
-    """Move a file to another folder of the store durably, without replacing one there (repair's way into quarantine).
-
-    One that is gone, as somebody else moved it just now, is left to them.
-    """
+    """Move a file to another folder of the store durably, without replacing one there; one that somebody else moved is left to them."""
     check_for_writing(layout)
     try:
         if _place(layout, source, target):

@@ -1,7 +1,5 @@
 """Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, beats, `done.json`, `cachestore.json`.
 
-{"body": {...}, "checksum": "<xxh3_128 of the canonical body>", "format": "cachestore-ledger/1"}
-
 From format 2 on the checksum covers the format too. So one flipped bit in a `/1` is damage, and never looks like a newer version.
 """
 

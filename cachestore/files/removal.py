@@ -7,18 +7,15 @@ Only regular files and empty folders are ever removed, one name at a time and ne
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
-from cachestore.files.marker import check_for_writing, check_opened
+from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout, to_verify
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _HAS_DESCRIPTORS: Final = os.unlink in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW") and hasattr(os, "O_DIRECTORY")
 _GONE: Final = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
@@ -74,12 +71,13 @@ def is_older(path: Path, seconds: float, *, now: float) -> bool:
 
 
 @contextmanager
-def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
+def _folder_of(layout: Layout, path: Path) -> Generator[int | None]:
     """The folder that a path lies in, opened from the root on, one name after the other; None where the system has no such calls."""
-    names = path.parent.relative_to(layout.root).parts
     if not _HAS_DESCRIPTORS:
         check_for_writing(layout)
-        _check_by_path(layout, path)
+        # A link on the way is refused, one that is put there just now is not.
+        if any(is_link(folder) for folder in path.parents if folder != layout.root and folder.is_relative_to(layout.root)):
+            _refuse_strange(path)
         yield None
         return
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -89,8 +87,8 @@ def _folder_of(layout: Layout, path: Path) -> "Generator[int | None]":
         check_for_writing(layout)
         raise
     try:
-        check_opened(layout, descriptor)
-        for name in names:
+        check_for_writing(layout, folder=descriptor)
+        for name in path.parent.relative_to(layout.root).parts:
             inner = _open_inside(descriptor, name, flags, path)
             os.close(descriptor)
             descriptor = inner
@@ -106,15 +104,6 @@ def _open_inside(descriptor: int, name: str, flags: int, path: Path) -> int:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             _refuse_strange(path)
         raise
-
-
-def _check_by_path(layout: Layout, path: Path) -> None:
-    """The look where folders have no descriptors (Windows): a link on the way is refused, one that is put there just now is not."""
-    for folder in path.parents:
-        if folder == layout.root:
-            return
-        if is_link(folder):
-            _refuse_strange(path)
 
 
 def _refuse_strange(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
-from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
@@ -45,7 +45,6 @@ class Table:
 
     header: Mapping[str, Any]
     columns: "Mapping[str, memoryview | Span]"
-    widths: Mapping[str, int]
     digest: str
     """xxh3_128 over the header's text and the columns' dtypes, shapes and checksums: equal tables have equal digests."""
     checksums: Mapping[str, Any]
@@ -60,34 +59,31 @@ class Table:
         """A column of strings; empty if the table has no such column."""
         return Strings(self.columns.get(f"{name}.text", memoryview(b"")), self.numbers(f"{name}.offsets"))
 
-    def digests(self, name: str) -> "Digests":
-        """A column of fixed-width rows of bytes; empty if the table has no such column."""
-        return Digests(self.columns.get(name, memoryview(b"")), self.widths.get(name, 1))
+    def digests(self, name: str, width: int) -> "Digests":
+        """A column of rows of `width` bytes; empty if the table has no such column."""
+        return Digests(self.columns.get(name, memoryview(b"")), width)
 
 
 class Span:
     """A part of a file that is kept open, read where it is looked at; stands where a view of memory would. Closed when it is forgotten.
 
-    Slices of one step only, within the part. A forked copy reads on: positions are no state of the descriptor.
+    Slices of one step only, within the part; one raises FormatError where the file was cut short. A forked copy reads on: positions are no
+    state of the descriptor.
     """
 
     __slots__ = ("_end", "_file", "_start")
 
     def __init__(self, file: "_OpenFile", start: int, end: int) -> None:
-        """From byte `start` to before byte `end` of the file."""
         self._file, self._start, self._end = file, start, end
 
     def __len__(self) -> int:
-        """How many bytes there are."""
         return self._end - self._start
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Read some of them. Raises FormatError where the file was cut short."""
         first, last, _step = part.indices(len(self))
         return self._file.read(self._start + first, max(0, last - first))
 
     def __bytes__(self) -> bytes:
-        """Read all of them."""
         return bytes(self[:])
 
 
@@ -115,11 +111,9 @@ class Numbers(Sequence[int]):
     __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
-        """Eight bytes a number."""
         self._span = span
 
     def __len__(self) -> int:
-        """How many numbers there are."""
         return len(self._span) // _NUMBER_BYTES
 
     @overload
@@ -127,7 +121,6 @@ class Numbers(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> "int | list[int]":
-        """The number at a place, or a list of them."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             if step != 1:
@@ -141,7 +134,6 @@ class Numbers(Sequence[int]):
         return self[:]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """All numbers, as numpy wants them: an array of its own."""
         import numpy as np
 
         del copy
@@ -149,17 +141,18 @@ class Numbers(Sequence[int]):
 
 
 class Strings(Sequence[str]):
-    """A read-only sequence of strings over their bytes; each is decoded when it is looked at."""
+    """A read-only sequence of strings over their bytes; each is decoded when it is looked at.
+
+    `offsets` has one number more than there are strings, or none at all for no strings.
+    """
 
     __slots__ = ("_offsets", "_text")
 
     def __init__(self, text: "memoryview | Span", offsets: "memoryview[int] | Numbers") -> None:
-        """`offsets` has one number more than there are strings, or none at all for no strings."""
         self._text = text
         self._offsets = offsets
 
     def __len__(self) -> int:
-        """How many strings there are."""
         return max(len(self._offsets) - 1, 0)
 
     @property
@@ -182,7 +175,6 @@ class Strings(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> "str | list[str]":
-        """The string at a place, or a list of them."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index]  # refuses what is out of range, and counts from the end
@@ -195,17 +187,15 @@ class Strings(Sequence[str]):
 
 
 class Digests(Sequence[bytes]):
-    """A read-only sequence of equally long byte strings over one buffer."""
+    """A read-only sequence of byte strings of `width` bytes each over one buffer."""
 
     __slots__ = ("_raw", "_width")
 
     def __init__(self, raw: "memoryview | Span", width: int) -> None:
-        """`width` is the number of bytes of each."""
         self._raw = raw
         self._width = width
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self._raw) // self._width
 
     @property
@@ -218,7 +208,6 @@ class Digests(Sequence[bytes]):
     @overload
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> "bytes | list[bytes]":
-        """The row at a place, or a list of them."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index] * self._width
@@ -241,12 +230,10 @@ class Texts:
     __slots__ = ("_offsets", "_text")
 
     def __init__(self) -> None:
-        """No strings."""
         self._text = bytearray()
         self._offsets = array("q", [0])
 
     def __len__(self) -> int:
-        """How many were gathered."""
         return len(self._offsets) - 1
 
     def append(self, value: "str | bytes") -> None:
@@ -339,13 +326,13 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     whole = memoryview(raw)
     view = whole[container.data_start :]
     columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
-    found = {name: [place.dtype, list(place.shape), _digest_piecewise(columns[name])] for name, place in container.tensors.items()}
+    found = {name: [place.dtype, list(place.shape), digest_of(_pieces(columns[name]))] for name, place in container.tensors.items()}
     if checksums != found:
         raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
     for name, column in columns.items():
         if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
             raise FormatError(f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run {to_repair(path)}")
-    return Table(header, columns, _widths(container), container.metadata["digest"], found)
+    return Table(header, columns, container.metadata["digest"], found)
 
 
 def _are_strings(text: memoryview, raw: memoryview) -> bool:
@@ -391,22 +378,14 @@ def open_table(path: Path, kind: str, version: int) -> Table:
     file = _OpenFile(path)
     start = container.data_start
     columns = {name: Span(file, start + place.start, start + place.end) for name, place in container.tensors.items()}
-    return Table(header, columns, _widths(container), container.metadata["digest"], checksums)
+    return Table(header, columns, container.metadata["digest"], checksums)
 
 
-def _widths(container: Header) -> dict[str, int]:
-    return {name: place.shape[1] if len(place.shape) == 2 else 1 for name, place in container.tensors.items()}
-
-
-def _digest_piecewise(column: memoryview) -> str:
-    """The digest of a column; of a mapped one, no more than a piece is in memory at once."""
-
-    def pieces() -> Iterator[memoryview]:
-        for start in range(0, len(column), _PIECE_BYTES):
-            yield column[start : start + _PIECE_BYTES]
-            let_go(column)
-
-    return digest_of(pieces())
+def _pieces(column: memoryview) -> Iterator[memoryview]:
+    """The bytes of a column; of a mapped one, no more than a piece is in memory at once."""
+    for start in range(0, len(column), _PIECE_BYTES):
+        yield column[start : start + _PIECE_BYTES]
+        let_go(column)
 
 
 def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
@@ -419,9 +398,11 @@ def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
 def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, where: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """(header, checksums of the columns) from a container's metadata, held against their digest."""
     found = metadata.get("format", "")
-    number = _number_of(found, kind, version, where=where)
+    found_kind, _, number = found.partition("/")
+    if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
+        raise FormatError(f"{where} holds {found!r} where {kind}/{version} belongs; run {to_verify(where)}")
     header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
-    if number > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
+    if int(number) > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
         raise FormatError(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")
     if digest != _digest(header_text, checksums_text, found):
         raise FormatError(f"{where} does not match its checksums; run {to_repair(where)}")
@@ -438,10 +419,3 @@ def _digest(header: str, checksums: str, written_as: str) -> str:
     """Of a header's two texts. From format 2 on it covers the format too, so that a flipped bit in a `/1` never looks like a newer one."""
     parts = [header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode("utf-8", "surrogatepass")]
     return digest_of(parts if written_as.endswith("/1") else [*parts, b"\0", written_as.encode()])
-
-
-def _number_of(found: str, kind: str, version: int, *, where: Path) -> int:
-    found_kind, _, number = found.partition("/")
-    if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
-        raise FormatError(f"{where} holds {found!r} where {kind}/{version} belongs; run {to_verify(where)}")
-    return int(number)

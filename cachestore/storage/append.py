@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -81,9 +82,8 @@ class Appender:
         key = entry.key
         if key in self._entries:
             return []
-        header_bytes = (
-            sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs) + len(canonical(dict(entry.meta))) + _TENSOR_HEADER_BYTES
-        )
+        header_bytes = _TENSOR_HEADER_BYTES + len(canonical(dict(entry.meta)))
+        header_bytes += sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs)
         if header_bytes > HEADER_BYTES:
             raise BadInput(
                 f"entry {key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its tensors"
@@ -126,29 +126,20 @@ class Appender:
             raise CacheStoreError("a writer belongs to the process that made it; open the store again in this one")
 
 
-def publish_segment(layout: Layout, entries: list[Entry], *, origin: str) -> Acknowledged:
-    """Write one segment durably. Raises WriteFailed."""
-    edition = 0
-    while (acknowledged := _publish_edition(layout, entries, origin, edition)) is None:
-        edition += 1
-    return acknowledged
+def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, edition: int = 0) -> Acknowledged:
+    """Write one segment durably, in the first edition whose name neither a damaged file nor a condemned segment has. Raises WriteFailed.
 
-
-def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition: int) -> Acknowledged | None:
-    """Publish these entries under the name of this edition; None where a damaged file has it, which is left to repair, or a condemned one.
-
-    A condemned name never comes back: whoever counts on entries must find them under another.
+    A damaged file is left to repair. A condemned name never comes back: whoever counts on entries must find them under another.
     """
     digest, chunks = build_segment(entries, origin=origin, edition=edition)
     if digest in condemned_segments(layout):
-        return None
+        return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
     contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
-    make_folder(layout, layout.temporary)
-    make_folder(layout, path.parent)
+    make_folder(layout, layout.temporary, path.parent)
     if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):
-        return None
+        return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     failpoint("segment.published")
     ref = ref_of(digest, contents)
     places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
@@ -156,8 +147,7 @@ def _publish_edition(layout: Layout, entries: list[Entry], origin: str, edition:
 
 
 def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:
-    try:
+    with suppress(FormatError, OSError):
         status = look_at(path)
         return status is not None and status.st_size == file_bytes and digest_file(path) == digest
-    except (FormatError, OSError):
-        return False
+    return False

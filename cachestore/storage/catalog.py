@@ -1,22 +1,11 @@
 """A catalog: what a trainer iterates. Ordered samples with their captions, images and extras, and a key column for each recipe and role.
 
-It is the truth about pairing: which key belongs to which sample. Columns of the table:
-
-    ids                     strings, one a row
-    captions, captions/at   strings, and where each row's captions start
-    images/<role>, images/<role>/at
-    extras                  JSON objects, one a row
-    key/<c>/at              where each row's cells of key column c start
-    key/<c>/keys            16 bytes a cell; all zero where nothing was made
-    key/<c>/inputs          SHA-256 of what the cell was made from, of several inputs `inputs.combined_digest`; all zero where unknown
-    key/<c>/stat            (size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or
-                            where it cannot be trusted
-    key/<c>/<fact>          whole numbers of fixed width; -1 where unknown
-
-A row has one cell for each caption, or for each image of the role and variant, in order. The header says what column c is.
+It is the truth about pairing: which key belongs to which sample. A row has one cell in a key column for each caption, or for each image of
+the role and variant, in order. docs/design.md describes the columns of its table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,7 +14,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
-from cachestore.files.table import Digests, Table, never_falls, offsets_of, open_table, read_table
+from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
@@ -56,7 +45,9 @@ class Cell:
     key: Key | None = None
     """None where it failed or was not made yet."""
     input: bytes = NO_INPUT
+    """SHA-256 of what it was made from, of several inputs `inputs.combined_digest`."""
     stat: tuple[int, int] = (-1, -1)
+    """(size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or it proves nothing."""
     facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
@@ -111,17 +102,10 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
         for name, width in FACTS.items()
         if any(name in cell.facts for cell in cells)
     }
-    return KeyColumn(
-        encoder,
-        role,
-        fingerprint,
-        options,
-        list(offsets_of(map(len, listed))),
-        [cell.key if cell.key is not None else NO_KEY for cell in cells],
-        [cell.input for cell in cells],
-        [number for cell in cells for number in cell.stat],
-        facts,
-    )
+    keys = [cell.key if cell.key is not None else NO_KEY for cell in cells]
+    inputs = [cell.input for cell in cells]
+    stats = [number for cell in cells for number in cell.stat]
+    return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +135,6 @@ class Catalog:
     """Of the columns, as they were read; none in a catalog that was just built."""
 
     def __len__(self) -> int:
-        """How many samples there are, failed ones too."""
         return len(self.ids)
 
     def row_captions(self, row: int) -> list[str]:
@@ -184,10 +167,7 @@ def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = 
 
 
 def read_stray(path: Path) -> Catalog:
-    """Read and check a catalog that is not where it belongs; its generation is the one that it says, 0 where it says none.
-
-    Raises FormatError, or FileNotFoundError.
-    """
+    """A catalog that is not where it belongs, checked; its generation is what it says, else 0. Raises FormatError, FileNotFoundError."""
     table = read_table(path, FORMAT, VERSION)
     catalog = _parse(table, path, table.header.get("generation", 0))
     _check_shape(catalog, path)
@@ -245,17 +225,11 @@ def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
 
 
 def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
-    return KeyColumn(
-        _text(described["encoder"]),
-        _text(described["role"]),
-        _text(described["fingerprint"]),
-        dict(described["options"]),
-        table.numbers(f"{prefix}/at"),
-        Digests(table.columns.get(f"{prefix}/keys", memoryview(b"")), KEY_BYTES),
-        Digests(table.columns.get(f"{prefix}/inputs", memoryview(b"")), INPUT_BYTES),
-        table.numbers(f"{prefix}/stat"),
-        {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS},
-    )
+    encoder, role, fingerprint = (_text(described[name]) for name in ("encoder", "role", "fingerprint"))
+    at, stats = table.numbers(f"{prefix}/at"), table.numbers(f"{prefix}/stat")
+    keys, inputs = table.digests(f"{prefix}/keys", KEY_BYTES), table.digests(f"{prefix}/inputs", INPUT_BYTES)
+    facts = {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS}
+    return KeyColumn(encoder, role, fingerprint, dict(described["options"]), at, keys, inputs, stats, facts)
 
 
 def _text(value: Any) -> str:
@@ -299,8 +273,6 @@ def last_generation(layout: Layout, name: str) -> int:
 def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
     """The newest catalog of a name that can be read; None without one."""
     for generation in reversed(list_generations(layout, name)):
-        try:
+        with suppress(FormatError, OSError):
             return read_catalog(layout.catalog(name, generation), generation=generation, io=io)
-        except (FormatError, OSError):
-            continue
     return None

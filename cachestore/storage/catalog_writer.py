@@ -1,7 +1,7 @@
 """Writing catalogs: their bytes, and publishing them put-if-absent. Reading is in `catalog`, which trainers load."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, canonical
@@ -16,20 +16,35 @@ from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColum
 DROPPED_FORMAT: Final = "cachestore-dropped"
 
 
-def encode_catalog(catalog: Catalog) -> tuple[str, list[Buffer]]:
-    """(digest, chunks) of a catalog's file, which says the generation that it is, if that is known. Pure."""
-    header, columns = _lay_out(catalog)
-    return header["digest"], _chunks(header, columns, catalog.generation, catalog.listing)
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A catalog as it will lie on disk, but for its generation."""
+
+    catalog: Catalog
+    header: Mapping[str, Any]
+    columns: Mapping[str, Column]
+
+    @property
+    def digest(self) -> str:
+        """The digest of rows and recipes."""
+        return self.header["digest"]
+
+    def chunks(self, generation: int) -> list[Buffer]:
+        """The bytes of its file, which says the generation as its name does: one that was renamed must not be taken for another."""
+        known = {name: number for name, number in (("generation", generation), ("listing", self.catalog.listing)) if number}
+        return encode_table(FORMAT, VERSION, {**self.header, **known}, self.columns)
+
+    def is_same_as(self, other: Catalog) -> bool:
+        """Whether another catalog has the same rows, recipes, sizes and times."""
+        return other.digest == self.digest and _stats(other) == _stats(self.catalog)
 
 
-def _chunks(header: Mapping[str, Any], columns: Mapping[str, Column], generation: int, listing: int) -> list[Buffer]:
-    """The generation stands in the file as well as in its name: one that was renamed must not be taken for another."""
-    known = {name: number for name, number in (("generation", generation), ("listing", listing)) if number}
-    return encode_table(FORMAT, VERSION, {**header, **known}, columns)
+def _stats(catalog: Catalog) -> list[Column]:
+    return [number_column(column.stats) for column in catalog.columns]
 
 
-def _lay_out(catalog: Catalog) -> tuple[dict[str, Any], dict[str, Column]]:
-    """Header, without the generation, and columns."""
+def draft_of(catalog: Catalog) -> Draft:
+    """Lay out a catalog. Pure."""
     columns: dict[str, Column] = {
         **string_columns("ids", catalog.ids),
         "captions/at": number_column(catalog.captions_at),
@@ -59,7 +74,7 @@ def _lay_out(catalog: Catalog) -> tuple[dict[str, Any], dict[str, Column]]:
     if catalog.texts:
         header["texts"] = dict(catalog.texts)
     header["digest"] = _digest(header, columns)
-    return header, columns
+    return Draft(catalog, header, columns)
 
 
 def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
@@ -78,54 +93,25 @@ def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
     return digest_of([canonical(described), canonical(rows)])
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A catalog as it will lie on disk, but for its generation."""
-
-    catalog: Catalog
-    header: Mapping[str, Any]
-    columns: Mapping[str, Column]
-
-    @property
-    def digest(self) -> str:
-        """The digest of rows and recipes."""
-        return self.header["digest"]
-
-    def is_same_as(self, other: Catalog) -> bool:
-        """Whether another catalog has the same rows, recipes, sizes and times."""
-        return other.digest == self.digest and _same_stats(other, self.catalog)
-
-
-def draft_of(catalog: Catalog) -> Draft:
-    """Lay out a catalog. Pure."""
-    header, columns = _lay_out(catalog)
-    return Draft(catalog, header, columns)
-
-
 def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
     """Publish a catalog as generation `after` + 1 of its name.
 
     False where that generation is there already: the caller must compare with it before it tries again. Raises WriteFailed.
     """
     catalog, generation = draft.catalog, after + 1
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.catalog_folder(catalog.name))
+    make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     failpoint("catalog.before_publish")
-    chunks = _chunks(draft.header, draft.columns, generation, catalog.listing)
-    placed = publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
+    placed = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
     failpoint("catalog.after_publish")
     return placed
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
     """Publish a generation that is gone under the number it had; False, and nothing is published, where its digest is another."""
-    found, chunks = encode_catalog(replace(catalog, generation=generation))
-    if found != digest:
-        return False
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.catalog_folder(catalog.name))
-    publish(layout, layout.catalog(catalog.name, generation), chunks, read_only=True)
-    return True
+    draft = draft_of(catalog)
+    if draft.digest == digest:
+        publish_draft(layout, draft, after=generation - 1)
+    return draft.digest == digest
 
 
 def mark_dropped(layout: Layout, name: str) -> None:
@@ -133,10 +119,6 @@ def mark_dropped(layout: Layout, name: str) -> None:
     generation = last_generation(layout, name)
     if generation == 0:
         return
-    body = {"generation": generation}
     make_folder(layout, layout.temporary)
-    publish(layout, layout.dropped(name, generation), [encode_record(DROPPED_FORMAT, VERSION, body)], read_only=True)
-
-
-def _same_stats(one: Catalog, other: Catalog) -> bool:
-    return [number_column(column.stats) for column in one.columns] == [number_column(column.stats) for column in other.columns]
+    record = encode_record(DROPPED_FORMAT, VERSION, {"generation": generation})
+    publish(layout, layout.dropped(name, generation), [record], read_only=True)

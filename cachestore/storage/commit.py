@@ -3,7 +3,6 @@
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,7 @@ from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import FOLDERS, Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
-from cachestore.storage.index import NewEntry, build, check
-from cachestore.storage.segment import SegmentContents
+from cachestore.storage.index import build, check
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 RECIPE_FORMAT: Final = "cachestore-recipe"
@@ -79,35 +77,28 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
     Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
     where `snapshot` was; the index covers condemned segments too, as they are still read.
     """
-    with noticing_its_end(layout):
-        return _commit(layout, snapshot)
-
-
-def _commit(layout: Layout, snapshot: Snapshot | None) -> Snapshot:
-    before = load_snapshot(layout, earlier=snapshot)
     for_planning = snapshot is not None and snapshot.for_planning
-    if not has_news(before):
-        if not for_planning:
+    with noticing_its_end(layout):
+        before = load_snapshot(layout, earlier=snapshot)
+        if not has_news(before) and not for_planning:
             return before
         with closing(before):
-            return load_snapshot(layout, earlier=before, for_planning=True)
-    with closing(before):
-        make_folder(layout, layout.temporary)
-        make_folder(layout, layout.indexes)
-        number = max((name.number for name in list_indexes(layout)), default=0) + 1
-        failpoint("commit.before_index")
-        temporary, name = build(
-            layout,
-            number,
-            base=before.index,
-            dropped=before.vanished,
-            segments=[ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())],
-            entries=_new_entries(before.uncovered),
-        )
-        publish_file(layout, temporary, layout.index(name))
-        verdict = check(layout, name)
-        failpoint("commit.after_index")
-    return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
+            if not has_news(before):
+                return load_snapshot(layout, earlier=before, for_planning=True)
+            make_folder(layout, layout.temporary, layout.indexes)
+            number = max((name.number for name in list_indexes(layout)), default=0) + 1
+            failpoint("commit.before_index")
+            segments = [ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())]
+            entries = (
+                (entry.key, digest, entry.ordinal, entry.offset, entry.specs, entry.checksum)
+                for digest, contents in before.uncovered.items()
+                for entry in contents.entries
+            )
+            temporary, name = build(layout, number, base=before.index, dropped=before.vanished, segments=segments, entries=entries)
+            publish_file(layout, temporary, layout.index(name))
+            verdict = check(layout, name)
+            failpoint("commit.after_index")
+        return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
 
 
 def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
@@ -126,12 +117,5 @@ def publish_recipe(layout: Layout, recipe: Recipe) -> None:
     path = layout.recipe(recipe.fingerprint)
     if path.name in names_in(layout.recipes):
         return
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.recipes)
+    make_folder(layout, layout.temporary, layout.recipes)
     publish(layout, path, [encode_record(RECIPE_FORMAT, RECIPE_VERSION, recipe.as_json())])
-
-
-def _new_entries(uncovered: Mapping[str, SegmentContents]) -> Iterator[NewEntry]:
-    for digest, contents in uncovered.items():
-        for entry in contents.entries:
-            yield entry.key, digest, entry.ordinal, entry.offset, entry.specs, entry.checksum

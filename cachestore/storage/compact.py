@@ -5,26 +5,26 @@ published; only then are the old ones condemned. They stay readable, and a later
 A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.keys import Key
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit
+from cachestore.storage.entry import Entry
 from cachestore.storage.gc import condemn
 from cachestore.storage.places import SegmentRef
-from cachestore.storage.segment import StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import MERGED, Needs, Usage, survey
-
-if TYPE_CHECKING:
-    from cachestore.core.keys import Key
 
 SMALL_ENTRIES: Final = 1024
 SMALL_BYTES: Final = 64 * 1024 * 1024
@@ -83,7 +83,6 @@ def _is_small(ref: SegmentRef) -> bool:
 
 
 def _is_worn(usage: Usage) -> bool:
-    """Whether so much of a segment is not needed that it is worth writing anew."""
     return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_SHARE * usage.ref.size_bytes)
 
 
@@ -92,19 +91,6 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
 
     A segment of which anything needed is damaged stays as it is, and is told. Raises WriteFailed, before anything is condemned.
     """
-    _check_room(layout, groups)
-    copying = _Copying(layout, needs)
-    for group in groups:
-        copying.copy(group)
-    failpoint("compact.before_index")
-    if copying.sources:
-        commit(layout).close()
-    old = sorted(copying.sources - copying.written)  # one that came out as it went in stays
-    condemn(layout, old)
-    return Compacted(len(old), len(copying.written - copying.sources), copying.entries, tuple(copying.remarks))
-
-
-def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
     need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
     check_for_writing(layout)
     free = free_bytes(layout.root)
@@ -112,43 +98,44 @@ def _check_room(layout: Layout, groups: Sequence[Group]) -> None:
         raise WriteFailed(
             f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
         )
+    copying = _Copying(layout, needs)
+    written: set[str] = set()
+    entries = 0
+    for acknowledged in chain.from_iterable(map(copying.copy, groups)):
+        written.add(acknowledged.digest)
+        entries += len(acknowledged.places)
+    failpoint("compact.before_index")
+    if copying.sources:
+        commit(layout).close()
+    old = sorted(copying.sources - written)  # one that came out as it went in stays
+    condemn(layout, old)
+    return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
 
 
 @dataclass(slots=True)
 class _Copying:
-    """Copies groups, and keeps count of what is where."""
-
     layout: Layout
     needs: Needs
     sources: set[str] = field(default_factory=set[str])
     """Segments whose needed entries are all in new ones."""
-    written: set[str] = field(default_factory=set[str])
-    entries: int = 0
     remarks: list[str] = field(default_factory=list[str])
 
-    def copy(self, group: Group) -> None:
+    def copy(self, group: Group) -> Iterator[Acknowledged]:
         """Copy what is needed of a group's segments. Of a key that several hold, the copy in the smallest segment name is taken."""
         appender = Appender(self.layout, origin=group.origin)
-        seen: set[Key] = set()
-        taken: list[str] = []
+        seen = set[Key]()
         for usage in group.usages:
             good = self._sound(usage)
-            if good is None:
-                continue
-            for entry, run in good:
+            for entry in good or ():
                 if entry.key not in seen:
                     seen.add(entry.key)
-                    self._count(appender.add(as_entry(entry, run)))
-            taken.append(usage.ref.digest)
-        self._count(appender.close_segment())
-        self.sources.update(taken)
+                    yield from appender.add(entry)
+            if good is not None:
+                self.sources.add(usage.ref.digest)
+        yield from appender.close_segment()
 
-    def _count(self, acknowledged: Sequence[Acknowledged]) -> None:
-        self.written.update(each.digest for each in acknowledged)
-        self.entries += sum(len(each.places) for each in acknowledged)
-
-    def _sound(self, usage: Usage) -> list[tuple[StoredEntry, bytearray]] | None:
-        """The needed entries of a segment with their bytes; None, and a remark, where not all of them are sound."""
+    def _sound(self, usage: Usage) -> list[Entry] | None:
+        """The needed entries of a segment; None, and a remark, where not all of them are sound."""
         digest = usage.ref.digest
         try:
             contents = read_contents(self.layout.segment(digest))

@@ -1,12 +1,7 @@
 """Condemned segments: those that garbage collection will remove. Read here; `gc` writes the lists and acts on them.
 
-A list is a create-only record, named by the digest of its bytes:
-
-    condemned/<32 hex>.json     {"segments": [digest, ...], "written": seconds since the epoch}
-
-Whoever is named in any list is condemned for good: no list is taken back, and its name is never given to another file. A condemned
-segment stays readable, and counts as absent for whoever plans what to encode. What something comes to need after all is copied into a
-segment of another name before the condemned one goes, so no state has to be undone, and any number of collectors may be at work.
+A list is a create-only record, named by the digest of its bytes. What it names is condemned for good, and the name is never given to
+another file. A condemned segment stays readable, and counts as absent for whoever plans what to encode.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, canonical
-from cachestore.files.checksum import Buffer, Checksum, begin_digest
+from cachestore.files.checksum import Buffer, Checksum
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
@@ -33,7 +33,6 @@ class TensorSpec(NamedTuple):
 
 Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
-
 
 _LAYOUTS: Final = 4096
 """Layouts whose text and size are kept: a store has one for each shape, not for each entry."""
@@ -64,7 +63,8 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
     specs: list[TensorSpec] = []
     buffers: list[Buffer] = []
     for name, (dtype, shape, buffer) in sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES.get(item[1][0], 0), item[0])):
-        _check_name(name, key)
+        if not name or len(name) > 128 or "/" in name or not name.isprintable():
+            raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
         spec = TensorSpec(name, dtype, tuple(shape))
         view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
         if dtype not in DTYPE_BYTES or not is_shape(spec.shape) or spec.size_bytes != len(view):
@@ -72,11 +72,6 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
         specs.append(spec)
         buffers.append(view)
     return Entry(key, tuple(specs), tuple(buffers), meta, checksum_of(key, specs, buffers))
-
-
-def _check_name(name: str, key: Key) -> None:
-    if not name or len(name) > 128 or "/" in name or not name.isprintable():
-        raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
 
 
 def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[Buffer]) -> bytes:
@@ -89,7 +84,7 @@ def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[B
 
 def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
     """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
-    return begin_digest(key + text_of(tuple(specs)))
+    return Checksum(key + text_of(tuple(specs)))
 
 
 @lru_cache(_LAYOUTS)

@@ -13,15 +13,7 @@ from typing import Final, Literal, NamedTuple, NoReturn
 from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.core.keys import Key
 from cachestore.files.container import ALIGNMENT
-from cachestore.files.opening import (
-    ask_for,
-    ask_for_mapped,
-    descriptor_limit,
-    open_regular,
-    read_present,
-    read_scattered,
-    refuse_reading,
-)
+from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_present, read_scattered, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Located, Place, SegmentRef
@@ -133,7 +125,6 @@ class Fetcher:
     """
 
     def __init__(self, layout: Layout, checked: Checked, *, verify: Verify = "first", io: Io = "pread") -> None:
-        """Opens nothing yet."""
         self._layout = layout
         self._verify: Verify = verify
         self._io: Io = io
@@ -149,7 +140,12 @@ class Fetcher:
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        run = self._read(place)
+        segment = self._segment(place.segment)
+        if segment.view is not None:
+            run = segment.view[place.offset : place.offset + place.size_bytes]
+        else:
+            run = memoryview(bytearray(place.size_bytes))
+            self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
         if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
             self._check(key, Located.of([place]), 0, [run])
         return run
@@ -203,7 +199,6 @@ class Fetcher:
                     self._check(wanted.keys[row], located, row, targets[row])
 
     def _doubted(self, located: Located) -> set[int]:
-        """Which of these entries are to be checked."""
         match self._verify:
             case "first":
                 return self.checked.lacks(located)
@@ -241,27 +236,18 @@ class Fetcher:
         except OSError as error:
             self._refuse_reading(ref, error)
         if count < size:
-            self._forget(ref.digest)
+            self._open.pop(ref.digest, None)
             raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
-        """Compare an entry with its checksum, and remember that it is good. Raises CorruptEntry."""
         ref = located.segments[row]
         if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
-            self._forget(ref.digest)
+            self._open.pop(ref.digest, None)
             raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
 
-    def _read(self, place: Place) -> memoryview:
-        segment = self._segment(place.segment)
-        if segment.view is not None:
-            return segment.view[place.offset : place.offset + place.size_bytes]
-        run = memoryview(bytearray(place.size_bytes))
-        self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
-        return run
-
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
-        self._forget(ref.digest)
+        self._open.pop(ref.digest, None)
         refuse_reading(self._layout.segment(ref.digest), error)
 
     def _segment(self, ref: SegmentRef) -> _Segment:
@@ -278,14 +264,12 @@ class Fetcher:
         if status.st_size != ref.size_bytes:
             os.close(descriptor)
             raise CorruptEntry(f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}")
-        mapping = None
         try:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
-        except OSError as error:  # too little address space
+        except BaseException as error:
             os.close(descriptor)
-            refuse_reading(path, error)
-        except BaseException:
-            os.close(descriptor)
+            if isinstance(error, OSError):  # too little address space
+                refuse_reading(path, error)
             raise
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
@@ -294,10 +278,7 @@ class Fetcher:
         # An OrderedDict would keep this order for us, but threads that share one leave it inconsistent for good.
         held = self._open.copy()
         for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
-            self._forget(digest)
-
-    def _forget(self, digest: str) -> None:
-        self._open.pop(digest, None)
+            self._open.pop(digest, None)
 
     def close(self) -> None:
         """Close every segment. Calling it twice is fine; fetching afterwards opens them again."""
@@ -362,6 +343,5 @@ def _copy_large(target: memoryview, source: memoryview) -> None:
 
 def is_gone(error: Exception) -> bool:
     """Whether an error means that a segment was moved away under the reader, so that a newer snapshot may help."""
-    if isinstance(error, CorruptEntry | FormatError | FileNotFoundError):
-        return True
-    return isinstance(error, OSError) and error.errno in {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
+    gone = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
+    return isinstance(error, CorruptEntry | FormatError | FileNotFoundError) or (isinstance(error, OSError) and error.errno in gone)

@@ -4,15 +4,13 @@
 2. A later run, after a grace: `remove_condemned` looks again. What is needed after all, and has no sound copy in a segment that is not
    condemned, is copied into a new one; an index that covers the copies is published; then the old segment goes.
 
-Between the two stands an argument, not a clock. Who counts on an entry says so by a catalog, and looks what is condemned only after its
-catalog stands (`reconcile`). Who removes looks at the catalogs only after its list stood. One of the two sees the other: the one encodes
-again, or the other copies. A condemned segment never counts as the copy that lets another go, so at any moment somebody's last sound
-copy is one that nobody is about to remove. The grace is for readers and for the sake of work, not for this.
+Who counts on an entry looks what is condemned only after its catalog stands. Who removes looks at the catalogs only after its list stood.
+One of the two sees the other, whatever the clocks say. The grace is for readers and for the sake of work, not for this.
 """
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,7 +29,7 @@ from cachestore.storage.commit import commit
 from cachestore.storage.condemned import FORMAT, VERSION, CondemnedList, list_condemned
 from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.places import Place
-from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import Needs
@@ -50,8 +48,7 @@ def condemn(layout: Layout, digests: Iterable[str]) -> str | None:
     if not segments:
         return None
     raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.condemned)
+    make_folder(layout, layout.temporary, layout.condemned)
     failpoint("gc.before_list")
     publish(layout, layout.condemned_list(digest_of([raw])), [raw], read_only=True)
     failpoint("gc.after_list")
@@ -80,7 +77,7 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
     named = frozenset[str]().union(*(each.segments for each in lists))
     removals: list[Removal] = []
     remarks: list[str] = []
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(_checking(layout)) as fetcher:
+    with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(Fetcher(layout, Checked([]), verify="always")) as fetcher:
         for digest in sorted(list_segments(layout) & named):
             try:
                 contents = read_contents(layout.segment(digest))
@@ -97,10 +94,6 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
     return removals, remarks
 
 
-def _checking(layout: Layout) -> Fetcher:
-    return Fetcher(layout, Checked([]), verify="always")
-
-
 def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry], going: frozenset[str]) -> Iterable[StoredEntry]:
     """The entries that have no sound copy in any segment that is not condemned; every byte of those copies is read.
 
@@ -112,11 +105,10 @@ def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[Stored
 
 
 def _is_sound(fetcher: Fetcher, entry: StoredEntry, place: Place) -> bool:
-    try:
+    with suppress(CorruptEntry, FormatError, OSError):
         fetcher.fetch(entry.key, place)
-    except (CorruptEntry, FormatError, OSError):
-        return False
-    return True
+        return True
+    return False
 
 
 def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
@@ -126,16 +118,14 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     """
     ready: list[Removal] = []
     for removal in removals:
-        if not removal.to_copy:
-            ready.append(removal)
-            continue
-        try:
-            good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(removal.digest), removal.to_copy)]
-        except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
-            continue
-        if len(good) < len(removal.to_copy):
-            raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
-        publish_segment(layout, good, origin=removal.contents.origin)
+        if removal.to_copy:
+            try:
+                good = good_entries(layout.segment(removal.digest), removal.to_copy)
+            except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
+                continue
+            if len(good) < len(removal.to_copy):
+                raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
+            publish_segment(layout, good, origin=removal.contents.origin)
         ready.append(removal)
     if any(removal.to_copy for removal in ready):
         failpoint("gc.before_index")
@@ -170,19 +160,15 @@ def old_indexes(layout: Layout, *, now: float) -> list[Path]:
 
 def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
     """By data set, the generations behind the newest three that are older than 30 days."""
-    found: dict[str, list[int]] = {}
-    for name in list_names(layout):
-        earlier = list_generations(layout, name)[:-KEPT_GENERATIONS]
-        found[name] = [n for n in earlier if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)]
-    return {name: generations for name, generations in found.items() if generations}
+    earlier = {name: list_generations(layout, name)[:-KEPT_GENERATIONS] for name in list_names(layout)}
+    old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
+    return {name: generations for name, generations in old.items() if generations}
 
 
 def remove_files(layout: Layout, paths: Iterable[Path]) -> int:
     """Remove files whose names were parsed; returns the bytes freed. One that turns out to be no regular file is left alone."""
     freed = 0
     for path in paths:
-        try:
+        with suppress(FormatError):
             freed += remove_file(layout, path)
-        except FormatError:
-            continue
     return freed

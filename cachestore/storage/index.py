@@ -1,11 +1,9 @@
 """The index: an immutable LMDB file, key -> places of all copies, derived from segments. The only module that knows LMDB.
 
-Three tables inside: `entries` (key -> places, see `places`), `segments` (number -> digest, size, entries, origin) and `layouts`
-(number -> names, dtypes and shapes). Numbers never change from one index to the next, so extending one copies values as they are.
-
-A damaged LMDB file kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked
-before LMDB sees the file. LMDB also refuses a second open of one file in a process, even in a forked child that inherited the
-first: `_open` keeps one environment for each file and process, and closes inherited ones first.
+Numbers of segments and layouts never change from one index to the next, so extending one copies values as they are. A damaged LMDB file
+kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked before LMDB sees the file.
+LMDB also refuses a second open of one file in a process, even in a forked child that inherited the first: `_open` keeps one environment
+for each file and process, and closes inherited ones first.
 """
 
 import json
@@ -25,7 +23,7 @@ import lmdb
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.core.keys import Key, canonical
-from cachestore.files.checksum import Checksum, begin_digest, digest_file
+from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.storage.entry import Specs, TensorSpec, text_of
@@ -40,6 +38,8 @@ _META: Final = struct.Struct("@16xI12xQ")
 """The start of an LMDB file where a pointer has eight bytes: a page's header, a magic number, a version, an address, the map's size."""
 _META_WORD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
+_WALKED: Final = 1024
+"""Entries that one look of a walk over all of them takes."""
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
@@ -63,9 +63,6 @@ class _Opened:
     users: int
 
 
-_WALKED: Final = 1024
-"""Entries that one look of a walk over all of them takes."""
-
 _environments: dict[tuple[int, int], _Opened] = {}
 """By (device, inode). Entries of another pid were inherited by a fork and are closed before anything else is opened."""
 
@@ -88,10 +85,8 @@ def _longest(descriptor: int) -> float:
 
     LMDB keeps that note for each machine's word: of another machine's, anything may be.
     """
-    if struct.calcsize("P") != _META_WORD:
-        return math.inf
     raw = read_at(descriptor, _META.size, 0)
-    if len(raw) < _META.size:
+    if struct.calcsize("P") != _META_WORD or len(raw) < _META.size:
         return math.inf
     magic, map_bytes = _META.unpack(raw)
     return map_bytes if magic == _MAGIC else math.inf
@@ -116,7 +111,6 @@ class Index:
     """
 
     def __init__(self, layout: Layout, verdict: Verdict) -> None:
-        """Open a checked index."""
         self.verdict = verdict
         self._path = layout.index(verdict.name)
         self._pid = -1
@@ -131,24 +125,20 @@ class Index:
             self.close()
             raise
 
-    def _attach(self) -> lmdb.Environment:
-        with opened(self._path) as (_descriptor, status):
-            if FileIdentity.of(status) != self.verdict.identity:
-                raise FormatError(f"{self._path} changed since it was checked; open the store again")
-        if self._giving_back is not None:
-            self._giving_back.detach()  # of the process that forked this one
-        self._environment = _open(self._path, self.verdict.identity)
-        self._pid = os.getpid()
-        self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
-        self._giving_back.atexit = False
-        self._tables = {}
-        return self._environment
-
     def _attached(self) -> lmdb.Environment:
         """The environment in this process, with its tables. After a fork the inherited one is replaced first."""
         environment = self._environment if self._pid == os.getpid() else None
         if environment is None:
-            environment = self._attach()
+            with opened(self._path) as (_descriptor, status):
+                if FileIdentity.of(status) != self.verdict.identity:
+                    raise FormatError(f"{self._path} changed since it was checked; open the store again")
+            if self._giving_back is not None:
+                self._giving_back.detach()  # of the process that forked this one
+            self._environment = environment = _open(self._path, self.verdict.identity)
+            self._pid = os.getpid()
+            self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
+            self._giving_back.atexit = False
+            self._tables = {}
         if not self._tables:
             self._tables = {name: environment.open_db(name, create=False) for name in (b"entries", b"segments", b"layouts")}
         return environment
@@ -212,7 +202,6 @@ class Index:
         return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
-        """Remember names, dtypes and shapes by these numbers."""
         with self._reading() as (transaction, tables):
             for layout in layouts:
                 raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
@@ -252,7 +241,7 @@ class Index:
                 for start in range(0, len(value), PLACE_BYTES):
                     state = states.get(value[start : start + 4])
                     if state is None:
-                        state = states[value[start : start + 4]] = begin_digest()
+                        state = states[value[start : start + 4]] = Checksum()
                     # number 4, ordinal and offset 12, layout 4, checksum 16
                     text = layouts[value[start + 16 : start + 20]]
                     state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + PLACE_BYTES], text)))
@@ -266,7 +255,6 @@ class Index:
             return {bytes(value): _NUMBER.unpack(bytes(number))[0] for number, value in cursor}
 
     def __len__(self) -> int:
-        """How many keys the index holds."""
         with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 
@@ -286,20 +274,14 @@ class Index:
 
 def digest_table(entries: Iterable[StoredEntry]) -> bytes:
     """A digest over where a segment's entries stand, how they are laid out, and their checksums, in the order of keys."""
-    state = begin_digest()
+    state = Checksum()
     for entry in sorted(entries, key=lambda entry: entry.key):
         state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, text_of(entry.specs))))
     return state.digest()
 
 
 def build(
-    layout: Layout,
-    number: int,
-    *,
-    base: Index | None,
-    dropped: frozenset[int],
-    segments: Iterable[SegmentRef],
-    entries: Iterable[NewEntry],
+    layout: Layout, number: int, *, base: Index | None, dropped: frozenset[int], segments: Iterable[SegmentRef], entries: Iterable[NewEntry]
 ) -> tuple[Path, IndexName]:
     """Write an index: the entries of `base` without those in `dropped` segments, and the new ones.
 
@@ -309,11 +291,9 @@ def build(
     temporary = layout.new_temporary()
     before: Mapping[int, SegmentRef] = base.segments if base is not None else {}
     kept = {n: ref for n, ref in before.items() if n not in dropped}
-    added = dict(enumerate(segments, max(before, default=-1) + 1))
-    names = {ref.digest: n for n, ref in kept.items()} | {ref.digest: n for n, ref in added.items()}
+    everything = {**kept, **dict(enumerate(segments, max(before, default=-1) + 1))}
     layouts = base.raw_layouts() if base is not None else {}
-    fresh = _pack_new(entries, names, layouts)
-    everything = {**kept, **added}
+    fresh = _pack_new(entries, {ref.digest: n for n, ref in everything.items()}, layouts)
     tables = {
         b"segments": (
             (_NUMBER.pack(n), canonical([ref.digest, ref.size_bytes, ref.entries, ref.origin])) for n, ref in sorted(everything.items())
@@ -321,8 +301,9 @@ def build(
         b"layouts": ((_NUMBER.pack(n), text) for text, n in sorted(layouts.items(), key=lambda item: item[1])),
         b"entries": _merged(base, fresh, dropped, {n: ref.digest for n, ref in everything.items()}),
     }
-    size = _estimated_bytes(base, fresh, layouts, everything)
-    try:
+    size = base.verdict.identity.size if base is not None else 0
+    size += sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(everything)
+    try:  # not more than four times what is expected is reserved, as `ulimit -v` refuses what is endless
         _write(temporary, tables, map_bytes=_SPARE_BYTES + (4 * size >> 20 << 20))
         return temporary, IndexName(number, digest_file(temporary))
     except (lmdb.Error, OSError) as error:
@@ -332,16 +313,7 @@ def build(
         raise numbered(WriteFailed(f"{what}; nothing was acknowledged, the same command goes on from here"), error) from error
 
 
-def _estimated_bytes(
-    base: Index | None, fresh: Mapping[bytes, bytes], layouts: Mapping[bytes, int], segments: Mapping[int, SegmentRef]
-) -> int:
-    """About how large an index will be. Not more than four times that is reserved, as `ulimit -v` refuses what is endless."""
-    before = base.verdict.identity.size if base is not None else 0
-    return before + sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(segments)
-
-
 def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:
-    """Make an LMDB file with these tables, each in the order of its keys."""
     environment = lmdb.open(str(path), map_size=map_bytes, subdir=False, lock=False, sync=False, metasync=False, max_dbs=4, **_OLD_ENGINE)
     try:
         handles = {name: environment.open_db(name) for name in tables}
@@ -369,20 +341,16 @@ def _merged(
     base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]
 ) -> Iterator[tuple[bytes, bytes]]:
     """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
-    waiting = iter(sorted(fresh))
-    following = next(waiting, None)
+    waiting = sorted(fresh.items(), reverse=True)
     for key, value in base.raw_entries() if base is not None else ():
-        while following is not None and following < key:
-            yield following, _sorted_copies(fresh[following], dropped, digests)
-            following = next(waiting, None)
-        joined = value + fresh[key] if following == key else value
-        if following == key:
-            following = next(waiting, None)
+        while waiting and waiting[-1][0] < key:
+            following, places = waiting.pop()
+            yield following, _sorted_copies(places, dropped, digests)
+        joined = value + waiting.pop()[1] if waiting and waiting[-1][0] == key else value
         if kept := _sorted_copies(joined, dropped, digests):
             yield key, kept
-    while following is not None:
-        yield following, _sorted_copies(fresh[following], dropped, digests)
-        following = next(waiting, None)
+    for following, places in reversed(waiting):
+        yield following, _sorted_copies(places, dropped, digests)
 
 
 def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, str]) -> bytes:

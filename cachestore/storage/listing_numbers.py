@@ -1,10 +1,7 @@
 """Listing numbers: the order in which runs list the source of a data set, so that an older listing never replaces a newer one.
 
-    listings/<name>/<n>.json      a run that is at work, or that died
-    listings/<name>/<n>.ended     the highest number that was given back
-
-A run takes the next number before it lists its source, and the catalog that it publishes holds the number; where there is no store yet, the
-number is 0. When the run ends it gives the number back. No clock is part of this, and no number is used again.
+A run takes the next number (`<n>.json`) before it lists its source, and the catalog that it publishes holds it; where there is no store
+yet, it is 0. When the run ends it gives the number back (`<n>.ended`). No clock is part of this, and no number is used again.
 """
 
 import secrets
@@ -40,15 +37,15 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
         yield number
     finally:
         with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
-            _end(layout, name, number)
+            note(layout, layout.listed(name, number), _record(name))
+            remove_file(layout, layout.listing(name, number))
+            for lower in _ended(layout, name)[:-1]:
+                remove_file(layout, layout.listed(name, lower))
 
 
 @contextmanager
 def number_if_there(layout: Layout, name: str) -> Generator[int]:
-    """As `listing_number`; 0 where there is no store yet: such a listing never replaces a catalog that another run has published since.
-
-    Raises FormatError, WriteFailed.
-    """
+    """As `listing_number`, and 0 where there is no store yet: such a listing replaces nobody's catalog. Raises FormatError, WriteFailed."""
     try:
         opened = open_layout(layout)
     except StoreNotFound:
@@ -68,14 +65,6 @@ def _ended(layout: Layout, name: str) -> list[int]:
     return sorted(number for number in map(parse_listed, names_in(layout.listing_folder(name))) if number is not None)
 
 
-def _end(layout: Layout, name: str, number: int) -> None:
-    """Give a number back: remember that it was used, then remove it and the memory of lower ones."""
-    note(layout, layout.listed(name, number), _record(name))
-    remove_file(layout, layout.listing(name, number))
-    for lower in _ended(layout, name)[:-1]:
-        remove_file(layout, layout.listed(name, lower))
-
-
 def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
     """Numbers that dead runs left behind: those 30 days old at `now` (seconds since the epoch), but never the highest."""
     spent: list[Path] = []
@@ -86,8 +75,7 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
 
 
 def _take(layout: Layout, name: str) -> int:
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.listing_folder(name))
+    make_folder(layout, layout.temporary, layout.listing_folder(name))
     lost = 0
     while True:
         highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)

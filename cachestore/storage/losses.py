@@ -32,18 +32,15 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
                     yield key, catalog.ids[row]
 
 
-def needed_entries(layout: Layout) -> Iterator[tuple[Key, tuple[str, str]]]:
+def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
     """Keys of the newest catalog of each name -> (the catalog's path, a sample); the first sample of a key stays."""
-    seen: set[Key] = set()
+    needed: dict[Key, tuple[str, str]] = {}
     for name in list_names(layout):
-        catalog = newest_catalog(layout, name)
-        if catalog is None:
-            continue
-        where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
-        for key, sample in needed_by(catalog):
-            if key not in seen:
-                seen.add(key)
-                yield key, (where, sample)
+        if (catalog := newest_catalog(layout, name)) is not None:
+            where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
+            for key, sample in needed_by(catalog):
+                needed.setdefault(key, (where, sample))
+    return needed
 
 
 def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
@@ -59,7 +56,7 @@ def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
 
 def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     """Every key whose absence `verify` tells of: what the newest catalogs need, and what was lost, as far as that can be read."""
-    wanted = {key for key, _where in needed_entries(layout)}
+    wanted = set(needed_entries(layout))
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
             wanted.update(key for key, _sample in _not_forgotten(layout, read_lost(layout.quarantine / name)))
@@ -67,10 +64,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
 
 
 def read_lost(path: Path) -> dict[Key, Sample | None]:
-    """The entries that repair could not save, as noted beside a quarantined segment, with a sample that needed each at that time.
-
-    Raises FormatError, OSError.
-    """
+    """The entries noted as lost beside a quarantined segment, with a sample that needed each at that time. Raises FormatError, OSError."""
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
@@ -133,19 +127,14 @@ def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
             yield keys
             continue
         for key, sample in _not_forgotten(layout, keys):
+            message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+            if sample is not None:
+                message = (
+                    f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
+                    f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
+                )
             if key not in good:
-                yield _of_lost(layout, where, key, sample)
-
-
-def _of_lost(layout: Layout, where: str, key: Key, sample: Sample | None) -> Finding:
-    if sample is None:
-        message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
-        return Finding("missing-entry", where, message, str(key))
-    message = (
-        f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
-        f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
-    )
-    return Finding("missing-entry", where, message, str(key), sample[1])
+                yield Finding("missing-entry", where, message, str(key), sample[1] if sample is not None else None)
 
 
 def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:

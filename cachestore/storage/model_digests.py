@@ -6,6 +6,7 @@ nothing on another. Losing the cache costs reading the model files again.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
@@ -24,10 +25,8 @@ def load_digests(layout: Layout, host: str) -> dict[str, str]:
     prefix = f"{_safe(host)}-"
     for name in names_in(layout.digests):
         if name.startswith(prefix) and name.endswith(".json"):
-            try:
+            with suppress(FormatError, OSError):
                 found.update(read_record(layout.digests / name, FORMAT, VERSION))
-            except (FormatError, OSError):
-                continue
     return found
 
 
@@ -35,12 +34,10 @@ def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None
     """Keep what this run added; nothing added makes no file."""
     if not added:
         return
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.digests)
+    make_folder(layout, layout.temporary, layout.digests)
     record = encode_record(FORMAT, VERSION, dict(added))
     publish(layout, layout.digests / f"{_safe(host)}-{digest_of([record])}.json", [record])
 
 
 def _safe(host: str) -> str:
-    """A host's name as part of a file name."""
     return re.sub(r"[^A-Za-z0-9.]", "_", host)[:100] or "host"

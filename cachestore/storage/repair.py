@@ -1,9 +1,8 @@
 """Repair: makes a store consistent without a GPU. It copies before it moves and moves before it forgets.
 
-1. Every segment is read whole. From a damaged one the good entries are copied into a new segment, which is published first; likewise
-   what the store lacks from segments under names that are none, which are left where they are.
-2. The damaged file goes to `quarantine/`, with the keys that could not be saved beside it.
-3. Damaged index files, catalogs and recipes go to `quarantine/`; the index is built again from the segments.
+The good entries of a damaged segment are copied into a new one, which is published first; likewise what the store lacks from segments under
+names that are none, which are left where they are. Then the damaged file goes to `quarantine/`, with the keys that could not be saved
+beside it. Damaged index files, catalogs and recipes go there too, and the index is built again from the segments.
 
 A file that cannot be read (an I/O error) is left where it is. Running it again changes nothing more. Safe beside readers, which
 find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
@@ -14,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
@@ -34,7 +34,7 @@ from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.storage.segment import SegmentContents, StoredEntry, as_entry, read_contents
+from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import good_entries, look_at_segment
 from cachestore.storage.verify import LookFurther, verify
@@ -83,7 +83,8 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     root = Layout.at(path).root
     if is_marker_broken(root):
         if dry_run:
-            return RepairReport(0, _broken_marker(root), (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
+            moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
+            return RepairReport(0, moved, (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
         _mend_marker(root)
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
@@ -128,9 +129,7 @@ def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
     asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
-    ordered = sorted(asked)
-    found = snapshot.find(ordered)
-    return sum(all(place.segment.digest in gone for place in places) for places in found)
+    return sum(all(place.segment.digest in gone for place in places) for places in snapshot.find(sorted(asked)))
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -170,27 +169,22 @@ def is_marker_broken(root: Path) -> bool:
     try:
         open_layout(Layout(root))
     except StoreNotFound:
-        if not list_segments(Layout(root)):
-            raise
-        return True
+        if list_segments(Layout(root)):
+            return True
+        raise
     except FormatError as error:
-        if NEWER in str(error):
-            raise
-        return True
+        if NEWER not in str(error):
+            return True
+        raise
     return False
-
-
-def _broken_marker(root: Path) -> tuple[str, ...]:
-    """What is to be moved before a marker can be made."""
-    return (MARKER,) if os.path.lexists(root / MARKER) else ()
 
 
 def _mend_marker(root: Path) -> None:
     """Make the marker anew. Whether a group may write is seen by the folder's own bits, as nothing else in a store says it."""
     is_group = bool(root.stat().st_mode & stat.S_IWGRP)
     layout = Layout(root, Mode.GROUP if is_group else Mode.PRIVATE)
-    for name in _broken_marker(root):
-        _quarantine(layout, root / name)
+    if os.path.lexists(layout.marker):
+        _quarantine(layout, layout.marker)
     publish_marker(layout)
 
 
@@ -206,12 +200,11 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
     looked = look_at_segment(layout, digest, every_byte=True)
     if not looked.findings or looked.is_unreadable:
         return None
-    try:
+    with suppress(OSError):
         entries = _entries_of(layout, snapshot, digest)
-        good = frozenset(entry.key for entry, _run in good_entries(layout.segment(digest), entries))
+        good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
         return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
-    except OSError:
-        return None
+    return None
 
 
 def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
@@ -231,24 +224,19 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     except FormatError as error:
         if NEWER in str(error) and digest_file(path) == digest:
             raise
-    values = {entry.key: entry.meta for entry in in_header}
-    return (*in_header, *_entries_in_index(snapshot, digest, values))
-
-
-def _entries_in_index(snapshot: Snapshot, digest: str, values: Mapping[Key, Mapping[str, Json]]) -> Iterable[StoredEntry]:
-    """What the index knows of a segment whose own header may be damaged. A JSON value that is not in `values` is lost with the header."""
-    if snapshot.index is None:
-        return
-    for key, places in snapshot.index.items():
-        for place in places:
-            if place.segment.digest == digest:
-                meta = values.get(key, {"salvaged_from": digest})
-                yield StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, meta)
+    values = {entry.key: entry.meta for entry in in_header}  # others are lost
+    in_index = (
+        StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, values.get(key, {"salvaged_from": digest}))
+        for key, places in (snapshot.index.items() if snapshot.index is not None else ())
+        for place in places
+        if place.segment.digest == digest
+    )
+    return (*in_header, *in_index)
 
 
 def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
     """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
-    good = [as_entry(entry, run) for entry, run in good_entries(layout.segment(damaged.digest), damaged.entries)]
+    good = good_entries(layout.segment(damaged.digest), damaged.entries)
     if good:
         publish_segment(layout, good, origin=damaged.origin)
     failpoint("repair.after_salvage")
@@ -270,10 +258,7 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
 
 
 def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
-    """Keep entries that a sample had and that could not be made again, as `verify` would else forget them. None make no file.
-
-    What stands in a list already is passed over.
-    """
+    """Keep entries that a sample had and that could not be made again, and that no list tells of yet. None make no file."""
     with closing(load_snapshot(layout)) as snapshot:
         told = wanted_keys(layout, snapshot)
     unmade = {key: sample for key, sample in unmade.items() if key not in told}
@@ -287,8 +272,11 @@ def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, {"segment": digest, **body})])
 
 
-def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
-    """Segments under names that are none, such as after a rename by hand. Their bytes are not looked at; other files are passed over."""
+def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
+    """(origin, whole entries) of each segment under a name that is none, such as after a rename by hand, as far as the store lacks them.
+
+    The file itself is left alone; other files are passed over.
+    """
     folders = [path for name in names_in(layout.segments) if not is_link(path := layout.segments / name)]
     for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
         if (parse_segment(path.name) or "")[:2] == path.parent.name:
@@ -297,16 +285,9 @@ def _misnamed(layout: Layout) -> Iterator[tuple[Path, SegmentContents]]:
             contents = read_contents(path, is_whole=False)
         except (FormatError, OSError):  # a stranger's, or a folder: `verify` lists it
             continue
-        yield path, contents
-
-
-def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
-    """(origin, whole entries) of each segment under a name that is none, as far as the store lacks them. The file itself is left alone."""
-    for path, contents in _misnamed(layout):
         lacking = [entry for entry in contents.entries if entry.key not in snapshot]
         with suppress(FileNotFoundError):
-            good = [as_entry(entry, run) for entry, run in good_entries(path, lacking)]
-            if good:
+            if good := good_entries(path, lacking):
                 yield contents.origin, good
 
 
@@ -324,8 +305,7 @@ def _put_aside(layout: Layout, path: Path) -> Path:
     digest = parse_lost(path.name)
     if path.parent != layout.quarantine or digest is None:
         return _quarantine(layout, path)
-    target = layout.quarantine / _free_name(layout, f"{path.name}.damaged")
-    move(layout, path, target)
+    target = _quarantine(layout, path, f"{path.name}.damaged")
     with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:
         entries = read_contents(layout.quarantine / _flat(layout, layout.segment(digest))).entries
         lost = [entry.key for entry in entries if entry.key not in snapshot]
@@ -347,25 +327,18 @@ def _put_back(layout: Layout, path: Path) -> str | None:
     return catalog.name
 
 
-def _quarantine(layout: Layout, path: Path) -> Path:
-    """Move a file aside under a name of its own, and return that; it is never deleted."""
+def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
+    """Move a file aside under this name, else one made of its path, with a number behind it where something has that; never deleted."""
     make_folder(layout, layout.quarantine)
-    target = layout.quarantine / _free_name(layout, _flat(layout, path))
+    flat, taken = name or _flat(layout, path), set(names_in(layout.quarantine))
+    free = (each for each in chain([flat], (f"{flat}.{number}" for number in count(1))) if each not in taken)
+    target = layout.quarantine / next(free)
     move(layout, path, target)
     return target
 
 
 def _flat(layout: Layout, path: Path) -> str:
     return str(path.relative_to(layout.root)).replace("/", "_")
-
-
-def _free_name(layout: Layout, flat: str) -> str:
-    """A name in quarantine that nothing has: this one, or with a number behind it."""
-    taken = set(names_in(layout.quarantine))
-    number = 0
-    while (name := flat if number == 0 else f"{flat}.{number}") in taken:
-        number += 1
-    return name
 
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:

@@ -1,9 +1,6 @@
 """A segment: an immutable safetensors file of many entries, built in memory and written once. The only truth about values.
 
-Its tensors are named `<key>/<name>`; entries start at multiples of 64 bytes, the gaps are declared tensors `filler/<n>`.
-`__metadata__` holds `format`, `origin` (which pass wrote it), `entries` (the entry table: key -> [checksum, JSON value]) and
-`entries_checksum` over the table's text, and an `edition` where another file has the name. The file's name is the xxh3_128 of
-all its bytes.
+Its name is the xxh3_128 of all its bytes. Entries start at multiples of 64 bytes, and the gaps are declared tensors `filler/<n>`.
 """
 
 import json
@@ -18,7 +15,7 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, split
+from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
@@ -44,7 +41,7 @@ class StoredEntry:
     @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(spec.size_bytes for spec in self.specs)
+        return size_of(self.specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +54,8 @@ class SegmentContents:
     size_bytes: int
 
 
-def as_entry(stored: StoredEntry, run: bytearray) -> Entry:
-    """A stored entry, with the bytes that were read of it, as one that is about to be written."""
-    buffers = tuple(raw for _dtype, _shape, raw in split(stored.specs, memoryview(run)).values())
-    return Entry(stored.key, stored.specs, buffers, stored.meta, stored.checksum)
-
-
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Pure. Without entries the segment is valid and empty.
-
-    `edition` gives the same entries another digest, for when a damaged file bears the name.
-    """
+    """Lay out a segment; returns (digest, chunks). Pure. `edition` gives the same entries another digest, for when the name is taken."""
     tensors: dict[str, TensorPlace] = {}
     table: dict[str, Any] = {}
     data: list[Buffer] = []
@@ -104,10 +92,7 @@ def _table_text(table: Mapping[str, Any]) -> str:
 
 
 def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
-    """Read and check a segment's header; its bytes are not looked at. Raises FormatError, or OSError as it comes.
-
-    With `is_whole=False` also that of a file that was cut short behind it: what it held, which need not be there any more.
-    """
+    """Read and check a segment's header; with `is_whole=False` also of a file that was cut short behind it. Raises FormatError, OSError."""
     with opened(path) as (descriptor, status):
         header = read_header(descriptor, status.st_size, where=path, is_whole=is_whole)
     return parse_contents(header, status.st_size, where=path)
@@ -119,17 +104,22 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
         raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
-    grouped = _group(header)
+    starts: dict[str, int] = {}
+    specs: dict[str, list[TensorSpec]] = {}
+    for full_name, place in header.tensors.items():
+        owner, _, name = full_name.partition("/")
+        starts.setdefault(owner, place.start)
+        specs.setdefault(owner, []).append(TensorSpec(name, place.dtype, place.shape))
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
-        starts = _starts(table, grouped, header)
+        in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts at the data's start
         entries = tuple(
-            StoredEntry(Key.parse(name), ordinal, start, _specs(grouped.get(name, [])), *table[name])
-            for ordinal, (start, name) in enumerate(starts)
+            StoredEntry(Key.parse(name), ordinal, header.data_start + start, tuple(specs.get(name, ())), *table[name])
+            for ordinal, (start, name) in enumerate(in_order)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"the entry table of {where} does not fit its tensors; run {to_repair(where)}") from error
-    if not set(grouped) <= {*table, _FILLER}:
+    if not set(specs) <= {*table, _FILLER}:
         raise FormatError(f"{where} holds tensors that its entry table does not name; run {to_repair(where)}")
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
 
@@ -148,21 +138,3 @@ def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:
     if len(raw) != CHECKSUM_BYTES or not isinstance(meta, dict):
         raise ValueError("a row of the entry table is a checksum and an object")
     return raw, meta  # pyright: ignore[reportUnknownVariableType] - any JSON object
-
-
-def _group(header: Header) -> dict[str, list[tuple[str, TensorPlace]]]:
-    grouped: dict[str, list[tuple[str, TensorPlace]]] = {}
-    for full_name, place in header.tensors.items():
-        owner, _, name = full_name.partition("/")
-        grouped.setdefault(owner, []).append((name, place))
-    return grouped
-
-
-def _starts(table: Mapping[str, Any], grouped: Mapping[str, list[tuple[str, TensorPlace]]], header: Header) -> list[tuple[int, str]]:
-    """Where each entry starts in the file, in order. An entry without bytes starts at the data's start."""
-    starts = [(grouped[name][0][1].start if name in grouped else 0, name) for name in table]
-    return [(header.data_start + start, name) for start, name in sorted(starts)]
-
-
-def _specs(tensors: list[tuple[str, TensorPlace]]) -> Specs:
-    return tuple(TensorSpec(name, place.dtype, place.shape) for name, place in tensors)

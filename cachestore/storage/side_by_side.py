@@ -39,8 +39,6 @@ def run_side_by_side(work: Callable[[], None]) -> None:
 
 
 class _Other:
-    """The other thread of one call."""
-
     def __init__(self, work: Callable[[], None]) -> None:
         self.has_ended = False
         self.error_here: BaseException | None = None

@@ -6,6 +6,7 @@ So any good index is correct, and ties between index writers are harmless. A sna
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 from pathlib import Path
 
 from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
@@ -46,7 +47,10 @@ class Snapshot:
             found = [[place for place in places if place.segment.digest not in gone] for places in found]
         if not self.tail:
             return found
-        return [_join(places, self.tail.get(key, ())) for key, places in zip(keys, found, strict=True)]
+        return [
+            sorted([*places, *self.tail.get(key, ())], key=lambda place: (place.segment.digest, place.ordinal))
+            for key, places in zip(keys, found, strict=True)
+        ]
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
         """The first copy of each key, which is the one that is read; None where one of them is not there."""
@@ -56,39 +60,28 @@ class Snapshot:
         return Located.of([places[0] for places in found]) if all(found) else None
 
     def __contains__(self, key: Key) -> bool:
-        """Whether there is a copy of this key."""
         return bool(self.find([key])[0])
 
     def keys(self) -> Iterator[Key]:
         """All keys, each once; sorted within the index, then those of the tail."""
-        seen_in_index = self._index_keys() if self.index is not None else iter(())
-        if not self.tail:
-            yield from seen_in_index
-            return
-        for key in seen_in_index:
-            if key not in self.tail:
-                yield key
+        yield from filterfalse(self.tail.__contains__, self._index_keys()) if self.tail else self._index_keys()
         yield from self.tail
 
     def raw_keys(self) -> bytes:
         """All keys, 16 bytes each, one after the other; a key of both index and tail twice. For comparing millions at once."""
-        if self.index is None:
-            return b"".join(self.tail)
-        in_index = b"".join(self._index_keys()) if self.vanished else self.index.raw_keys()
+        in_index = self.index.raw_keys() if self.index is not None and not self.vanished else b"".join(self._index_keys())
         return b"".join((in_index, *self.tail))
 
     def _index_keys(self) -> Iterator[Key]:
-        assert self.index is not None
-        if not self.vanished:
+        if self.index is not None and not self.vanished:
             yield from (Key(raw) for raw, _packed in self.index.raw_entries())
-            return
-        gone = {self.index.segments[number].digest for number in self.vanished}
-        for key, places in self.index.items():
-            if any(place.segment.digest not in gone for place in places):
-                yield key
+        elif self.index is not None:
+            gone = {self.index.segments[number].digest for number in self.vanished}
+            for key, places in self.index.items():
+                if any(place.segment.digest not in gone for place in places):
+                    yield key
 
     def __len__(self) -> int:
-        """How many keys there are."""
         if self.index is None:
             return len(self.tail)
         if self.vanished:
@@ -161,15 +154,9 @@ def _looked_up_from(root: Path) -> str:
 
 def list_segments(layout: Layout) -> frozenset[str]:
     """Digests of all segments, by listing folders: the one way to know what exists. What lies behind a link is not there."""
-    found: set[str] = set()
-    for folder in names_in(layout.segments):
-        if is_link(layout.segments / folder):
-            continue
-        for name in names_in(layout.segments / folder):
-            digest = parse_segment(name)
-            if digest and digest[:2] == folder:
-                found.add(digest)
-    return frozenset(found)
+    folders = [folder for folder in names_in(layout.segments) if not is_link(layout.segments / folder)]
+    found = ((folder, parse_segment(name)) for folder in folders for name in names_in(layout.segments / folder))
+    return frozenset(digest for folder, digest in found if digest and digest[:2] == folder)
 
 
 def visible_segments(layout: Layout) -> frozenset[str]:
@@ -179,8 +166,7 @@ def visible_segments(layout: Layout) -> frozenset[str]:
 
 def list_indexes(layout: Layout) -> list[IndexName]:
     """All index names, the one to be used first."""
-    found = [name for name in map(parse_index, names_in(layout.indexes)) if name]
-    return sorted(found, reverse=True)
+    return sorted(filter(None, map(parse_index, names_in(layout.indexes))), reverse=True)
 
 
 def load_snapshot(
@@ -202,7 +188,7 @@ def load_snapshot(
     vanished = frozenset(
         number for number, ref in refs.items() if ref.digest not in listed or (for_planning and not _has_its_size(layout, ref))
     )
-    known = dict(earlier.uncovered) if earlier is not None else {}
+    known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
     if for_planning:
         known = {digest: contents for digest, contents in known.items() if _has_its_size(layout, ref_of(digest, contents))}
     uncovered: dict[str, SegmentContents] = {}
@@ -275,7 +261,3 @@ def _open_newest(layout: Layout, earlier: Snapshot | None, verdict: Verdict | No
             if is_of_a_signal(error):
                 raise
     return None
-
-
-def _join(first: Sequence[Place], second: Sequence[Place]) -> list[Place]:
-    return sorted([*first, *second], key=lambda place: (place.segment.digest, place.ordinal))

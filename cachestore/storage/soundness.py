@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
-from cachestore.files.checksum import Checksum, begin_digest, read_blocks
+from cachestore.files.checksum import Checksum, read_blocks
 from cachestore.files.opening import opened, read_into, reason_of
 from cachestore.files.paths import Layout
-from cachestore.storage.entry import begin_checksum, checksum_of
+from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split
 from cachestore.storage.findings import Finding
 from cachestore.storage.index import digest_table
 from cachestore.storage.places import SegmentRef
@@ -46,9 +46,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
         told = (ref_of(digest, contents), digest_table(contents.entries))
-        if not every_byte:
-            return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
-        bad = _bad_entries(path, digest, contents)
+        bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
         return Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
@@ -58,16 +56,13 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
-    ]
-    findings = findings or [
-        Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")
-    ]
+    ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")]
     return Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
     """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
-    whole = begin_digest()
+    whole = Checksum()
     entries = _EntriesInPassing(contents.entries)
     with opened(path) as (descriptor, _status):
         for offset, block in read_blocks(descriptor):
@@ -97,25 +92,22 @@ class _EntriesInPassing:
                 self._state = state
                 return
             self._state = None
-            self._close(self._waiting.pop(), state)
-
-    def _close(self, entry: StoredEntry, state: Checksum) -> None:
-        if state.digest() != entry.checksum:
-            self._bad.append(entry)
+            self._waiting.pop()
+            if state.digest() != entry.checksum:
+                self._bad.append(entry)
 
     def finish(self) -> list[StoredEntry]:
         """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
-        for entry in reversed(self._waiting):
-            self._close(entry, begin_checksum(entry.key, entry.specs))
-        return self._bad
+        rest = reversed(self._waiting)
+        return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
-def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[StoredEntry, bytearray]]:
-    """The undamaged entries of a segment with their bytes, read one by one, for salvage; none where it is no regular file.
+def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[Entry]:
+    """The undamaged entries of a segment, read one by one, as they can be written again; none where it is no regular file.
 
     `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
-    saved: dict[Key, tuple[StoredEntry, bytearray]] = {}
+    saved: dict[Key, Entry] = {}
     with suppress(FormatError), opened(path) as (descriptor, _status):
         for entry in places:
             if entry.key in saved:
@@ -123,5 +115,6 @@ def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[tuple[Stored
             run = bytearray(entry.size_bytes)
             count = read_into(descriptor, memoryview(run), entry.offset)
             if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
-                saved[entry.key] = (entry, run)
+                buffers = tuple(raw for _dtype, _shape, raw in split(entry.specs, memoryview(run)).values())
+                saved[entry.key] = Entry(entry.key, entry.specs, buffers, entry.meta, entry.checksum)
     return list(saved.values())

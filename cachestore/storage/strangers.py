@@ -16,7 +16,10 @@ STALE_SECONDS: Final = 3600.0
 
 def strange_names(layout: Layout) -> Iterator[Finding]:
     """What lies in a store and is not of the tree that `files.paths` knows. Links to folders of segments are told, others refused."""
-    yield from (_no_folder(name) for name in FOLDERS if _is_no_folder(layout.root / name))
+    for name in FOLDERS:
+        if _is_no_folder(layout.root / name):
+            message = f"{name} is no folder, so nothing can be read or written there: move it away; nothing was moved"
+            yield Finding("unreadable", name, message)
     yield from _below(layout, "")
     yield from _strange_segments(layout)
     yield from _stale_temporaries(layout)
@@ -64,10 +67,6 @@ def _stale_temporaries(layout: Layout) -> Iterator[Finding]:
 def _is_no_folder(path: Path) -> bool:
     status = look_at(path)
     return os.path.lexists(path) and (status is None or not stat.S_ISDIR(status.st_mode))
-
-
-def _no_folder(name: str) -> Finding:
-    return Finding("unreadable", name, f"{name} is no folder, so nothing can be read or written there: move it away; nothing was moved")
 
 
 def _foreign(where: str) -> Finding:

@@ -1,14 +1,14 @@
 """Usage: which entries of a store are needed, and which may go. Decides; changes nothing.
 
-An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. Everything else stays: what a
-`writer` put (its segments name no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot
-be told.
+An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. What a `writer` put (its segments name
+no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot be told stays.
 """
 
 import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from cachestore.core.errors import FormatError
@@ -73,15 +73,12 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
 
 def _with_unnamed_keys(snapshot: Snapshot, needs: Needs) -> frozenset[str]:
     """Digests of segments that may go by their origin and hold a key that nothing names; an empty one too, as it holds nothing."""
-    candidates = {ref.digest for ref in snapshot.segments() if needs.may_go(ref.origin)}
-    found = {ref.digest for ref in snapshot.segments() if ref.digest in candidates and ref.entries == 0}
-    for key, places in snapshot.index.items() if snapshot.index is not None else ():
+    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
+    found = {ref.digest for ref in candidates if ref.entries == 0}
+    for key, places in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
             found.update(place.segment.digest for place in places)
-    for key, places in snapshot.tail.items():
-        if key not in needs.keys:
-            found.update(place.segment.digest for place in places)
-    return frozenset(found & candidates)
+    return frozenset(found.intersection(ref.digest for ref in candidates))
 
 
 def _look_into(layout: Layout, ref: SegmentRef, needs: Needs) -> Usage:

@@ -1,9 +1,4 @@
-"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage.
-
-quick   names, sizes and headers of segments; the index's digest, and all that it says of them; catalogs whole; keys of the newest
-        catalogs present
-full    all of that, and every byte of every segment against the digest in its name and each entry's checksum
-"""
+"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage."""
 
 import os
 import time
@@ -12,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -26,7 +22,7 @@ from cachestore.files.records import read_record
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
 from cachestore.storage.condemned import read_condemned
-from cachestore.storage.findings import HARMLESS, Finding, tried
+from cachestore.storage.findings import HARMLESS, Finding, Kind, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
 from cachestore.storage.losses import lost, missing, needed_entries, vanished
 from cachestore.storage.places import SegmentRef
@@ -77,7 +73,7 @@ def verify(
 
     Args:
         path: the store.
-        level: "full" reads every byte, "quick" names, sizes and headers.
+        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" every byte of the segments too.
         subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
         on_finding: called with each finding as it is made.
         look_further: finds what only plans and passes can tell of.
@@ -95,7 +91,7 @@ def verify(
     layout = open_layout(Layout.at(path))
     further = tuple(look_further(layout)) if look_further is not None else ()
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
-    needed = dict(needed_entries(layout))
+    needed = needed_entries(layout)
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
@@ -127,7 +123,6 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _check_subset(subset: object) -> None:
-    """Raise BadInput for what is no part of several."""
     if subset is None:
         return
     if not isinstance(subset, tuple | list) or len(cast("Sequence[Any]", subset)) != 2:
@@ -139,26 +134,20 @@ def _check_subset(subset: object) -> None:
 
 def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], needed: Mapping[Key, tuple[str, str]]) -> Iterator[Finding]:
     good = frozenset[Key]().union(*(one.good for one in looked))
-    for one in looked:
-        for finding in one.findings:
-            yield _with_sample(finding, needed)
+    for finding in chain.from_iterable(one.findings for one in looked):
+        sample = needed.get(Key.parse(finding.key), ("", None))[1] if finding.key is not None else None
+        yield replace(finding, sample=sample)
     yield from _look_at_indexes(layout, snapshot, looked)
-    yield from _look_at_recipes(layout)
-    yield from _look_at_catalogs(layout)
-    yield from _look_at_lists(layout)
+    for kind, path, look in _looks_at_files(layout):
+        found = tried(kind, str(path.relative_to(layout.root)), look)
+        if isinstance(found, Finding):
+            yield found
     if not any(one.is_unreadable for one in looked):
         # What an unreadable segment holds is unknown, so nothing can be called missing.
         yield from missing(layout, needed, good)
         yield from lost(layout, good)
         yield from vanished(layout, snapshot, needed)
     yield from strange_names(layout)
-
-
-def _with_sample(finding: Finding, needed: Mapping[Key, tuple[str, str]]) -> Finding:
-    if finding.key is None:
-        return finding
-    _where, sample = needed.get(Key.parse(finding.key), ("", None))
-    return replace(finding, sample=sample)
 
 
 def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[Looked]:
@@ -214,39 +203,27 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
             yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
 
-def _look_at_recipes(layout: Layout) -> Iterator[Finding]:
-    for name in names_in(layout.recipes):
-        fingerprint = parse_recipe(name)
-        if fingerprint is None:
-            continue
-        where = f"recipes/{name}"
-        found = tried("bad-recipe", where, partial(_fingerprint_in, layout, fingerprint, where))
-        if isinstance(found, Finding):
-            yield found
-        elif found != fingerprint:
-            yield Finding("bad-recipe", where, f"{where} holds the recipe {found}; run {layout.command('repair')}")
+def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
+    """(what it is called if damaged, path, a look) of each recipe, catalog and list of condemned segments.
 
-
-def _fingerprint_in(layout: Layout, fingerprint: str, where: str) -> str:
-    """The fingerprint of the recipe in a file. Raises FormatError, OSError."""
-    try:
-        return Recipe.from_json(read_record(layout.recipe(fingerprint), RECIPE_FORMAT, RECIPE_VERSION)).fingerprint
-    except (FormatError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{where}: {error}") from error
-
-
-def _look_at_catalogs(layout: Layout) -> Iterator[Finding]:
+    A damaged list counts for nobody: what it names is looked at anew by the next `gc`.
+    """
+    for fingerprint in filter(None, map(parse_recipe, names_in(layout.recipes))):
+        yield "bad-recipe", layout.recipe(fingerprint), partial(_check_recipe, layout, fingerprint)
     for name in list_names(layout):
         for generation in list_generations(layout, name):
             path = layout.catalog(name, generation)
-            catalog = tried("bad-catalog", str(path.relative_to(layout.root)), partial(read_catalog, path, generation=generation))
-            if isinstance(catalog, Finding):
-                yield catalog
-
-
-def _look_at_lists(layout: Layout) -> Iterator[Finding]:
-    """Lists of condemned segments. A damaged one counts for nobody: what it names is looked at anew by the next `gc`."""
+            yield "bad-catalog", path, partial(read_catalog, path, generation=generation)
     for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
-        condemned = tried("bad-list", f"condemned/{digest}.json", partial(read_condemned, layout.condemned_list(digest)))
-        if isinstance(condemned, Finding):
-            yield condemned
+        path = layout.condemned_list(digest)
+        yield "bad-list", path, partial(read_condemned, path)
+
+
+def _check_recipe(layout: Layout, fingerprint: str) -> None:
+    where = f"recipes/{layout.recipe(fingerprint).name}"
+    try:
+        found = Recipe.from_json(read_record(layout.recipe(fingerprint), RECIPE_FORMAT, RECIPE_VERSION)).fingerprint
+    except (FormatError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{where}: {error}") from error
+    if found != fingerprint:
+        raise FormatError(f"{where} holds the recipe {found}; run {layout.command('repair')}")

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError
 from cachestore.files import checksum
-from cachestore.files.checksum import begin_digest, digest_file, digest_of, read_blocks
+from cachestore.files.checksum import Checksum, digest_file, digest_of, read_blocks
 from cachestore.files.opening import opened
 
 
 def test_nothing_has_a_digest_of_its_own(tmp_path):
     (tmp_path / "f").touch()
-    assert digest_file(tmp_path / "f") == digest_of([]) == digest_of([b"", b""]) == begin_digest().hexdigest()
+    assert digest_file(tmp_path / "f") == digest_of([]) == digest_of([b"", b""]) == Checksum().hexdigest()
 
 
 @given(chunks=st.lists(st.binary(max_size=20), max_size=5))

@@ -27,7 +27,7 @@ from cachestore.storage.commit import commit, create_store
 from cachestore.storage.condemned import condemned_segments, list_condemned
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
-from cachestore.storage.segment import as_entry, read_contents
+from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.verify import verify
@@ -232,7 +232,7 @@ def test_a_copy_in_a_condemned_segment_lets_no_other_go(root):
 
 def entries_of(layout, digest):
     path = layout.segment(digest)
-    return [as_entry(entry, raw) for entry, raw in good_entries(path, read_contents(path).entries)]
+    return good_entries(path, read_contents(path).entries)
 
 
 def test_a_damaged_copy_lets_no_condemned_segment_go_without_another(root):

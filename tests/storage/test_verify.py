@@ -16,6 +16,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import TensorSpec
+from cachestore.storage.index import build
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes
 from cachestore.storage.verify import verify
@@ -129,7 +130,7 @@ class TestIndexes:
         from cachestore.storage import commit as committing
 
         with monkeypatch.context() as patch:
-            patch.setattr(committing, "_new_entries", lambda _uncovered: iter(()))
+            patch.setattr(committing, "build", lambda *args, **said: build(*args, **{**said, "entries": ()}))
             put(full, 4)
             commit(full).close()
         newest = list_indexes(full)[0]

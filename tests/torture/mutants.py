@@ -48,11 +48,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_EXCHANGE,
     ),
     "key bound to checksum": Mutant(
-        "storage/entry.py", "begin_digest(key + text_of(tuple(specs)))", "begin_digest(text_of(tuple(specs)))", *_EXCHANGE
+        "storage/entry.py", "Checksum(key + text_of(tuple(specs)))", "Checksum(text_of(tuple(specs)))", *_EXCHANGE
     ),
     "acknowledgement order": Mutant(
         "storage/append.py",
-        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n        return None\n",
+        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n"
+        "        return publish_segment(layout, entries, origin=origin, edition=edition + 1)\n",
         '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
         *_CRASHES,
     ),
