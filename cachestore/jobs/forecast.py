@@ -88,12 +88,12 @@ class _Headers:
     videos: "dict[str, Video]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
 
 
-def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
+def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
     """Look ahead. `missing` names the units not known to be there, by their place in the plan.
 
     A file that cannot be looked at is left to the pass itself, which says why.
     """
-    plan = wanted.plan
+    layout, plan = wanted.layout, wanted.plan
     by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
     limit = len(missing) if look_at_all else LOOKED_AT
     captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]

@@ -23,15 +23,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.source.combined import (
-    IN_MEMORY,
-    Brought,
-    files_of,
-    files_of_sources,
-    list_path,
-    list_sources,
-    resolutions_of,
-)
+from cachestore.source.combined import IN_MEMORY, Brought, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
@@ -79,11 +71,7 @@ def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> 
     if not request.sources:
         return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
     return list_sources(
-        request.sources,
-        brought or {},
-        caption_lines=request.caption_lines,
-        caption=request.caption,
-        videos=bool(request.frames),
+        request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
     )
 
 
@@ -141,12 +129,7 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    remarks = (
-        *plan.remarks,
-        *_nothing(plan, request),
-        *_without_pictures(plan),
-        *compare(plan, previous, replace_allowed=request.replace),
-    )
+    remarks = (*plan.remarks, *_nothing(plan, request), *_without_pictures(plan), *compare(plan, previous, replace_allowed=request.replace))
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)

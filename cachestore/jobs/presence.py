@@ -4,9 +4,8 @@ Works on columns, so that a million units that are there take seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, cells_of, framing, has_same_extras, has_same_rows, images_in, inputs, numbers, rows
+from cachestore.jobs.task import Source
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
@@ -33,22 +33,6 @@ from cachestore.work.plan import Plan, Unit
 
 _FEW: Final = 8
 """Keys are looked up one by one where the store holds more than so many times as many."""
-
-
-class Source(Protocol):
-    """Looks at the files that units were made from."""
-
-    def stat(self, reference: str) -> tuple[int, int] | None:
-        """(size, mtime_ns) now; None where the file is gone."""
-        ...
-
-    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
-        """Bytes and (size, mtime_ns). Raises OSError."""
-        ...
-
-    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
-        """The same to be read in places. Raises OSError."""
-        ...
 
 
 @dataclass(slots=True)

@@ -19,13 +19,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Protocol, cast
+from typing import IO, Any, Final, Literal, cast
 
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
+from cachestore.jobs.task import Cancel
 from cachestore.source.pipe import ASK, Answers, Pictures
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
@@ -79,14 +80,6 @@ _LESS_MEMORY: Final = "pass fewer --procs or a smaller --batch-size"
 _VMSTAT: Final = Path("/proc/vmstat")
 
 _log = logging.getLogger("cachestore")
-
-
-class Cancel(Protocol):
-    """Anything like a `threading.Event`."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        ...
 
 
 def _sees_nobody(_pids: Collection[int]) -> None:

@@ -14,7 +14,6 @@ from cachestore.core.samples import Sample
 from cachestore.files.paths import Layout, LedgerName
 from cachestore.jobs import reconcile
 from cachestore.jobs.presence import _among
-from cachestore.jobs.task import Task
 from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
@@ -215,10 +214,8 @@ def left(root, source, samples, encoder, *, launch="killed"):
     """A pass in which one worker recorded everything and died before it reconciled."""
     one = fakes.job(root, samples, [encoder], source=source, launch=launch)
     ref = open_pass(one)
-    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat:
-        task = Task(one.layout, one.plan, ref, one.encoders, source, 0, 1, launch)
-        with closing(Worker(task, beat)) as worker:
-            worker.do_round(fetch(one)[0])
+    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat, closing(Worker(one, ref, beat)) as worker:
+        worker.do_round(fetch(one)[0])
     return one
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import cachestore.storage.commit
 import cachestore.work.claims
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.core.ranks import Placement
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.claiming import STUCK_SECONDS
-from cachestore.jobs.task import Task
 from cachestore.jobs.worker import Worker
 from cachestore.storage.append import Appender
 from cachestore.storage.snapshot import load_snapshot
@@ -45,10 +46,9 @@ class Bench:
     def worker(self, *, rank=0, world=1, clock: Any = None, **options):
         clock = clock or Clock()
         sleep = options.pop("sleep", None) or clock.sleep
-        encoders = options.pop("encoders", self.job.encoders)
-        task = Task(self.job.layout, self.job.plan, self.ref, encoders, self.job.source, rank, world, "launch", **options)
+        job = replace(self.job, placement=Placement(rank, world), **options)
         beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world)
-        with beat, closing(Worker(task, beat, clock=clock, sleep=sleep)) as worker:
+        with beat, closing(Worker(job, self.ref, beat, clock=clock, sleep=sleep)) as worker:
             yield worker
 
     def work(self, **options):
@@ -64,8 +64,7 @@ class Bench:
         """A worker that took what it could and was killed: its lock yields and its beat names no end; `on` is the unit it was on."""
         beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", 0, 1)
         beat.__enter__()
-        task = Task(self.job.layout, self.job.plan, self.ref, self.job.encoders, self.job.source, 0, 1, "launch")
-        with closing(Worker(task, beat)) as worker:
+        with closing(Worker(self.job, self.ref, beat)) as worker:
             slots = worker._claiming.take(self.opened, 0)
             if on is not None:
                 worker.attempts.begin(on)
