@@ -89,7 +89,6 @@ class Claiming:
         waits.look((state, tuple(sorted(claims.values()))), still, max(STUCK_SECONDS, bound), lambda: self._waits_for(claims))
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
-        """Whom this worker waits for: the first few partitions, with their owners and what they said last."""
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
         what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that nobody claims"
         return f"pass {self._ref.origin} of {self._job.layout.root} waits for {what}"

@@ -1,7 +1,6 @@
-"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`.
+"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`. Pure.
 
-Pure: both are read already. It is called when a plan is laid out, and again before its catalog takes the place of one that was
-published meanwhile.
+Called when a plan is laid out, and again before its catalog takes the place of one that was published meanwhile.
 """
 
 import json
@@ -11,10 +10,9 @@ from typing import cast
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
+from cachestore.jobs.columns import has_same_texts
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
-
-_IDS = ("ids.text", "ids.offsets")
 
 
 def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
@@ -22,7 +20,7 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     if previous is None:
         return ()
     words: list[str] = []
-    is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
+    is_same = has_same_texts(plan, previous, "ids")
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
@@ -81,7 +79,6 @@ def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapp
 
 
 def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:
-    """The fields in which two recipes differ, by their path."""
     found: list[str] = []
     for name in sorted({*before, *now}):
         one, other = before.get(name), now.get(name)

@@ -1,4 +1,4 @@
-"""Units in batches through the encoders and into segments: what is under way, what failed, what is durable.
+"""Units in batches through the encoders and into segments.
 
 One batch is encoded while the results of the one before it are put away, and a thread appends them behind both.
 """
@@ -44,8 +44,6 @@ class EncoderState:
 
 @dataclass(slots=True)
 class _Pending:
-    """A batch that an encoder works on."""
-
     state: EncoderState
     group: PartitionGroup
     batch: Sequence[DecodedUnit]

@@ -38,22 +38,18 @@ class _CallerEncoder:
     group_by: Callable[[Any], Hashable] | None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key is the request."""
         del read
         key = Key.parse(request["key"])
         return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder})
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """The item itself, grouped as the caller says."""
         return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
 
     @property
     def window(self) -> int:
-        """A batch: the items are the caller's."""
         return self.limit
 
     def batch_limit(self, group: Hashable) -> int:
-        """The caller's batch size."""
         del group
         return self.limit
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
@@ -22,7 +21,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.outcomes import FAILED
+from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
@@ -82,8 +81,6 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What was read of headers, by reference."""
-
     pictures: "dict[str, Size]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     videos: "dict[str, Video]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
 
@@ -94,20 +91,22 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     A file that cannot be looked at is left to the pass itself, which says why.
     """
     layout, plan = wanted.layout, wanted.plan
-    by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
+    by_encoder: dict[str, Any] = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
     limit = len(missing) if look_at_all else LOOKED_AT
-    captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
-    missing, captions = _without_held(layout, reconciler, missing, captions)
-    images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
-    masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
+    held = _held(reconciler, _units_by(plan, missing, "text"))
+    missing = [place for place in missing if place not in held]
+    captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
     seen = _Headers()
     facts = _facts_of(wanted, images, limit, seen)
-    is_trained_on = _first_units_of(plan, IMAGE) | _first_units_of(plan, VIDEO)
+    is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
-    size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
+    # Of those looked at, scaled up to all.
+    size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
     size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, seen).values()), len(masks))
+    if tokens:
+        size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -139,18 +138,14 @@ def _published(layout: Layout, ref: PassRef) -> int:
     return status.reused + status.encoded
 
 
-def _without_held(
-    layout: Layout, reconciler: Reconciler, missing: Sequence[int], captions: Sequence[int]
-) -> tuple[Sequence[int], Sequence[int]]:
-    """All missing units, and the captions among them, without those captions that another data set of the store has already.
+def _units_by(plan: Plan, places: Sequence[int], encoder: str) -> list[int]:
+    return [place for place in places if plan.recipes[plan.recipe_of(place)].encoder == encoder]
 
-    At most LOOKED_UP captions are looked up; pictures have no key before they are read.
-    """
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        held = set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set[int]()
-    if not held:
-        return missing, captions
-    return [place for place in missing if place not in held], [place for place in captions if place not in held]
+
+def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
+    """Those captions that another data set of the store has already. Pictures have no key before they are read."""
+    with closing(load_snapshot(reconciler.job.layout, for_planning=True)) as snapshot:
+        return set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set()
 
 
 def _distinct_captions(plan: Plan) -> int:
@@ -161,25 +156,25 @@ def _distinct_captions(plan: Plan) -> int:
     return len(set(plan.captions))
 
 
-def _first_units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
-    """Which units samples refer to first in columns of this role: views share a bucket. A picture in two roles is two units."""
-    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
+def _first_units_of(plan: Plan, *roles: str) -> Mask:
+    """Which units samples refer to first in columns of these roles: views share a bucket. A picture in two roles is two units."""
+    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
     return _marked(plan, *cells)
 
 
-def _first_cells(at: Sequence[int], units: Sequence[int]) -> NDArray[np.int64]:
+def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:
     starts = np.asarray(at, np.int64)
     return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
 
 
-def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[np.bool_]:
+def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
     is_used = np.zeros(plan.unit_count, np.bool_)
     for units in cells:
         is_used[np.asarray(units, np.int64)] = True
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, seen: "_Headers") -> dict[int, tuple[int, ...]]:
+def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, seen: _Headers) -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
 
     `seen` remembers what was measured, as one file may be many units.
@@ -206,7 +201,7 @@ def _placed_by(request: Mapping[str, Json]) -> str:
     return str(request[LIKE] if request.get("role") == MASK else request["image"])
 
 
-def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: "_Headers") -> tuple[int, ...]:
+def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: _Headers) -> tuple[int, ...]:
     """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
     from cachestore.encode import videos
     from cachestore.encode.clips import clip_of
@@ -221,7 +216,7 @@ def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: "_Headers") -> 
     return (*bucket_of(request, video.size), frames)
 
 
-def _measure(wanted: Wanted, reference: str, seen: "_Headers") -> "Size":
+def _measure(wanted: Wanted, reference: str, seen: _Headers) -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
     from cachestore.encode.images import measure
 
@@ -235,7 +230,7 @@ def _measure(wanted: Wanted, reference: str, seen: "_Headers") -> "Size":
     return sizes[reference]
 
 
-def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:
     known = reconciler.outcomes()
     if "bucket" not in known.facts:
         return Counter()
@@ -254,14 +249,6 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
     image_tokens: int = getattr(encoder, "image_tokens", 0)
     counted: list[int] = count([str(request["caption"]) for request in requests])
     return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
-
-
-def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, ...]], images: int, tokens: Sequence[int], captions: int) -> int:
-    """Bytes of the entries to be made: those looked at, scaled up to all."""
-    total = _bytes_of_pictures(encoders.get("latents"), buckets, images)
-    if tokens:
-        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * captions // len(tokens)
-    return total
 
 
 def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images: int) -> int:

@@ -18,7 +18,6 @@ class KnownEntries:
     """Says of a key whether its entry is there. Reading threads may ask while the worker's own thread publishes and commits."""
 
     def __init__(self, layout: Layout, ref: PassRef) -> None:
-        """Look at the store."""
         self._layout = layout
         self._ref = ref
         self.snapshot = load_snapshot(layout, for_planning=True)

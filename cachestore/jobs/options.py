@@ -72,13 +72,11 @@ class Option:
 def _option(
     default: Any, kind: Kind, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
 ) -> Any:
-    """The field of an option."""
     about = {"option": Option(kind, group, words, metavar, is_hint=is_hint, is_for_files=is_for_files)}
     return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
 
 
 def _switch(group: str, words: str, *, is_hint: bool = True) -> Any:
-    """The field of an option that is given or not."""
     return _option(default=False, kind=_SWITCH, group=group, words=words, is_hint=is_hint)
 
 
@@ -449,7 +447,6 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
 
 
 def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
-    """The sentence that refuses a value, with what a part of it says of itself."""
     own = str(error) if isinstance(error, BadInput) else ""
     return f"{where} is {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
 

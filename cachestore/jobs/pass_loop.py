@@ -208,6 +208,5 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
 
 
 def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
-    """Whether somebody reconciles a round, or has."""
     is_over = read_done(job.layout, ref) is not None or _newest_round(job, ref) > number
     return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)

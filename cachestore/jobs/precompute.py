@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -163,7 +164,6 @@ def plan(
 def _read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
-    """The request in the arguments of `precompute` or `plan`, its sources in memory by number, and its model where that is in memory."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
@@ -264,8 +264,10 @@ def _look_first(
         wanted = look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
         launch = numbered(launch, start_of(layout, wanted.plan, placement))
         if not _unknown(wanted, beat.rise)[1]:
+            before_any_work = threading.Event()  # cancels what would encode or wait: a pass with nothing to do never asks
+            before_any_work.set()
             try:
-                return _run(wanted, placement, beat, number, cancel=_BeforeAnyWork()), launch
+                return _run(wanted, placement, beat, number, cancel=before_any_work), launch
             except Incomplete:
                 pass
     return None, launch
@@ -278,14 +280,6 @@ def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing 
     listing = list_request(request, brought)
     check_listing(request, listing)
     return listing
-
-
-class _BeforeAnyWork:
-    """Cancels what would encode or wait: a pass with nothing to do never asks."""
-
-    def is_set(self) -> bool:
-        """Always."""
-        return True
 
 
 @contextmanager

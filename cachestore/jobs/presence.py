@@ -1,7 +1,4 @@
-"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files.
-
-Works on columns, so that a million units that are there take seconds.
-"""
+"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ from cachestore.core.inputs import (
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
-from cachestore.jobs.columns import as_text, cells_of, framing, has_same_extras, has_same_rows, images_in, inputs, numbers, rows
+from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
 from cachestore.jobs.task import Source
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
@@ -67,7 +64,8 @@ class Presence:
     def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
         """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
         for number, column in enumerate(self.plan.columns):
-            earlier = _matching(catalog, column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options)
+            wanted = (column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, dict(column.options))
+            earlier = next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
             if earlier is None:
                 continue
             at, units = self.plan.cells[number]
@@ -84,7 +82,7 @@ class Presence:
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
-        has_frames = earlier.role in FRAMED and not has_same_extras(self.plan, catalog)
+        has_frames = earlier.role in FRAMED and not has_same_texts(self.plan, catalog, "extras")
         if is_same and not has_frames and np.array_equal(numbers(at), numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
@@ -187,8 +185,3 @@ def _among(keys: Bytes, present: Bytes) -> Mask:
 
 def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
     return np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)[:, 0]
-
-
-def _matching(catalog: Catalog, encoder: str, role: str, fingerprint: str, options: Mapping[str, Json]) -> KeyColumn | None:
-    wanted = (encoder, role, fingerprint, dict(options))
-    return next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)

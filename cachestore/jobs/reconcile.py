@@ -1,8 +1,7 @@
 """Reconcile: compare what is wanted with what is present, reopen what is missing, commit when nothing is.
 
-It opens a pass (round 0: what is not known to be present), closes each round, and makes the catalog. Any worker may do any of it:
-every file is create-only, and what is present is read from the segments, not from ledgers. All of it works on columns, so that a
-pass over a million units that are there takes seconds.
+Any worker may do any of it: every file is create-only, and what is present is read from the segments, not from ledgers. All of it works
+on columns, so that a pass over a million units that are there takes seconds.
 """
 
 import time

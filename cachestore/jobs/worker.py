@@ -49,7 +49,6 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Looks at the store; starts nothing."""
         self.job = job
         self.beat = beat
         self.claims = Claims(job.layout, ref.folder(job.layout), beat.worker, Watch(job.layout, clock))
@@ -114,7 +113,6 @@ class Worker:
         self.pause()
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
-        """Work on a recipe until nothing of it is left to take; whether there was anything."""
         worked = False
         while taken := self._claiming.take(opened, state.recipe):
             worked = True
@@ -193,7 +191,6 @@ class Worker:
             self.attempts.end()
 
     def _deadly(self, dead: Sequence[str]) -> dict[int, str]:
-        """The units that dead workers were on when they died, each with how that came about."""
         named = self.attempts.last_units()
         return {named[worker]: self._claiming.how_they_died(dead, worker) for worker in dead if worker in named}
 
