@@ -83,10 +83,16 @@ class Claiming:
 
         Raises Incomplete when neither `state` nor the claims nor the count of any holder moved for too long.
         """
+        watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]
-        still = min((self._claims.watch.still_seconds(holder) for holder in holders), default=float("inf"))
-        bound = max((2 * self._claims.watch.patience(holder) for holder in holders), default=0.0)
-        waits.look((state, tuple(sorted(claims.values()))), still, max(STUCK_SECONDS, bound), lambda: self._waits_for(claims))
+        bound = max([STUCK_SECONDS, *(2 * watch.patience(holder) for holder in holders)])
+        if seen != waits.seen:
+            waits.seen, waits.since = seen, watch.clock()
+        if min([watch.clock() - waits.since, *map(watch.still_seconds, holders)]) > bound:
+            raise Incomplete(
+                f"{self._waits_for(claims)}; nothing moved for {bound / 60:.0f} minutes: look at `cachestore status`, then run the same"
+                " command again"
+            )
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
@@ -106,17 +112,7 @@ class Claiming:
 
 @dataclass(slots=True)
 class Patience:
-    """Bounds a wait: something must change within a while."""
+    """What was seen last in a wait, and since when that is so."""
 
-    clock: Callable[[], float]
-    _last: object = None
-    _since: float = 0.0
-
-    def look(self, state: object, still_seconds: float, bound_seconds: float, who: Callable[[], str]) -> None:
-        """Raise Incomplete if neither `state` nor any holder's count moved for longer than the bound."""
-        if state != self._last:
-            self._last, self._since = state, self.clock()
-        if min(self.clock() - self._since, still_seconds) > bound_seconds:
-            raise Incomplete(
-                f"{who()}; nothing moved for {bound_seconds / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
-            )
+    seen: object = None
+    since: float = 0.0

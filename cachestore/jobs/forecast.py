@@ -1,9 +1,10 @@
 """What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.source.listing import Listing
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import PassRef, list_rounds
@@ -79,12 +81,6 @@ class Forecast:
         return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    pictures: "dict[str, Size]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-    videos: "dict[str, Video]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-
-
 def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
     """Look ahead. `missing` names the units not known to be there, by their place in the plan.
 
@@ -96,15 +92,15 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     held = _held(reconciler, _units_by(plan, missing, "text"))
     missing = [place for place in missing if place not in held]
     captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
-    seen = _Headers()
-    facts = _facts_of(wanted, images, limit, seen)
+    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # as one file may be many units
+    facts = _buckets_of(plan, images, limit, *looks)
     is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
     # Of those looked at, scaled up to all.
     size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, seen).values()), len(masks))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *looks).values()), len(masks))
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
@@ -174,60 +170,49 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, seen: _Headers) -> dict[int, tuple[int, ...]]:
+def _buckets_of(
+    plan: Plan, places: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
+) -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
 
-    `seen` remembers what was measured, as one file may be many units.
+    Of a video its header is believed: of all its packets the pass itself makes sure.
     """
     from cachestore.encode.views import bucket_of
 
     found: dict[int, tuple[int, ...]] = {}
-    for place in images:
-        request = wanted.plan.unit(place).request
+    for place in places:
+        request = plan.unit(place).request
         if len(found) >= limit:
             break
         try:
             if VIDEO in request:
-                found[place] = _shape_of(wanted, request, seen)
-            else:
-                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), seen))
+                from cachestore.encode.clips import clip_of
+
+                video = glance(str(request[VIDEO]))
+                found[place] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+            else:  # a mask is cut as its picture is, every other image as it is itself
+                found[place] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
         except (EncodeFailed, OSError):
             continue
     return found
 
 
-def _placed_by(request: Mapping[str, Json]) -> str:
-    """Whose size decides the bucket: a mask is cut as its picture is, every other image as it is itself."""
-    return str(request[LIKE] if request.get("role") == MASK else request["image"])
-
-
-def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: _Headers) -> tuple[int, ...]:
-    """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
+def _glance(listing: Listing, reference: str) -> "Video":
     from cachestore.encode import videos
-    from cachestore.encode.clips import clip_of
-    from cachestore.encode.views import bucket_of
 
-    reference = str(request[VIDEO])
-    if reference not in seen.videos:
-        with wanted.listing.open(reference) as (file, _stat):
-            seen.videos[reference] = videos.glance(file)
-    video = seen.videos[reference]
-    frames, _start, _rate = clip_of(request, video.timeline)
-    return (*bucket_of(request, video.size), frames)
+    with listing.open(reference) as (file, _stat):
+        return videos.glance(file)
 
 
-def _measure(wanted: Wanted, reference: str, seen: _Headers) -> "Size":
+def _measure(listing: Listing, reference: str) -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
     from cachestore.encode.images import measure
 
-    sizes = seen.pictures
-    if reference not in sizes:
-        try:
-            with wanted.listing.open(reference) as (file, _stat):
-                sizes[reference] = measure(file.read(HEADER_BYTES))
-        except EncodeFailed:
-            sizes[reference] = measure(wanted.listing.read(reference)[0])
-    return sizes[reference]
+    try:
+        with listing.open(reference) as (file, _stat):
+            return measure(file.read(HEADER_BYTES))
+    except EncodeFailed:
+        return measure(listing.read(reference)[0])
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:

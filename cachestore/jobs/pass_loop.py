@@ -16,6 +16,7 @@ from cachestore.core.words import in_short
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
+from cachestore.jobs.claiming import Patience
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import Job
 from cachestore.jobs.worker import Worker
@@ -189,7 +190,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
     """
     slot = (len(job.plan.recipes), 0)
     is_first = job.placement.rank in (0, None)
-    waits = worker.patience()
+    waits = Patience()
     while True:
         if (done := read_done(job.layout, ref)) is not None:
             return done

@@ -58,7 +58,6 @@ class Worker:
         self._encoding = Encoding(job, ref, beat, self._known, self._stages, clock=clock)
         self._claiming = Claiming(job, ref, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
         self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
-        self._clock = clock
         self._sleep = sleep
 
     @property
@@ -85,7 +84,7 @@ class Worker:
         Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
         """
         recipes = range(len(self.job.plan.recipes))
-        waits = self.patience()
+        waits = Patience()
         if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
             self._known.forget()
         while True:
@@ -99,10 +98,6 @@ class Worker:
             if not worked:
                 newest = self.claims.newest(opened.number)
                 self.wait(waits, len(finished), {slot: newest[slot] for slot in missing if slot in newest})
-
-    def patience(self) -> Patience:
-        """Bounds a wait that begins now."""
-        return Patience(self._clock)
 
     def wait(self, waits: Patience, state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Idle for one poll: others hold all that is left. No claims at all are fine.
