@@ -56,16 +56,6 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
         )
 
 
-def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether samples of both would be made alike: a source that came or went since says nothing about the others."""
-    if dict(now) == dict(before):
-        return True
-    if RESOLUTIONS not in now and RESOLUTIONS not in before:
-        return False
-    both = _sources_in(plan.extras) & _sources_in(previous.extras)
-    return all(options_for(now, {SOURCE: label}) == options_for(before, {SOURCE: label}) for label in both)
-
-
 def _sources_in(extras: Sequence[str]) -> set[str]:
     """The sources that samples are of; empty for those of one alone."""
     return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
@@ -75,7 +65,11 @@ def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapp
     """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
     one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
     is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
-    return is_no_less and _are_same_options(plan, one, previous, other)
+    if is_no_less and one != other and (RESOLUTIONS in now or RESOLUTIONS in before):
+        # A source that came or went since says nothing about the others.
+        both = _sources_in(plan.extras) & _sources_in(previous.extras)
+        return all(options_for(one, {SOURCE: label}) == options_for(other, {SOURCE: label}) for label in both)
+    return is_no_less and one == other
 
 
 def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:

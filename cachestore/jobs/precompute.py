@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -167,8 +167,14 @@ def _read_arguments(
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    loaded = None if isinstance(model, str | os.PathLike) else _read_loaded(model)
-    named = as_place("model", cast("object", model), "a path or a hub id") if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
+    loaded = None
+    if isinstance(model, str | os.PathLike):
+        named = as_place("model", cast("object", model), "a path or a hub id")
+    else:
+        from cachestore.encode.loaded import read_loaded
+
+        loaded = read_loaded(model)
+        named = f"{LOADED}{loaded.class_name or 'model'})"
     path, sources, held = as_sources(data)
     given = asked["encode_arg"]
     arguments: Mapping[str, Any] = {} if given is None else as_mapping("encode_args", given, "a mapping of arguments")
@@ -176,12 +182,6 @@ def _read_arguments(
     request = PrecomputeRequest.from_json({**asked, **fixed})
     request.check()
     return request, held, loaded
-
-
-def _read_loaded(model: object) -> "LoadedModel":
-    from cachestore.encode.loaded import read_loaded
-
-    return read_loaded(model)
 
 
 def _in_processes(request: PrecomputeRequest, care: Care, brought: Brought, number: int) -> Report:
@@ -266,10 +266,8 @@ def _look_first(
         if not _unknown(wanted, beat.rise)[1]:
             before_any_work = threading.Event()  # cancels what would encode or wait: a pass with nothing to do never asks
             before_any_work.set()
-            try:
+            with suppress(Incomplete):
                 return _run(wanted, placement, beat, number, cancel=before_any_work), launch
-            except Incomplete:
-                pass
     return None, launch
 
 

@@ -81,15 +81,11 @@ _VMSTAT: Final = Path("/proc/vmstat")
 _log = logging.getLogger("cachestore")
 
 
-def _sees_nobody(_pids: Collection[int]) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Care:
     """What is seen to while workers run; all of it in the calling thread, between two looks at the processes."""
 
-    look: Callable[[Collection[int]], PassStatus | None] = _sees_nobody
+    look: Callable[[Collection[int]], PassStatus | None] = lambda _pids: None
     """How far the pass is on which processes work. One that is never seen is given more time than one whose count stands still."""
     on_progress: Callable[[Mapping[str, Json]], None] | None = None
     cancel: Cancel | None = None

@@ -4,7 +4,7 @@ It waits for nobody while there is anything to do, and what it waits for then is
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -72,12 +72,6 @@ class Worker:
             encoder.close()
         self._known.close()
 
-    def pause(self) -> None:
-        """Idle for one poll. Raises Incomplete when cancelled."""
-        self._encoding.check_cancelled()
-        self._encoding.tell()
-        self._sleep(poll_seconds(self.job.placement.world_size))
-
     def do_round(self, opened: Round) -> None:
         """Work until every partition of a round has a ledger, whoever wrote it.
 
@@ -105,7 +99,9 @@ class Worker:
         Raises Incomplete when cancelled, or when neither `state` nor the claims nor the count of any holder moved for too long.
         """
         self._claiming.look(waits, state, claims)
-        self.pause()
+        self._encoding.check_cancelled()
+        self._encoding.tell()
+        self._sleep(poll_seconds(self.job.placement.world_size))
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
         worked = False
@@ -169,7 +165,8 @@ class Worker:
 
     def _do_one_by_one(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
-        deadly = self._deadly(group.dead)
+        named = self.attempts.last_units()
+        deadly = {named[worker]: self._claiming.how_they_died(group.dead, worker) for worker in group.dead if worker in named}
         try:
             for place in (place for _recipe, p in group.slots for place in group.opened.partition(state.recipe, p)):
                 self._encoding.check_cancelled()
@@ -184,10 +181,6 @@ class Worker:
             self._finish(state, group)
         finally:
             self.attempts.end()
-
-    def _deadly(self, dead: Sequence[str]) -> dict[int, str]:
-        named = self.attempts.last_units()
-        return {named[worker]: self._claiming.how_they_died(dead, worker) for worker in dead if worker in named}
 
     def _finish(self, state: EncoderState, group: PartitionGroup) -> None:
         """Encode what waits, then let the segment be closed, as every unit of the group was looked at."""

@@ -168,8 +168,7 @@ class Observer:
         beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
         ranks = self._name_waiting([self._rank_status(beat) for beat in beats], folder, claims)
         kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
-        told = [int(done.report[name]) for name in COUNTS] if done else _counted(ranks, kept, outline.unit_count, number)
-        reused, encoded, failed = told
+        counted = _counted(ranks, kept, outline.unit_count, number)
         return PassStatus(
             plan=ref.plan,
             number=ref.number,
@@ -177,9 +176,7 @@ class Observer:
             partitions=sum(map(partition_count, sizes)),
             finished=len(finished),
             claimed=len(claims),
-            reused=reused,
-            encoded=encoded,
-            failed=failed,
+            **({name: int(done.report[name]) for name in COUNTS} if done else counted),
             complete=done is not None,
             total=outline.unit_count,
             units=sum(sizes),
@@ -308,17 +305,15 @@ def _open_claims(folder: PassFolder, number: int, recipes: int, finished: Collec
     return found
 
 
-def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> tuple[int, int, int]:
-    """(reused, encoded, failed) over all workers of a pass, never more than there are units.
+def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
+    """Units over all workers of a pass, never more than there are.
 
     Work that was done twice was counted twice: failures that a later round tries again, else entries that two workers made.
     """
-    failed, encoded = sum(one.failed for one in ranks), sum(one.encoded for one in ranks)
-    reused = kept + sum(one.reused for one in ranks)
-    surplus = max(0, reused + encoded + failed - total)
-    cut = min(surplus, failed) if number else 0
-    failed, surplus = failed - cut, surplus - cut
-    cut = min(surplus, encoded)
-    encoded, surplus = encoded - cut, surplus - cut
-    cut = min(surplus, reused)
-    return reused - cut, encoded, failed - (surplus - cut)
+    counts = {name: sum(getattr(one, name) for one in ranks) for name in COUNTS}
+    counts["reused"] += kept
+    surplus = max(0, sum(counts.values()) - total)
+    for name in (*["failed"] * bool(number), "encoded", "reused", "failed"):
+        cut = min(surplus, counts[name])
+        counts[name], surplus = counts[name] - cut, surplus - cut
+    return counts
