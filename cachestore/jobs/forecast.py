@@ -146,10 +146,9 @@ def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
 
 def _distinct_captions(plan: Plan) -> int:
     """How many different captions the samples have: the units of a column of captions, where there is one."""
-    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
-        if column.role == CAPTION:
-            return int(_marked(plan, units).sum())
-    return len(set(plan.captions))
+    found = (units for column, (_at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == CAPTION)
+    units = next(found, None)
+    return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
 def _first_units_of(plan: Plan, *roles: str) -> Mask:

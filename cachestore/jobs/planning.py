@@ -92,9 +92,11 @@ def look_at_request(
     Raises BadInput for a source or model that cannot be used, BadUsage for a source without what is asked for, RecipeMismatch
     where a name is used already for something else.
     """
+    from cachestore.encode.scripts import unlike_script
+
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
-    captions = _named(request.policy)
+    policy = _named(request.policy)
     listing = listing or list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     needs = needs_of_request(request, loaded)
@@ -102,8 +104,9 @@ def look_at_request(
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     # Masks follow from the rest, and whether there are any is known only once the source was gone through.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    named = [column for column in columns if column.column.encoder != MASK]
-    arguments, content = _digest_arguments(request, named), digest_parts(listing.content, captions).hex()
+    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
+    content = digest_parts(listing.content, policy).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
@@ -124,14 +127,10 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    nothing = () if plan.ids else (_nothing_in_words(request, 0, ()),)
-    changes = compare(plan, previous, replace_allowed=request.replace)
-    remarks = (*plan.remarks, *nothing, *_without_pictures(plan), *changes)
+    remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
-    from cachestore.encode.scripts import unlike_script
-
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
     return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
 
@@ -343,12 +342,6 @@ def _shown_to(encoder: Encoder) -> str | None:
     return pictures.get("role")
 
 
-def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:
-    """What was asked for, whatever the models turn out to be."""
-    described = [[one.column.encoder, one.column.role, dict(one.column.options)] for one in columns]
-    return digest_parts("cachestore-arguments", request.name, _named(request.policy), canonical(described)).hex()
-
-
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
     """Raise BadUsage for a source from which this request would encode nothing. Reads no more of it than that takes.
 
@@ -391,11 +384,13 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
 
 
-def _without_pictures(plan: Plan) -> tuple[str, ...]:
-    """What to say where pictures are encoded and only some samples, or none of them, have one: a manifest's column may be misspelt.
+def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
+    """What to say where a data set loses all samples, or where pictures are encoded and not all have one: a column may be misspelt.
 
     Captions alone are a data set of their own kind: nothing is said of these.
     """
+    if not plan.ids:
+        return (_nothing_in_words(request, 0, ()),)
     seen = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO}]
     counts = zip(*(map(operator.sub, islice(starts, 1, None), starts) for starts in seen), strict=True)
     lacking = [row for row, each in enumerate(counts) if not any(each)]

@@ -14,8 +14,8 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker, to_repair
-from cachestore.work.claims import Claims, Slot
+from cachestore.files.paths import ClaimName, Layout, parse_plan, parse_worker, to_repair
+from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
@@ -163,10 +163,12 @@ class Observer:
         sizes = self._sizes(ref, rounds[-1]) if rounds else ()
         number = rounds[-1] if rounds else 0
         finished = list_ledgers(folder, number)
-        claims = _open_claims(folder, number, len(sizes), finished)
+        reader = Claims(self.layout, folder, "", Watch(self.layout))
+        newest = reader.newest(number).items()
+        claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = read_done(self.layout, ref)
         beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
-        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], folder, claims)
+        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], reader, claims)
         kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
         counted = _counted(ranks, kept, outline.unit_count, number)
         return PassStatus(
@@ -281,28 +283,16 @@ class Observer:
         self._seen[beat["worker"]] = (beat["count"], self.clock())
         return age if seen is None else 0.0
 
-    def _name_waiting(self, ranks: list[RankStatus], folder: PassFolder, claims: Mapping[Slot, ClaimName]) -> list[RankStatus]:
+    def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
         """Tell those who wait from those who are silent: a worker without an open claim has nothing to do until others are finished."""
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
-        reader = Claims(self.layout, folder, "", Watch(self.layout))
-        busy = {reader.holder(name) for name in claims.values()}
+        busy = set(map(reader.holder, claims))
         return [replace(one, phase=WAITING) if one.phase == WORKING and one.worker not in busy and one.is_silent else one for one in ranks]
 
 
 def _listed(found: Any) -> list[Any]:
     return cast("list[Any]", found) if isinstance(found, list) else []
-
-
-def _open_claims(folder: PassFolder, number: int, recipes: int, finished: Collection[Slot]) -> dict[Slot, ClaimName]:
-    """The newest claim of each partition of a round that is claimed and not finished."""
-    found: dict[Slot, ClaimName] = {}
-    for name in filter(None, map(parse_claim, names_in(folder.claims))):
-        slot = (name.recipe, name.partition)
-        is_open = name.round == number and name.recipe < recipes and slot not in finished
-        if is_open and (slot not in found or name.n > found[slot].n):
-            found[slot] = name
-    return found
 
 
 def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
