@@ -72,8 +72,8 @@ class Report:
         """The inverse of `as_json`; fields of a newer version are passed over."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
         known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
-        known.setdefault("encoded_here", 0)
-        return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
+        known["encoded_here"] = body.get("encoded_here", 0) if encoded_here is None else encoded_here
+        return cls(**known)
 
 
 def held_to(report: Report, allowed: int, *, strict: bool) -> Report:

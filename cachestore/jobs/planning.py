@@ -267,10 +267,7 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """What an encoder is asked to make of each sample, a column for each role and resolution.
-
-    Each caption; each image or video that is trained on, and each image that controls; or each mask.
-    """
+    """What an encoder is asked to make of each sample, a column for each role and resolution."""
     name, shown = encoder.recipe.encoder, _shown_to(encoder)
     if shown is not None:
         _check_shown(request)

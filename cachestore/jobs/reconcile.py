@@ -212,7 +212,12 @@ class Reconciler:
                 if is_same or (draft.digest == previous.digest and not may_follow):
                     return draft.catalog, previous.generation, previous.digest
                 if not may_follow:
-                    raise Superseded(self._superseded_by(previous))
+                    raise Superseded(
+                        f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
+                        f" generation {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.job.plan.ids)}). This"
+                        " run replaced nothing, and what it encoded is in the store. Run the same command again to list the source as it"
+                        " is now"
+                    )
             if publish_draft(self.job.layout, draft, after=last):
                 return draft.catalog, last + 1, draft.digest
 
@@ -226,13 +231,6 @@ class Reconciler:
         made = {column.encoder for column in self.job.plan.columns}
         adds = made.isdisjoint(column.encoder for column in previous.columns)
         return lists_the_same(self.job.plan, previous) and (adds or 0 < self.job.listing == previous.listing)
-
-    def _superseded_by(self, previous: Catalog) -> str:
-        return (
-            f"another run listed the source of the data set {previous.name!r} after this run did, and published it as generation"
-            f" {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.job.plan.ids)}). This run replaced nothing, and"
-            " what it encoded is in the store. Run the same command again to list the source as it is now"
-        )
 
     def _is_awaited(self, previous: Catalog) -> bool:
         """Whether a listing that is older than this one and newer than the newest catalog's may still be published.
