@@ -21,7 +21,7 @@ WINDOWS: Final = 4
 
 
 class Claiming:
-    """Takes partitions of a task's rounds, and says whom a worker waits for."""
+    """Takes partitions of a job's rounds, and says whom a worker waits for."""
 
     def __init__(
         self, job: Job, ref: PassRef, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]

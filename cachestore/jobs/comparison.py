@@ -45,15 +45,14 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
-            "pass --replace to make it anew, or another --name"
-        )
-    if not _covers(plan, column.options, previous, earlier.options):
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
-            "pass --replace to make it anew, or another --name"
-        )
+        made_with = f"another model or other settings ({', '.join(changed[:5])})"
+    elif not _covers(plan, column.options, previous, earlier.options):
+        made_with = f"{dict(earlier.options)}, now it is {dict(column.options)}"
+    else:
+        return
+    raise RecipeMismatch(
+        f"{column.encoder} of the data set {plan.catalog!r} was made with {made_with}: pass --replace to make it anew, or another --name"
+    )
 
 
 def _sources_in(extras: Sequence[str]) -> set[str]:

@@ -23,7 +23,7 @@ from cachestore.storage.append import Acknowledged, Appender
 from cachestore.work.ledgers import Outcome
 from cachestore.work.passes import PassRef
 from cachestore.work.stages import Stages
-from cachestore.work.workers import Beat
+from cachestore.work.workers import COUNTS, Beat
 
 T = TypeVar("T")
 
@@ -86,11 +86,11 @@ class Encoding:
     def tell(self) -> None:
         """Say how far this worker is."""
         if self._job.on_progress:
-            counts = {"reused": self._beat.reused, "encoded": self._beat.encoded, "failed": self._beat.failed}
+            counts = {name: getattr(self._beat, name) for name in COUNTS}
             self._job.on_progress({"plan": self._ref.plan, "pass": self._ref.number, **counts})
 
     def check_cancelled(self) -> None:
-        """Raise Incomplete if the task is cancelled; what is encoded is published first."""
+        """Raise Incomplete if the job is cancelled; what is encoded is published first."""
         if self._job.cancel is None or not self._job.cancel.is_set():
             return
         self.publish_gathered()
