@@ -24,8 +24,9 @@ from cachestore.core.ranks import Placement
 from cachestore.core.samples import Sample
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_loop import Job, run_pass
+from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.task import Job
 from cachestore.storage.catalog import last_generation, newest_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.commit import create_store
@@ -219,7 +220,7 @@ def reconciler(one: Job, number=None):
     from cachestore.work.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
-    return Reconciler(one.layout, one.plan, ref, one.source, one.launch, request=one.request, listing=one.listing)
+    return Reconciler(one, ref)
 
 
 def publish_catalog(layout, catalog):

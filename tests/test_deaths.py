@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,6 @@ from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
 from cachestore.jobs.claiming import STUCK_SECONDS
 from cachestore.jobs.pass_loop import _close
-from cachestore.jobs.task import Task
 from cachestore.jobs.worker import Worker
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import verify
@@ -108,8 +108,8 @@ class Closing:
         self.sleep = sleep
 
     def close(self, **options):
-        task = Task(self.job.layout, self.job.plan, self.ref, self.job.encoders, self.job.source, 1, 2, "launch", **options)
-        with self.beat() as beat, closing(Worker(task, beat, clock=self.clock, sleep=lambda _seconds: self.sleep(self))) as worker:
+        job = replace(self.job, **options)
+        with self.beat() as beat, closing(Worker(job, self.ref, beat, clock=self.clock, sleep=lambda _seconds: self.sleep(self))) as worker:
             return _close(self.job, self.ref, fakes.reconciler(self.job), worker, 0)
 
     def beat(self):

@@ -44,8 +44,8 @@ from cachestore.interop.import_matching import (
 )
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
-from cachestore.jobs.pass_loop import Job, OnProgress, run_pass
-from cachestore.jobs.task import Cancel
+from cachestore.jobs.pass_loop import run_pass
+from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import list_path
 from cachestore.source.listing import Listing

@@ -6,12 +6,12 @@ from typing import Final
 
 from cachestore.core.errors import Incomplete
 from cachestore.files.paths import ClaimName
-from cachestore.jobs.task import PartitionGroup, Task
+from cachestore.jobs.task import Job, PartitionGroup
 from cachestore.work.choice import POOL_UNITS, choose, claims_to_take
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import order_for
-from cachestore.work.passes import Round
+from cachestore.work.passes import PassRef, Round
 
 STUCK_SECONDS: Final = 1800.0
 """Without any sign of progress for so long, waiting ends with an error that says for whom."""
@@ -21,11 +21,14 @@ WINDOWS: Final = 4
 
 
 class Claiming:
-    """Takes partitions of a task's rounds, and says whom a worker waits for."""
+    """Takes partitions of a job's rounds, and says whom a worker waits for."""
 
-    def __init__(self, task: Task, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, ref: PassRef, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]
+    ) -> None:
         """`look_again` is called after a partition was taken over; `check_cancelled` while others are quicker."""
-        self._task = task
+        self._job = job
+        self._ref = ref
         self._claims = claims
         self._look_again = look_again
         self._check_cancelled = check_cancelled
@@ -35,10 +38,10 @@ class Claiming:
 
         With `is_ahead`, while others are still being done, free ones only and none unless plenty is left.
         """
-        count, world = opened.partition_count(recipe), self._task.world_size
-        order = order_for(self._task.rank, world, count, seed=int(self._claims.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self._job.placement.world_size
+        order = order_for(self._job.placement.rank, world, count, seed=int(self._claims.worker[:8], 16))
         each = len(opened.units[recipe]) // max(1, count)
-        units = max(POOL_UNITS, WINDOWS * self._task.encoders[recipe].window)
+        units = max(POOL_UNITS, WINDOWS * self._job.encoders[recipe].window)
         lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
         while True:
             finished = {p for of, p in list_ledgers(self._claims.folder, opened.number) if of == recipe}
@@ -80,22 +83,27 @@ class Claiming:
 
         Raises Incomplete when neither `state` nor the claims nor the count of any holder moved for too long.
         """
+        watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]
-        still = min((self._claims.watch.still_seconds(holder) for holder in holders), default=float("inf"))
-        bound = max((2 * self._claims.watch.patience(holder) for holder in holders), default=0.0)
-        waits.look((state, tuple(sorted(claims.values()))), still, max(STUCK_SECONDS, bound), lambda: self._waits_for(claims))
+        bound = max([STUCK_SECONDS, *(2 * watch.patience(holder) for holder in holders)])
+        if seen != waits.seen:
+            waits.seen, waits.since = seen, watch.clock()
+        if min([watch.clock() - waits.since, *map(watch.still_seconds, holders)]) > bound:
+            raise Incomplete(
+                f"{self._waits_for(claims)}; nothing moved for {bound / 60:.0f} minutes: look at `cachestore status`, then run the same"
+                " command again"
+            )
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
-        """Whom this worker waits for: the first few partitions, with their owners and what they said last."""
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
         what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that nobody claims"
-        return f"pass {self._task.ref.origin} of {self._task.layout.root} waits for {what}"
+        return f"pass {self._ref.origin} of {self._job.layout.root} waits for {what}"
 
     def _name_of(self, slot: Slot) -> str:
         recipe, partition = slot
-        if recipe == len(self._task.plan.recipes):
+        if recipe == len(self._job.plan.recipes):
             return "the reconciling of its round"
-        return f"partition {partition} of recipe {recipe} ({self._task.plan.recipes[recipe].encoder})"
+        return f"partition {partition} of recipe {recipe} ({self._job.plan.recipes[recipe].encoder})"
 
     def _owner(self, claim: ClaimName) -> str:
         holder = self._claims.holder(claim)
@@ -104,17 +112,7 @@ class Claiming:
 
 @dataclass(slots=True)
 class Patience:
-    """Bounds a wait: something must change within a while."""
+    """What was seen last in a wait, and since when that is so."""
 
-    clock: Callable[[], float]
-    _last: object = None
-    _since: float = 0.0
-
-    def look(self, state: object, still_seconds: float, bound_seconds: float, who: Callable[[], str]) -> None:
-        """Raise Incomplete if neither `state` nor any holder's count moved for longer than the bound."""
-        if state != self._last:
-            self._last, self._since = state, self.clock()
-        if min(self.clock() - self._since, still_seconds) > bound_seconds:
-            raise Incomplete(
-                f"{who()}; nothing moved for {bound_seconds / 60:.0f} minutes: look at `cachestore status`, then run the same command again"
-            )
+    seen: object = None
+    since: float = 0.0

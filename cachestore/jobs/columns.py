@@ -1,4 +1,4 @@
-"""Plans and catalogs as columns of arrays: numbers, digests and cells without a copy, and whether two of them list the same. Pure."""
+"""Plans and catalogs as columns of arrays, without a copy, and whether two of them list the same. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.inputs import (
-    CROP,
-    SIZE,
-    framing_of,
-)
+from cachestore.core.inputs import CROP, SIZE, framing_of
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
 from cachestore.core.samples import CAPTION
 from cachestore.files.table import Digests, run_of
@@ -44,24 +40,23 @@ def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
     return [references[place] for place in range(at[row], at[row + 1])]
 
 
+def has_same_texts(plan: Plan, catalog: Catalog, *columns: str) -> bool:
+    """Whether these columns of texts are the same, row for row, as their checksums say."""
+    names = (f"{column}{part}" for column in columns for part in (".text", ".offsets"))
+    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
+
+
 def has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:
     """Whether samples and inputs are the same, row for row, as the checksums of their columns say."""
     inputs = "captions" if role == CAPTION else f"images/{role}"
-    names = [f"{column}{part}" for column in ("ids", inputs) for part in (".text", ".offsets")]
-    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in [*names, f"{inputs}/at"])
-
-
-def has_same_extras(plan: Plan, catalog: Catalog) -> bool:
-    """Whether the further columns of all samples are the same, as the checksums say."""
-    names = ("extras.text", "extras.offsets")
-    return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
+    starts = f"{inputs}/at"
+    return has_same_texts(plan, catalog, "ids", inputs) and plan.checksums.get(starts) == catalog.checksums.get(starts)
 
 
 def lists_the_same(plan: Plan, catalog: Catalog) -> bool:
     """Whether plan and catalog have the same samples, inputs and further columns, as the checksums say."""
-    roles = (CAPTION, *plan.images)
-    same_inputs = set(plan.images) == set(catalog.images) and all(has_same_rows(plan, catalog, role) for role in roles)
-    return same_inputs and has_same_extras(plan, catalog)
+    same_inputs = set(plan.images) == set(catalog.images) and all(has_same_rows(plan, catalog, role) for role in (CAPTION, *plan.images))
+    return same_inputs and has_same_texts(plan, catalog, "extras")
 
 
 def framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:

@@ -1,7 +1,6 @@
-"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`.
+"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`. Pure.
 
-Pure: both are read already. It is called when a plan is laid out, and again before its catalog takes the place of one that was
-published meanwhile.
+Called when a plan is laid out, and again before its catalog takes the place of one that was published meanwhile.
 """
 
 import json
@@ -11,10 +10,9 @@ from typing import cast
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
+from cachestore.jobs.columns import has_same_texts
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
-
-_IDS = ("ids.text", "ids.offsets")
 
 
 def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
@@ -22,7 +20,7 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     if previous is None:
         return ()
     words: list[str] = []
-    is_same = bool(plan.checksums) and all(plan.checksums.get(name) == previous.checksums.get(name) for name in _IDS)
+    is_same = has_same_texts(plan, previous, "ids")
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
@@ -47,25 +45,14 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with another model or other settings ({', '.join(changed[:5])}): "
-            "pass --replace to make it anew, or another --name"
-        )
-    if not _covers(plan, column.options, previous, earlier.options):
-        raise RecipeMismatch(
-            f"{column.encoder} of the data set {plan.catalog!r} was made with {dict(earlier.options)}, now it is {dict(column.options)}: "
-            "pass --replace to make it anew, or another --name"
-        )
-
-
-def _are_same_options(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether samples of both would be made alike: a source that came or went since says nothing about the others."""
-    if dict(now) == dict(before):
-        return True
-    if RESOLUTIONS not in now and RESOLUTIONS not in before:
-        return False
-    both = _sources_in(plan.extras) & _sources_in(previous.extras)
-    return all(options_for(now, {SOURCE: label}) == options_for(before, {SOURCE: label}) for label in both)
+        made_with = f"another model or other settings ({', '.join(changed[:5])})"
+    elif not _covers(plan, column.options, previous, earlier.options):
+        made_with = f"{dict(earlier.options)}, now it is {dict(column.options)}"
+    else:
+        return
+    raise RecipeMismatch(
+        f"{column.encoder} of the data set {plan.catalog!r} was made with {made_with}: pass --replace to make it anew, or another --name"
+    )
 
 
 def _sources_in(extras: Sequence[str]) -> set[str]:
@@ -77,11 +64,14 @@ def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapp
     """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
     one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
     is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
-    return is_no_less and _are_same_options(plan, one, previous, other)
+    if is_no_less and one != other and (RESOLUTIONS in now or RESOLUTIONS in before):
+        # A source that came or went since says nothing about the others.
+        both = _sources_in(plan.extras) & _sources_in(previous.extras)
+        return all(options_for(one, {SOURCE: label}) == options_for(other, {SOURCE: label}) for label in both)
+    return is_no_less and one == other
 
 
 def _differences(before: Mapping[str, Json], now: Mapping[str, Json], prefix: str = "") -> list[str]:
-    """The fields in which two recipes differ, by their path."""
     found: list[str] = []
     for name in sorted({*before, *now}):
         one, other = before.get(name), now.get(name)

@@ -1,7 +1,6 @@
 """What imported values are claimed to be: the recipe of the model that a user names, and holding values against it.
 
-Another trainer resizes pictures with other code and draws its own sample, so latents are compared loosely: the picture of another sample is
-told from the right one, a good resizer from a bad one is not. Text has no such excuse.
+Another trainer resizes pictures with other code and draws its own sample, so latents are compared loosely: only another picture is told.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -49,15 +48,8 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
             f"it was imported on the user's word ({dict(hints.get('claims', {}))}), without a model: --model says which one made it"
         )
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
-    return PrecomputeRequest(
-        data=str(hints["data"]),
-        model=str(model),
-        store=store,
-        encode=(encoder,),
-        vae=hints.get("vae"),
-        text_encoder=hints.get("text_encoder"),
-        encode_arg=arguments,
-    )
+    data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
+    return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)
 
 
 def claimed_encoder(
@@ -144,10 +136,8 @@ def find_claimed_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Map
         return _latents_difference(recipe, stored, made)
     own = {name: stored[name] for name in recipe.make["outputs"] if name in stored}
     pairs = {name: _alike(own[name], made[name]) for name in own.keys() & made.keys()}
-    return compare(
-        {name: pairs[name][0] if name in pairs else raw for name, raw in own.items()},
-        {name: pairs[name][1] if name in pairs else raw for name, raw in made.items()},
-    )
+    ours, theirs = ({name: pair[side] for name, pair in pairs.items()} for side in range(2))
+    return compare({**own, **ours}, {**made, **theirs})
 
 
 def _alike(one: Raw, other: Raw) -> tuple[Raw, Raw]:

@@ -1,4 +1,4 @@
-"""Units in batches through the encoders and into segments: what is under way, what failed, what is durable.
+"""Units in batches through the encoders and into segments.
 
 One batch is encoded while the results of the one before it are put away, and a thread appends them behind both.
 """
@@ -18,11 +18,12 @@ from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.pipeline import Behind
 from cachestore.encode.unit import Encoder, Result
 from cachestore.jobs.known_entries import KnownEntries
-from cachestore.jobs.task import DecodedUnit, PartitionGroup, Task, outcome_of, words_of
+from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, outcome_of, words_of
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.work.ledgers import Outcome
+from cachestore.work.passes import PassRef
 from cachestore.work.stages import Stages
-from cachestore.work.workers import Beat
+from cachestore.work.workers import COUNTS, Beat
 
 T = TypeVar("T")
 
@@ -43,25 +44,14 @@ class EncoderState:
 
 @dataclass(slots=True)
 class _Pending:
-    """A batch that an encoder works on."""
-
     state: EncoderState
     group: PartitionGroup
     batch: Sequence[DecodedUnit]
-    result: Result
+    result: Result | Exception
+    """What waits for its tensors, or why the encoder did not take it."""
     seconds: float
     """That handing it over took."""
     was_warm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A batch that an encoder did not take."""
-
-    state: EncoderState
-    group: PartitionGroup
-    batch: Sequence[DecodedUnit]
-    error: Exception
 
 
 @dataclass(slots=True)
@@ -75,16 +65,16 @@ class _Appended:
 class Encoding:
     """Encodes what it is given and publishes it. Belongs to the worker's thread; `with behind` its results are appended beside it."""
 
-    def __init__(self, task: Task, beat: Beat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]) -> None:
-        """Start nothing."""
-        self._task = task
+    def __init__(self, job: Job, ref: PassRef, beat: Beat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]) -> None:
+        self._job = job
+        self._ref = ref
         self._beat = beat
         self._known = known
         self._stages = stages
         self._clock = clock
-        self._appender = Appender(task.layout, origin=task.ref.origin, clock=clock)
-        self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if task.threads > 0 else 0)
-        self._under_way: deque[_Pending | _Failed | Callable[[], None]] = deque()
+        self._appender = Appender(job.layout, origin=ref.origin, clock=clock)
+        self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 else 0)
+        self._under_way: deque[_Pending | Callable[[], None]] = deque()
         """Batches that are being encoded, and what is to be done after those before it."""
         self._promised: set[Key] = set()
         """Keys that are being encoded; further units with such a key are found."""
@@ -95,17 +85,17 @@ class Encoding:
 
     def tell(self) -> None:
         """Say how far this worker is."""
-        if self._task.on_progress:
-            counts = {"reused": self._beat.reused, "encoded": self._beat.encoded, "failed": self._beat.failed}
-            self._task.on_progress({"plan": self._task.ref.plan, "pass": self._task.ref.number, **counts})
+        if self._job.on_progress:
+            counts = {name: getattr(self._beat, name) for name in COUNTS}
+            self._job.on_progress({"plan": self._ref.plan, "pass": self._ref.number, **counts})
 
     def check_cancelled(self) -> None:
-        """Raise Incomplete if the task is cancelled; what is encoded is published first."""
-        if self._task.cancel is None or not self._task.cancel.is_set():
+        """Raise Incomplete if the job is cancelled; what is encoded is published first."""
+        if self._job.cancel is None or not self._job.cancel.is_set():
             return
         self.publish_gathered()
         raise Incomplete(
-            f"stopped on request; what is encoded is published in {self._task.layout.root}, and the same command goes on from there"
+            f"stopped on request; what is encoded is published in {self._job.layout.root}, and the same command goes on from there"
         )
 
     def add(self, state: EncoderState, group: PartitionGroup, unit: DecodedUnit | Outcome) -> None:
@@ -137,7 +127,7 @@ class Encoding:
         """End what is under way, in order, until so much is left."""
         while len(self._under_way) > left:
             first = self._under_way.popleft()
-            if isinstance(first, _Pending | _Failed):
+            if isinstance(first, _Pending):
                 self._end(first)
             else:
                 first()
@@ -148,44 +138,39 @@ class Encoding:
         self._under_way.clear()
         for one in pending:
             with suppress(Exception):  # what failed is not tried again: that is not what stopping means
-                tensors = _checked(one.state.encoder, _asked(one.batch), one.result())
+                tensors = _made(one)
                 self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
         self._take_in(self.behind.wait())
-        self._take_in(self.behind.hand(partial(self._close_segment, _do_nothing)))
+        self._take_in(self.behind.hand(partial(self._close_segment, lambda: None)))
         self._take_in(self.behind.wait())
 
     def _encode(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> None:
         """Begin a batch, then end the one before it: while a GPU is at this one, that one's results are put away."""
         begun = self._begin(state, group, batch)
         self._under_way.append(begun)
-        self.land(0 if isinstance(begun, _Failed) else 1)  # before another of its size is tried
+        self.land(0 if isinstance(begun.result, Exception) else 1)  # before another of its size is tried
         self.check_cancelled()
 
-    def _begin(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> _Pending | _Failed:
+    def _begin(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> _Pending:
         """Hand a batch to the encoder. Whatever it raises is told when the batch ends, so that those before it end first."""
         was_warm, state.is_warm = state.is_warm, True
         if not was_warm:
             self._beat.rise(phase="loading")
         begun = self._clock()
-        result = self._tried(lambda: state.encoder.submit(_asked(batch)))
+        result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
         seconds = self._clock() - begun
         self._beat.rise(phase="working")
-        if isinstance(result, Exception):
-            return _Failed(state, group, batch, result)
-        if self._task.on_loaded is not None and not was_warm:
-            self._task.on_loaded(state.encoder)
+        if self._job.on_loaded is not None and not was_warm and not isinstance(result, Exception):
+            self._job.on_loaded(state.encoder)
         return _Pending(state, group, batch, result, seconds, was_warm)
 
-    def _end(self, one: _Pending | _Failed) -> None:
+    def _end(self, one: _Pending) -> None:
         """Wait for a batch and hand its entries on. What fails together is tried in halves, so that nobody's neighbour suffers."""
-        if isinstance(one, _Failed):
-            self._fall_back(one)
-            return
-        begun, encoder, asked = self._clock(), one.state.encoder, _asked(one.batch)
-        tensors = self._tried(lambda: _checked(encoder, asked, one.result()))
+        begun = self._clock()
+        tensors = self._tried(lambda: _made(one))
         del one.result  # and the memory that it holds
         if isinstance(tensors, Exception):
-            self._fall_back(_Failed(one.state, one.group, one.batch, tensors))
+            self._fall_back(one.state, one.group, one.batch, tensors)
             return
         if one.was_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
             self._beat.batch_took(one.seconds + self._clock() - begun)
@@ -204,16 +189,15 @@ class Encoding:
             except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
                 return error.with_traceback(None)
 
-    def _fall_back(self, failed: _Failed) -> None:
+    def _fall_back(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit], error: Exception) -> None:
         """Try a batch in halves; a unit that fails alone has failed."""
-        state, batch, is_memory = failed.state, failed.batch, is_lack_of_memory(failed.error)
-        first = batch[0]
+        is_memory = is_lack_of_memory(error)
         if len(batch) > 1:
-            half = state.batches.did_not_fit(first.prepared.group, len(batch)) if is_memory else len(batch) // 2
+            half = state.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
             for part in (batch[:half], batch[half:]):
-                self._end(self._begin(state, failed.group, part))
-            return
-        self._fail(failed.group, first, words_of(failed.error), is_transient=is_memory or isinstance(failed.error, OSError))
+                self._end(self._begin(state, group, part))
+        else:
+            self._fail(group, batch[0], words_of(error), is_transient=is_memory or isinstance(error, OSError))
 
     def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
         group.outcomes[unit.unit.place] = Outcome(unit.unit.place, "failed", unit.key, reason=reason, is_transient=is_transient)
@@ -259,28 +243,17 @@ class Encoding:
             appended.then()
 
 
-def _do_nothing() -> None:
-    return None
-
-
-def _asked(batch: Sequence[DecodedUnit]) -> list[tuple[Key, Any]]:
-    return [(unit.key, unit.prepared.payload) for unit in batch]
-
-
-def _checked(
-    encoder: Encoder, asked: Sequence[tuple[Key, Any]], answer: Mapping[Key, Mapping[str, Any]]
-) -> Mapping[Key, Mapping[str, Any]]:
-    """Hold an answer against the question: exactly the keys that were asked for, by set equality."""
-    if set(answer) != {key for key, _payload in asked}:
-        raise EncodeFailed(
-            f"the encoder {encoder.recipe.encoder!r} returned {len(answer)} keys that are not the {len(asked)} it was asked for"
-        )
-    for tensors in answer.values():
-        _check_names(encoder, tensors)
+def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
+    """Wait for the tensors of a batch: of exactly the keys that were asked for. Raises whatever the encoder does."""
+    if isinstance(one.result, Exception):
+        raise one.result
+    answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"
+    if set(answer) != {unit.key for unit in one.batch}:
+        raise EncodeFailed(f"{who} returned {len(answer)} keys that are not the {len(one.batch)} it was asked for")
+    if not all(_are_named(tensors) for tensors in answer.values()):
+        raise EncodeFailed(f"{who} returned no tensors by name for a key")
     return answer
 
 
-def _check_names(encoder: Encoder, tensors: Any) -> None:
-    is_mapping = isinstance(tensors, Mapping)
-    if not is_mapping or not all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
-        raise EncodeFailed(f"the encoder {encoder.recipe.encoder!r} returned no tensors by name for a key")
+def _are_named(tensors: Any) -> bool:
+    return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors))

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
 
 from cachestore.core.arguments import as_pairs, as_switch, as_whole, check_calls, check_function, refuse
 from cachestore.core.errors import BadInput
@@ -12,9 +11,9 @@ from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.options import allowed_failures
-from cachestore.jobs.pass_loop import Job, OnProgress, Report, held_to, run_pass
+from cachestore.jobs.pass_loop import Report, held_to, run_pass
 from cachestore.jobs.placement import find_placement, launch_of, say_conflict
-from cachestore.jobs.task import Cancel
+from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.agreement import Intent, check_agreement
@@ -39,22 +38,18 @@ class _CallerEncoder:
     group_by: Callable[[Any], Hashable] | None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key is the request."""
         del read
         key = Key.parse(request["key"])
         return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder})
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """The item itself, grouped as the caller says."""
         return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
 
     @property
     def window(self) -> int:
-        """A batch: the items are the caller's."""
         return self.limit
 
     def batch_limit(self, group: Hashable) -> int:
-        """The caller's batch size."""
         del group
         return self.limit
 
@@ -68,20 +63,12 @@ class _CallerEncoder:
 
 
 class _NoSource:
-    """`fill` has no files: items are the caller's."""
+    """`fill` has no files: items are the caller's, and nothing here is called."""
 
-    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
-        """Never called."""
+    def read(self, reference: str) -> NoReturn:
         raise OSError(f"fill reads no files, but {reference!r} was asked for")
 
-    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
-        """Never called."""
-        raise OSError(f"fill reads no files, but {reference!r} was asked for")
-
-    def stat(self, reference: str) -> tuple[int, int] | None:
-        """Nothing to look at."""
-        del reference
-        return None
+    open = stat = read
 
 
 def fill(
@@ -146,16 +133,15 @@ def fill(
     if not is_published(store.layout, plan.name):
         publish_plan(store.layout, plan)
     say_conflict(placement, _log.warning)
-    observer = Observer(store.layout)
+    observer, launch = Observer(store.layout), launch_of(placement)
     tell = observer.following(on_progress) if on_progress else None
-    job = Job(store.layout, plan, [encoder], _NoSource(), placement, launch_of(placement), cancel=cancel, on_progress=tell)
-    with noticing_its_end(store.layout), Beat(store.layout, "", 0, job.launch, placement.rank, placement.world_size) as beat:
+    with noticing_its_end(store.layout), Beat(store.layout, "", 0, launch, placement.rank, placement.world_size) as beat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
         beat.detail = intent.as_json()
         beat.write()
         # Two trainers that fill one store with values of their own are no mismatch: only ranks of one launch are held to one plan.
         check_agreement(store.layout, intent, beat, _log.debug, strict=False)
-        report = run_pass(replace(job, beat=beat))
+        report = run_pass(Job(store.layout, plan, [encoder], _NoSource(), placement, launch, cancel=cancel, on_progress=tell, beat=beat))
     store.refresh()
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())

@@ -1,14 +1,14 @@
 """What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
@@ -21,8 +21,9 @@ from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.source.listing import Listing
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.outcomes import FAILED
+from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
@@ -80,34 +81,28 @@ class Forecast:
         return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    """What was read of headers, by reference."""
-
-    pictures: "dict[str, Size]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-    videos: "dict[str, Video]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-
-
-def make_forecast(layout: Layout, wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
+def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
     """Look ahead. `missing` names the units not known to be there, by their place in the plan.
 
     A file that cannot be looked at is left to the pass itself, which says why.
     """
-    plan = wanted.plan
-    by_encoder = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
+    layout, plan = wanted.layout, wanted.plan
+    by_encoder: dict[str, Any] = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
     limit = len(missing) if look_at_all else LOOKED_AT
-    captions = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "text"]
-    missing, captions = _without_held(layout, reconciler, missing, captions)
-    images = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == "latents"]
-    masks = [place for place in missing if plan.recipes[plan.recipe_of(place)].encoder == MASK]
-    seen = _Headers()
-    facts = _facts_of(wanted, images, limit, seen)
-    is_trained_on = _first_units_of(plan, IMAGE) | _first_units_of(plan, VIDEO)
+    held = _held(reconciler, _units_by(plan, missing, "text"))
+    missing = [place for place in missing if place not in held]
+    captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
+    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # as one file may be many units
+    facts = _buckets_of(plan, images, limit, *looks)
+    is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
-    size = _bytes_of(by_encoder, list(facts.values()), len(images), tokens, len(captions))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_facts_of(wanted, masks, limit, seen).values()), len(masks))
+    # Of those looked at, scaled up to all.
+    size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *looks).values()), len(masks))
+    if tokens:
+        size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -139,103 +134,87 @@ def _published(layout: Layout, ref: PassRef) -> int:
     return status.reused + status.encoded
 
 
-def _without_held(
-    layout: Layout, reconciler: Reconciler, missing: Sequence[int], captions: Sequence[int]
-) -> tuple[Sequence[int], Sequence[int]]:
-    """All missing units, and the captions among them, without those captions that another data set of the store has already.
+def _units_by(plan: Plan, places: Sequence[int], encoder: str) -> list[int]:
+    return [place for place in places if plan.recipes[plan.recipe_of(place)].encoder == encoder]
 
-    At most LOOKED_UP captions are looked up; pictures have no key before they are read.
-    """
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        held = set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set[int]()
-    if not held:
-        return missing, captions
-    return [place for place in missing if place not in held], [place for place in captions if place not in held]
+
+def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
+    """Those captions that another data set of the store has already. Pictures have no key before they are read."""
+    with closing(load_snapshot(reconciler.job.layout, for_planning=True)) as snapshot:
+        return set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set()
 
 
 def _distinct_captions(plan: Plan) -> int:
     """How many different captions the samples have: the units of a column of captions, where there is one."""
-    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
-        if column.role == CAPTION:
-            return int(_marked(plan, units).sum())
-    return len(set(plan.captions))
+    found = (units for column, (_at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == CAPTION)
+    units = next(found, None)
+    return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
-def _first_units_of(plan: Plan, role: str) -> NDArray[np.bool_]:
-    """Which units samples refer to first in columns of this role: views share a bucket. A picture in two roles is two units."""
-    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role]
+def _first_units_of(plan: Plan, *roles: str) -> Mask:
+    """Which units samples refer to first in columns of these roles: views share a bucket. A picture in two roles is two units."""
+    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
     return _marked(plan, *cells)
 
 
-def _first_cells(at: Sequence[int], units: Sequence[int]) -> NDArray[np.int64]:
+def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:
     starts = np.asarray(at, np.int64)
     return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
 
 
-def _marked(plan: Plan, *cells: "Sequence[int] | NDArray[np.int64]") -> NDArray[np.bool_]:
+def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
     is_used = np.zeros(plan.unit_count, np.bool_)
     for units in cells:
         is_used[np.asarray(units, np.int64)] = True
     return is_used
 
 
-def _facts_of(wanted: Wanted, images: Iterable[int], limit: int, seen: "_Headers") -> dict[int, tuple[int, ...]]:
+def _buckets_of(
+    plan: Plan, places: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
+) -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
 
-    `seen` remembers what was measured, as one file may be many units.
+    Of a video its header is believed: of all its packets the pass itself makes sure.
     """
     from cachestore.encode.views import bucket_of
 
     found: dict[int, tuple[int, ...]] = {}
-    for place in images:
-        request = wanted.plan.unit(place).request
+    for place in places:
+        request = plan.unit(place).request
         if len(found) >= limit:
             break
         try:
             if VIDEO in request:
-                found[place] = _shape_of(wanted, request, seen)
-            else:
-                found[place] = bucket_of(request, _measure(wanted, _placed_by(request), seen))
+                from cachestore.encode.clips import clip_of
+
+                video = glance(str(request[VIDEO]))
+                found[place] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+            else:  # a mask is cut as its picture is, every other image as it is itself
+                found[place] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
         except (EncodeFailed, OSError):
             continue
     return found
 
 
-def _placed_by(request: Mapping[str, Json]) -> str:
-    """Whose size decides the bucket: a mask is cut as its picture is, every other image as it is itself."""
-    return str(request[LIKE] if request.get("role") == MASK else request["image"])
-
-
-def _shape_of(wanted: Wanted, request: Mapping[str, Json], seen: "_Headers") -> tuple[int, ...]:
-    """The bucket of a video by what its header says: of all its packets the pass itself makes sure."""
+def _glance(listing: Listing, reference: str) -> "Video":
     from cachestore.encode import videos
-    from cachestore.encode.clips import clip_of
-    from cachestore.encode.views import bucket_of
 
-    reference = str(request[VIDEO])
-    if reference not in seen.videos:
-        with wanted.listing.open(reference) as (file, _stat):
-            seen.videos[reference] = videos.glance(file)
-    video = seen.videos[reference]
-    frames, _start, _rate = clip_of(request, video.timeline)
-    return (*bucket_of(request, video.size), frames)
+    with listing.open(reference) as (file, _stat):
+        return videos.glance(file)
 
 
-def _measure(wanted: Wanted, reference: str, seen: "_Headers") -> "Size":
+def _measure(listing: Listing, reference: str) -> "Size":
     """A picture's size from the start of its file; from all of it where the header is long."""
     from cachestore.encode.images import measure
 
-    sizes = seen.pictures
-    if reference not in sizes:
-        try:
-            with wanted.listing.open(reference) as (file, _stat):
-                sizes[reference] = measure(file.read(HEADER_BYTES))
-        except EncodeFailed:
-            sizes[reference] = measure(wanted.listing.read(reference)[0])
-    return sizes[reference]
+    try:
+        with listing.open(reference) as (file, _stat):
+            return measure(file.read(HEADER_BYTES))
+    except EncodeFailed:
+        return measure(listing.read(reference)[0])
 
 
-def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
+def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:
     known = reconciler.outcomes()
     if "bucket" not in known.facts:
         return Counter()
@@ -254,14 +233,6 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
     image_tokens: int = getattr(encoder, "image_tokens", 0)
     counted: list[int] = count([str(request["caption"]) for request in requests])
     return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
-
-
-def _bytes_of(encoders: Mapping[str, Any], buckets: Sequence[tuple[int, ...]], images: int, tokens: Sequence[int], captions: int) -> int:
-    """Bytes of the entries to be made: those looked at, scaled up to all."""
-    total = _bytes_of_pictures(encoders.get("latents"), buckets, images)
-    if tokens:
-        total += sum(encoders["text"].entry_bytes(count) for count in tokens) * captions // len(tokens)
-    return total
 
 
 def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images: int) -> int:

@@ -18,7 +18,6 @@ class KnownEntries:
     """Says of a key whether its entry is there. Reading threads may ask while the worker's own thread publishes and commits."""
 
     def __init__(self, layout: Layout, ref: PassRef) -> None:
-        """Look at the store."""
         self._layout = layout
         self._ref = ref
         self.snapshot = load_snapshot(layout, for_planning=True)
@@ -58,14 +57,12 @@ class KnownEntries:
 
     def find(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
         """The outcome of a unit whose key the store holds, or this worker has acknowledged."""
-        if digest := self._own.get(resolved.key):
-            facts = resolved.facts or self._stored_facts(resolved.key, digest)
-            return outcome_of(unit, "made", resolved, stat, facts)
-        places = self.snapshot.find([resolved.key])[0]
-        if not places:
+        own = self._own.get(resolved.key)
+        segments = [] if own else [place.segment for place in self.snapshot.find([resolved.key])[0]]
+        if not own and not segments:
             return None
-        facts = resolved.facts or self._stored_facts(resolved.key, places[0].segment.digest)
-        was_made_here = any(place.segment.origin == self._ref.origin for place in places)
+        was_made_here = own is not None or any(segment.origin == self._ref.origin for segment in segments)
+        facts = resolved.facts or self._stored_facts(resolved.key, own or segments[0].digest)
         return outcome_of(unit, "made" if was_made_here else "found", resolved, stat, facts)
 
     def _stored_facts(self, key: Key, digest: str) -> dict[str, Json]:

@@ -64,7 +64,7 @@ class Option:
     help: str
     metavar: str | None = None
     is_hint: bool = True
-    """Whether a catalog keeps it: whatever decides what is made, and nothing of how."""
+    """Whether a catalog keeps it: whatever decides what is made, and nothing of the group "how"."""
     is_for_files: bool = True
     """Whether it may stand in a TOML file."""
 
@@ -72,13 +72,11 @@ class Option:
 def _option(
     default: Any, kind: Kind, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
 ) -> Any:
-    """The field of an option."""
-    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint, is_for_files=is_for_files)}
+    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "how", is_for_files=is_for_files)}
     return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
 
 
 def _switch(group: str, words: str, *, is_hint: bool = True) -> Any:
-    """The field of an option that is given or not."""
     return _option(default=False, kind=_SWITCH, group=group, words=words, is_hint=is_hint)
 
 
@@ -211,7 +209,12 @@ _TEXT: Final = Kind("a text", _text)
 _SWITCH: Final = Kind("true or false", _switched, lambda given: given)
 _DTYPE: Final = Kind(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
 _FAILURES: Final = Kind("a count or a share such as 2%", _failures)
-_SEVERAL: Final = "a whole number from 1 on, or several of them"
+_NUMBERS: Final = Kind("a whole number from 1 on, or several of them", _numbers, _parse_numbers)
+_SIZES: Final = Kind(_NUMBERS.wanted, _sizes, _parse_numbers)
+_RATE: Final = Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
+_THREADS: Final = Kind("a number of threads from 0 on", lambda value: _whole(0, value), int)
+_BATCH: Final = Kind("auto or a whole number from 1 on", _batch_size, lambda text: text if text == "auto" else int(text))
+_ARGUMENTS: Final = Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
 _POLICY: Final = Kind("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
 _ENCODERS: Final = Kind(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
@@ -249,7 +252,7 @@ class PrecomputeRequest:
     """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
     replace: bool = _switch("what", "let this source, model or resolution take the place of the name's earlier one", is_hint=False)
     resolution: int | tuple[int, ...] = _option(
-        1024, Kind(_SEVERAL, _sizes, _parse_numbers), "pictures", "area R*R in aspect buckets; each sample at each of several", "R[,R]"
+        1024, _SIZES, "pictures", "area R*R in aspect buckets; each sample at each of several", "R[,R]"
     )
     bucket_step: int = _option(64, _whole_from(1), "pictures", "sides of buckets are multiples of N pixels", "N")
     no_upscale: bool = _switch("pictures", "small pictures go to smaller buckets, not scaled up")
@@ -260,61 +263,29 @@ class PrecomputeRequest:
     crop_seed: int = _option(0, _whole_from(0), "pictures", "of random crops", "N")
     flip: bool = _switch("pictures", "make each picture mirrored, too")
     frames: tuple[int, ...] = _option(
-        (),
-        Kind(_SEVERAL, _numbers, _parse_numbers),
-        "videos",
-        "counts of frames: each video gets the largest that it can fill; without any none is encoded",
-        "F[,F]",
+        (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without any none is encoded", "F[,F]"
     )
-    fps: float | None = _option(
-        None,
-        Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float),
-        "videos",
-        "frames a second to take (default: the file's own frames)",
-        "R",
-    )
+    fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frames)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "parts of each video, evenly spread; one is its beginning", "N")
     vae: str | None = _option(None, _PLACE, "model", "take the VAE from here: a folder, a hub id, or one .safetensors file", "PATH")
     text_encoder: str | None = _option(None, _PLACE, "model", "take the text encoder from here, likewise", "PATH")
     revision: str | None = _option(None, _TEXT, "model", "of a hub model", "R")
     variant: str | None = _option(None, _TEXT, "model", "of the weights, such as fp16", "V")
     encode_arg: Mapping[str, Json] = _option(
-        dict,
-        Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments),
-        "model",
-        "an argument for encode_prompt, such as clip_skip=1; JSON or text",
-        "NAME=VALUE",
+        dict, _ARGUMENTS, "model", "an argument for encode_prompt, such as clip_skip=1; JSON or text", "NAME=VALUE"
     )
     text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
     vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
     latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what is kept of the posterior", "moments|mean|sample")
-    procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N", is_hint=False)
-    device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i", is_hint=False)
-    batch_size: int | Literal["auto"] = _option(
-        "auto",
-        Kind("auto or a whole number from 1 on", _batch_size, lambda text: text if text == "auto" else int(text)),
-        "how",
-        "auto or a number",
-        "N",
-        is_hint=False,
-    )
-    compile: bool = _switch("how", "compile the VAE's encoder for shapes that are many enough", is_hint=False)
-    workers: int | None = _option(
-        None,
-        Kind("a number of threads from 0 on", lambda value: _whole(0, value), int),
-        "how",
-        "threads that read and decode (default: by processors)",
-        "N",
-        is_hint=False,
-    )
-    rank: int | None = _option(
-        None, _whole_from(0), "how", "this process's rank, where no launcher says it", "R", is_hint=False, is_for_files=False
-    )
-    world_size: int | None = _option(
-        None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_hint=False, is_for_files=False
-    )
-    strict: bool = _switch("how", "fail if any unit failed; refuse a model that needs more than is made here", is_hint=False)
-    max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%", is_hint=False)
+    procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N")
+    device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
+    batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "auto or a number", "N")
+    compile: bool = _switch("how", "compile the VAE's encoder for shapes that are many enough")
+    workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by processors)", "N")
+    rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, where no launcher says it", "R", is_for_files=False)
+    world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
+    strict: bool = _switch("how", "fail if any unit failed; refuse a model that needs more than is made here")
+    max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%")
 
     @property
     def policy(self) -> CaptionPolicy:
@@ -449,7 +420,6 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
 
 
 def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
-    """The sentence that refuses a value, with what a part of it says of itself."""
     own = str(error) if isinstance(error, BadInput) else ""
     return f"{where} is {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
 

@@ -1,13 +1,11 @@
-"""One loop for every job: join a pass, work on its rounds until it has ended, return its report. `run` holds its callers.
+"""One loop for every job: join a pass, work on its rounds until it has ended, return its report.
 
-It runs without torch when an encoder is passed in. Rank and world size order the work; every process that runs it on the same store and
-plan shares the work with all others, whoever started them and whenever.
+Every process that runs it on the same store and plan shares the work with all others, whoever started them and whenever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,18 +16,16 @@ from cachestore.core.words import in_short
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
-from cachestore.jobs.reconcile import Reconciler, Source
-from cachestore.jobs.task import Cancel, Task
+from cachestore.jobs.claiming import Patience
+from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.task import Job
 from cachestore.jobs.worker import Worker
-from cachestore.storage.catalog import Catalog
 from cachestore.storage.commit import publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import wait_for_rank_0
 from cachestore.work.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit
 from cachestore.work.workers import Beat, Life
-
-OnProgress = Callable[[Mapping[str, Json]], None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,8 +72,8 @@ class Report:
         """The inverse of `as_json`; fields of a newer version are passed over."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
         known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
-        known.setdefault("encoded_here", 0)
-        return cls(**known) if encoded_here is None else replace(cls(**known), encoded_here=encoded_here)
+        known["encoded_here"] = body.get("encoded_here", 0) if encoded_here is None else encoded_here
+        return cls(**known)
 
 
 def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
@@ -88,41 +84,14 @@ def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What the loop needs: a plan, who encodes, where inputs come from, and who this process is."""
-
-    layout: Layout
-    plan: Plan
-    encoders: Sequence[Encoder]
-    source: Source
-    placement: Placement
-    launch: str
-    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    threads: int = 0
-    cancel: Cancel | None = None
-    on_progress: OnProgress | None = None
-    on_open: Callable[[Reconciler, PassRef], None] | None = None
-    """Called once the pass is open, before this worker begins."""
-    on_loaded: Callable[[Reconciler, Encoder], None] | None = None
-    """Called once an encoder has its model in memory. What it raises ends this worker."""
-    beat: Beat | None = None
-    """This worker's, where it has begun already; else one is made."""
-    listing: int = 0
-    """The number of this worker's listing of the source (`storage/listing_numbers`); 0 where there is no source."""
-    compare: Callable[[Catalog], object] = lambda _previous: None
-    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
-
-
 def run_pass(job: Job) -> Report:
     """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
 
     Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
     published since; what is published stays, and a later call goes on.
     """
-    beating = (
-        Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size) if job.beat is None else nullcontext(job.beat)
-    )
+    own = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size)
+    beating = own if job.beat is None else nullcontext(job.beat)
     with noticing_its_end(job.layout), beating as beat:
         for recipe in job.plan.recipes:
             publish_recipe(job.layout, recipe)
@@ -155,46 +124,19 @@ def count_start(start: Start) -> None:
 
 def _take_part(job: Job, beat: Beat) -> Report:
     start = start_of(job.layout, job.plan, job.placement)
-    launch = numbered(job.launch, start)
-    ref = join_pass(job.layout, job.plan.name, launch)
+    job = replace(job, launch=numbered(job.launch, start))
+    ref = join_pass(job.layout, job.plan.name, job.launch)
     if (done := read_done(job.layout, ref)) is not None:
         count_start(start)
         return Report.from_json(done.report, encoded_here=0)
-    beat.join(ref.plan, ref.number, launch)
-    key_of = key_without_reading(job.encoders)
-    reconciler = Reconciler(
-        job.layout,
-        job.plan,
-        ref,
-        job.source,
-        launch,
-        key_of,
-        job.request,
-        beat.rise,
-        seconds=beat.pass_seconds,
-        listing=job.listing,
-        compare=job.compare,
-    )
-    task = Task(
-        job.layout,
-        job.plan,
-        ref,
-        job.encoders,
-        job.source,
-        job.placement.rank,
-        job.placement.world_size,
-        launch,
-        threads=job.threads,
-        cancel=job.cancel,
-        on_progress=job.on_progress,
-        on_loaded=None if job.on_loaded is None else partial(job.on_loaded, reconciler),
-    )
-    with closing(Worker(task, beat)) as worker:
+    beat.join(ref.plan, ref.number, job.launch)
+    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), beat.rise, beat.pass_seconds)
+    with closing(Worker(job, ref, beat)) as worker:
         if beat.rank not in {0, None}:
             wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
         reconciler.open_pass(worker.snapshot)
         if job.on_open:
-            job.on_open(reconciler, ref)
+            job.on_open()
         beat.rise(phase="working")
         done = _work(job, ref, reconciler, worker)
     count_start(start)
@@ -224,15 +166,12 @@ class _Unread:
 
 
 def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
-    while True:
-        done = read_done(job.layout, ref)
-        if done is not None:
-            return done
+    while (done := read_done(job.layout, ref)) is None:
         opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
         worker.do_round(opened)
-        done = _close(job, ref, reconciler, worker, opened.number)
-        if done is not None:
-            return done
+        if (done := _close(job, ref, reconciler, worker, opened.number)) is not None:
+            break
+    return done
 
 
 def _newest_round(job: Job, ref: PassRef) -> int:
@@ -251,7 +190,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
     """
     slot = (len(job.plan.recipes), 0)
     is_first = job.placement.rank in (0, None)
-    waits = worker.patience()
+    waits = Patience()
     while True:
         if (done := read_done(job.layout, ref)) is not None:
             return done
@@ -270,6 +209,5 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
 
 
 def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
-    """Whether somebody reconciles a round, or has."""
     is_over = read_done(job.layout, ref) is not None or _newest_round(job, ref) > number
     return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)

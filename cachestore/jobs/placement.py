@@ -81,10 +81,10 @@ def own_place(placement: Placement, launch: str) -> dict[str, str]:
 
     Its parent is this process and not the agent, and where only rank 0 prints, another rank would get no report.
     """
-    if placement.rank is None or placement.found_in == "single process":
-        return {"CACHESTORE_LAUNCH": launch}
-    place = {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
-    return {"CACHESTORE_LAUNCH": launch, **place}
+    told = {"CACHESTORE_LAUNCH": launch}
+    if placement.rank is not None and placement.found_in != "single process":
+        told |= {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
+    return told
 
 
 _STORE: Final = "CACHESTORE_STORE"

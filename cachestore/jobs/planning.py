@@ -1,13 +1,10 @@
-"""What `precompute` is asked for, and the plan that follows from it: source + model + options -> samples, recipes and units.
-
-Everything here is the same on every rank; nothing here encodes.
-"""
+"""The plan that follows from what `precompute` is asked for, the same on every rank. Nothing here encodes."""
 
 import importlib.util
 import operator
 import unicodedata
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -23,15 +20,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.source.combined import (
-    IN_MEMORY,
-    Brought,
-    files_of,
-    files_of_sources,
-    list_path,
-    list_sources,
-    resolutions_of,
-)
+from cachestore.source.combined import IN_MEMORY, Brought, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
@@ -62,8 +51,6 @@ class Wanted:
     listing: Listing
     encoders: tuple[Encoder, ...]
     plan: Plan
-    previous: Catalog | None
-    """The newest catalog of the name before this pass."""
     remarks: tuple[str, ...]
     """What a user should know beforehand, in words."""
     intent: Intent
@@ -79,11 +66,7 @@ def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> 
     if not request.sources:
         return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
     return list_sources(
-        request.sources,
-        brought or {},
-        caption_lines=request.caption_lines,
-        caption=request.caption,
-        videos=bool(request.frames),
+        request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
     )
 
 
@@ -109,21 +92,24 @@ def look_at_request(
     Raises BadInput for a source or model that cannot be used, BadUsage for a source without what is asked for, RecipeMismatch
     where a name is used already for something else.
     """
+    from cachestore.encode.scripts import unlike_script
+
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
-    captions = _named(request.policy)
+    policy = _named(request.policy)
     listing = listing or list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     needs = needs_of_request(request, loaded)
-    _check_buckets(request, encoders)
+    _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
     # Masks follow from the rest, and whether there are any is known only once the source was gone through.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    named = [column for column in columns if column.column.encoder != MASK]
-    asked = _digest_request(request, named, asked_for)
-    content = digest_parts(listing.content, captions).hex()
+    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
+    content = digest_parts(listing.content, policy).hex()
+    asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
-    intent = Intent(_digest_arguments(request, named), _fingerprints(asked_for), content, name)
+    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
     if beat is not None:
         beat.detail = intent.as_json()
         beat.write()
@@ -141,16 +127,12 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as read it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    remarks = (
-        *plan.remarks,
-        *_nothing(plan, request),
-        *_without_pictures(plan),
-        *compare(plan, previous, replace_allowed=request.replace),
-    )
+    remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
-    return Wanted(layout, request, listing, encoders, plan, previous, remarks, intent, not_made, _unlike_scripts(encoders))
+    unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
+    return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
 
 
 def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
@@ -178,13 +160,6 @@ def _refuse(not_made: Sequence[str]) -> NoReturn:
     raise BadUsage(f"{in_words(not_made)}. --strict refuses such a model, and nothing was encoded: leave --strict out to make the rest")
 
 
-def _unlike_scripts(encoders: Sequence[Encoder]) -> tuple[str, ...]:
-    """How what is made differs from what diffusers' own training script of the family makes by its defaults, in words."""
-    from cachestore.encode.scripts import unlike_script
-
-    return tuple(words for encoder in encoders for words in unlike_script(encoder))
-
-
 def _build(
     request: PrecomputeRequest,
     samples: Iterable[Sample],
@@ -206,14 +181,25 @@ def _build(
     )
 
 
-def _check_buckets(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
-    """Raise BadInput for a resolution without buckets, or a step that does not suit the VAE, before anything is loaded."""
+def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
+    """Refuse what the VAE could not encode, before anything is loaded: resolutions, a step, videos. Raises BadInput, MissingExtra."""
+    from cachestore.encode.clips import check_frames
     from cachestore.encode.latents import LatentsEncoder
 
     for encoder in encoders:
-        if isinstance(encoder, LatentsEncoder):
-            for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-                encoder.check_buckets(resolution, request.bucket_step)
+        if not isinstance(encoder, LatentsEncoder):
+            continue
+        for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
+            encoder.check_buckets(resolution, request.bucket_step)
+        if not request.frames:
+            continue
+        if not encoder.setup.has_frames:
+            raise BadInput(
+                f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
+            )
+        check_frames(request.frames, encoder.setup.temporal_factor)
+        if importlib.util.find_spec(_PYAV) is None:
+            raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
 
 
 def _published(layout: Layout, name: str) -> Plan | None:
@@ -250,32 +236,15 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
     from cachestore.encode.recipes import ModelRequest
 
-    return ModelRequest(
-        model=request.model,
-        encode=request.encode,
-        vae=request.vae,
-        text_encoder=request.text_encoder,
-        revision=request.revision,
-        variant=request.variant,
-        text_dtype=request.text_dtype,
-        vae_dtype=request.vae_dtype,
-        latents=request.latents,
-        encode_args=request.encode_arg,
-        device=request.device,
-        batch_size=request.batch_size,
-        compile=request.compile,
-        loaded=loaded,
-    )
+    shared = {one.name: getattr(request, one.name) for one in fields(ModelRequest) if hasattr(request, one.name)}
+    return ModelRequest(**shared, encode_args=request.encode_arg, loaded=loaded)
 
 
 def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:
-    return samples if request.frames or LATENTS not in request.encode else _without_videos(samples)
-
-
-def _without_videos(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples. Raises BadUsage for one with a video, as nothing says how many frames to take of it."""
+    """The samples. Raises BadUsage for a video to be encoded where nothing says how many frames to take of it."""
+    without_videos = LATENTS in request.encode and not request.frames
     for sample in samples:
-        if sample.images.get(VIDEO):
+        if without_videos and sample.images.get(VIDEO):
             raise BadUsage(
                 f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
             )
@@ -298,10 +267,7 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """What an encoder is asked to make of each sample, a column for each role and resolution.
-
-    Each caption; each image or video that is trained on, and each image that controls; or each mask.
-    """
+    """What an encoder is asked to make of each sample, a column for each role and resolution."""
     name, shown = encoder.recipe.encoder, _shown_to(encoder)
     if shown is not None:
         _check_shown(request)
@@ -310,8 +276,6 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     else:
         roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
         wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
-        if name == LATENTS and request.frames:
-            _check_can_take_frames(encoder, request)
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role in {MASK, VIDEO})
         for role, options in wanted
@@ -319,7 +283,6 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
 
 
 def _check_shown(request: PrecomputeRequest) -> None:
-    """Refuse what does not go with a text encoder that is shown pictures. Raises BadInput."""
     if request.flip:
         raise BadInput("--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out")
     if request.policy.dropout:
@@ -327,22 +290,6 @@ def _check_shown(request: PrecomputeRequest) -> None:
             "captions are to be dropped, and this model's text encoder is shown each sample's own pictures, so that no embeddings stand for"
             " the empty caption of all of them: leave the dropout of --captions out"
         )
-
-
-def _check_can_take_frames(encoder: Encoder, request: PrecomputeRequest) -> None:
-    """Refuse videos that could not be encoded, before a model is loaded. Raises BadInput."""
-    from cachestore.encode.clips import check_frames
-    from cachestore.encode.latents import LatentsEncoder
-
-    if not isinstance(encoder, LatentsEncoder):
-        return
-    if not encoder.setup.has_frames:
-        raise BadInput(
-            f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
-        )
-    check_frames(request.frames, encoder.setup.temporal_factor)
-    if importlib.util.find_spec(_PYAV) is None:
-        raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
@@ -374,7 +321,6 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
 
 
 def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
-    """Refuse a video beside what does not go with it. Raises BadInput."""
     if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
         raise BadInput(
             f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, and one of them is trained"
@@ -391,21 +337,6 @@ def _shown_to(encoder: Encoder) -> str | None:
     """The role of the images that a text encoder is shown beside a caption; None for one that reads captions alone."""
     pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
     return pictures.get("role")
-
-
-def _digest_arguments(request: PrecomputeRequest, columns: Sequence[ColumnRequest]) -> str:
-    """What was asked for, whatever the models turn out to be."""
-    described = [[one.column.encoder, one.column.role, dict(one.column.options)] for one in columns]
-    return digest_parts("cachestore-arguments", request.name, _named(request.policy), canonical(described)).hex()
-
-
-def _fingerprints(encoders: Sequence[Encoder]) -> dict[str, str]:
-    return {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders}
-
-
-def _digest_request(request: PrecomputeRequest, columns: Sequence[ColumnRequest], encoders: Sequence[Encoder]) -> str:
-    fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
-    return digest_parts("cachestore-request", _digest_arguments(request, columns), *fingerprints).hex()
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
@@ -429,7 +360,6 @@ def _asks_for_text(request: PrecomputeRequest) -> bool:
 
 
 def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
-    """Raise BadUsage if text is to be encoded and a source has rows, but no row has a caption."""
     if seen.uncaptioned and _asks_for_text(request):
         raise BadUsage("; ".join(seen.uncaptioned))
 
@@ -451,16 +381,13 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
 
 
-def _nothing(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
-    """What to say where a data set loses all of its samples."""
-    return () if plan.ids else (_nothing_in_words(request, 0, ()),)
-
-
-def _without_pictures(plan: Plan) -> tuple[str, ...]:
-    """What to say where pictures are encoded and only some samples, or none of them, have one: a manifest's column may be misspelt.
+def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
+    """What to say where a data set loses all samples, or where pictures are encoded and not all have one: a column may be misspelt.
 
     Captions alone are a data set of their own kind: nothing is said of these.
     """
+    if not plan.ids:
+        return (_nothing_in_words(request, 0, ()),)
     seen = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO}]
     counts = zip(*(map(operator.sub, islice(starts, 1, None), starts) for starts in seen), strict=True)
     lacking = [row for row, each in enumerate(counts) if not any(each)]

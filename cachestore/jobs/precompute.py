@@ -5,8 +5,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Mapping, MutableMapping
-from contextlib import closing, contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
-from cachestore.jobs.pass_loop import Job, OnProgress, Report, count_start, held_to, key_without_reading, numbered, run_pass, start_of
+from cachestore.jobs.pass_loop import Report, count_start, held_to, key_without_reading, numbered, run_pass, start_of
 from cachestore.jobs.placement import (
     Say,
     find_placement,
@@ -38,7 +39,7 @@ from cachestore.jobs.placement import (
 from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_child, run_children
 from cachestore.jobs.reconcile import Reconciler
-from cachestore.jobs.task import Cancel
+from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import Brought, as_sources, files_of_brought, gather_all
 from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
@@ -163,12 +164,17 @@ def plan(
 def _read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
-    """The request in the arguments of `precompute` or `plan`, its sources in memory by number, and its model where that is in memory."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    loaded = None if isinstance(model, str | os.PathLike) else _read_loaded(model)
-    named = as_place("model", cast("object", model), "a path or a hub id") if loaded is None else f"{LOADED}{loaded.class_name or 'model'})"
+    loaded = None
+    if isinstance(model, str | os.PathLike):
+        named = as_place("model", cast("object", model), "a path or a hub id")
+    else:
+        from cachestore.encode.loaded import read_loaded
+
+        loaded = read_loaded(model)
+        named = f"{LOADED}{loaded.class_name or 'model'})"
     path, sources, held = as_sources(data)
     given = asked["encode_arg"]
     arguments: Mapping[str, Any] = {} if given is None else as_mapping("encode_args", given, "a mapping of arguments")
@@ -176,12 +182,6 @@ def _read_arguments(
     request = PrecomputeRequest.from_json({**asked, **fixed})
     request.check()
     return request, held, loaded
-
-
-def _read_loaded(model: object) -> "LoadedModel":
-    from cachestore.encode.loaded import read_loaded
-
-    return read_loaded(model)
 
 
 def _in_processes(request: PrecomputeRequest, care: Care, brought: Brought, number: int) -> Report:
@@ -263,32 +263,21 @@ def _look_first(
     with _as_it_was(os.environ), noticing_its_end(layout), beating as beat:
         wanted = look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
         launch = numbered(launch, start_of(layout, wanted.plan, placement))
-        if not _unknown(wanted)[1]:
-            try:
-                return _run(wanted, placement, beat, number, cancel=_BeforeAnyWork()), launch
-            except Incomplete:
-                pass
+        if not _unknown(wanted, beat.rise)[1]:
+            before_any_work = threading.Event()  # cancels what would encode or wait: a pass with nothing to do never asks
+            before_any_work.set()
+            with suppress(Incomplete):
+                return _run(wanted, placement, beat, number, cancel=before_any_work), launch
     return None, launch
 
 
 def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
-    """List the sources if there is no store yet, so that none is made for a source that cannot be used; None if there is a store.
-
-    Raises BadInput, BadUsage.
-    """
+    """List the sources if there is no store yet, so that none is made for a source that cannot be used; None if there is a store."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, brought)
     check_listing(request, listing)
     return listing
-
-
-class _BeforeAnyWork:
-    """Cancels what would encode or wait: a pass with nothing to do never asks."""
-
-    def is_set(self) -> bool:
-        """Always."""
-        return True
 
 
 @contextmanager
@@ -303,13 +292,14 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
         environment.update({name: value for name, value in before.items() if environment.get(name) != value})
 
 
-def _unknown(wanted: Wanted) -> tuple[Reconciler, list[int]]:
+def _unknown(wanted: Wanted, rise: Callable[[], None]) -> tuple[Reconciler, list[int]]:
     """The units not known to be present in the pass that a run would join or begin, which is not begun here."""
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    reconciler = Reconciler(wanted.layout, wanted.plan, ref, wanted.listing, "", key_without_reading(wanted.encoders))
+    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, Placement(), "")
+    reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise)
     with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
@@ -366,11 +356,7 @@ def _run(
     """Take part in the pass over what was looked at, as the worker that this beat shows. `listed` is the number of the listing."""
     layout, request = wanted.layout, wanted.request
     check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
-
-    def tell(reconciler: Reconciler, ref: PassRef) -> None:
-        if placement.rank in (0, None):
-            _tell_beforehand(layout, wanted, reconciler, ref, say)
-
+    tells = placement.rank in {0, None}
     job = Job(
         layout,
         wanted.plan,
@@ -382,8 +368,8 @@ def _run(
         threads=threads_for(request.workers, placement.local_world_size),
         cancel=cancel,
         on_progress=on_progress,
-        on_open=tell,
-        on_loaded=lambda reconciler, encoder: _look_again(layout, wanted, reconciler, encoder, say),
+        on_open=partial(_tell_beforehand, wanted, beat.rise, say) if tells else None,
+        on_loaded=partial(_look_again, wanted, beat.rise, say),
         beat=beat,
         listing=listed,
         compare=partial(compare, wanted.plan, replace_allowed=request.replace),
@@ -398,50 +384,48 @@ def look_ahead(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, 
     """
     from cachestore.encode.environment import set_library_defaults
 
+    set_library_defaults(os.environ)
     place = Path(request.store).absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        set_library_defaults(os.environ)
         return _look_ahead(open_for_pass(request.store), request, loaded, brought)
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     with tempfile.TemporaryDirectory(prefix="cachestore-") as scratch:
-        set_library_defaults(os.environ)
         found = _look_ahead(open_for_pass(scratch), request, loaded, brought)
         return replace(found, free_bytes=shutil.disk_usage(there).free)
 
 
 def _look_ahead(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel | None", brought: Brought | None) -> "Forecast":
+    return _forecast(look_at_request(layout, request, loaded=loaded, brought=brought), lambda: None, look_at_all=True)[0]
+
+
+def _forecast(wanted: Wanted, rise: Callable[[], None], *, look_at_all: bool = False) -> tuple["Forecast", int]:
+    """What a run would do, and the number of the pass that it would join or begin; none is begun here."""
     from cachestore.jobs.forecast import make_forecast
 
-    wanted = look_at_request(layout, request, loaded=loaded, brought=brought)
-    reconciler, missing = _unknown(wanted)
-    return make_forecast(layout, wanted, reconciler, missing, look_at_all=True)
+    reconciler, missing = _unknown(wanted, rise)
+    return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all), reconciler.ref.number
 
 
-def _tell_beforehand(layout: Layout, wanted: Wanted, reconciler: Reconciler, ref: PassRef, say: Say) -> None:
+def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say) -> None:
     """Say what will be done, and refuse what the disk cannot hold."""
-    from cachestore.jobs.forecast import in_words, make_forecast
+    from cachestore.jobs.forecast import in_words
 
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        missing = reconciler.unknown(snapshot)
-    looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
-    if ref.number > 1 or looked.present:
+    looked, number = _forecast(wanted, rise)
+    if number > 1 or looked.present:
         say(f"{looked.present} of {looked.wanted} units are present already; nothing of them is made again")
-    for line in in_words(looked, layout.root):
+    for line in in_words(looked, wanted.layout.root):
         say(line)
-    _check_room(layout, looked)
+    _check_room(wanted.layout, looked)
 
 
-def _look_again(layout: Layout, wanted: Wanted, reconciler: Reconciler, encoder: Encoder, say: Say) -> None:
+def _look_again(wanted: Wanted, rise: Callable[[], None], say: Say, encoder: Encoder) -> None:
     """Where only loading shows what an entry takes: say what is needed now, and refuse what the disk cannot hold."""
-    from cachestore.jobs.forecast import make_forecast, room_in_words
+    from cachestore.jobs.forecast import room_in_words
 
-    if getattr(encoder, "found_bytes", None) is None:
-        return
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        missing = reconciler.unknown(snapshot)
-    looked = make_forecast(layout, wanted, reconciler, missing, look_at_all=False)
-    say(f"now that the text encoder is loaded: {room_in_words(looked, layout.root)}")
-    _check_room(layout, looked)
+    if getattr(encoder, "found_bytes", None) is not None:
+        looked, _number = _forecast(wanted, rise)
+        say(f"now that the text encoder is loaded: {room_in_words(looked, wanted.layout.root)}")
+        _check_room(wanted.layout, looked)
 
 
 def _check_room(layout: Layout, looked: "Forecast") -> None:

@@ -1,12 +1,8 @@
-"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files.
-
-Works on columns, so that a million units that are there take seconds.
-"""
+"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,7 +21,8 @@ from cachestore.core.inputs import (
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
-from cachestore.jobs.columns import as_text, cells_of, framing, has_same_extras, has_same_rows, images_in, inputs, numbers, rows
+from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
+from cachestore.jobs.task import Source
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
@@ -33,22 +30,6 @@ from cachestore.work.plan import Plan, Unit
 
 _FEW: Final = 8
 """Keys are looked up one by one where the store holds more than so many times as many."""
-
-
-class Source(Protocol):
-    """Looks at the files that units were made from."""
-
-    def stat(self, reference: str) -> tuple[int, int] | None:
-        """(size, mtime_ns) now; None where the file is gone."""
-        ...
-
-    def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
-        """Bytes and (size, mtime_ns). Raises OSError."""
-        ...
-
-    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
-        """The same to be read in places. Raises OSError."""
-        ...
 
 
 @dataclass(slots=True)
@@ -83,7 +64,8 @@ class Presence:
     def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
         """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
         for number, column in enumerate(self.plan.columns):
-            earlier = _matching(catalog, column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, column.options)
+            wanted = (column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, dict(column.options))
+            earlier = next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
             if earlier is None:
                 continue
             at, units = self.plan.cells[number]
@@ -100,7 +82,7 @@ class Presence:
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
-        has_frames = earlier.role in FRAMED and not has_same_extras(self.plan, catalog)
+        has_frames = earlier.role in FRAMED and not has_same_texts(self.plan, catalog, "extras")
         if is_same and not has_frames and np.array_equal(numbers(at), numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
@@ -203,8 +185,3 @@ def _among(keys: Bytes, present: Bytes) -> Mask:
 
 def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
     return np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)[:, 0]
-
-
-def _matching(catalog: Catalog, encoder: str, role: str, fingerprint: str, options: Mapping[str, Json]) -> KeyColumn | None:
-    wanted = (encoder, role, fingerprint, dict(options))
-    return next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)

@@ -1,8 +1,7 @@
 """Workers as processes of their own: `python -m cachestore …`, never `multiprocessing`.
 
 No `__main__` guard is needed and notebooks work; the caller's process starts no tokenizer, OpenMP or CUDA threads of ours, gets its
-memory back, and may fork afterwards. Everything a caller does meanwhile it does in its own thread, inside the call; afterwards no
-process, thread or descriptor of ours is left. Knows how workers show themselves, but no plan and no store.
+memory back, and may fork afterwards: no process, thread or descriptor of ours is left.
 """
 
 import codecs
@@ -19,13 +18,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Protocol, cast
+from typing import IO, Any, Final, Literal, cast
 
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
+from cachestore.jobs.task import Cancel
 from cachestore.source.pipe import ASK, Answers, Pictures
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
@@ -81,23 +81,11 @@ _VMSTAT: Final = Path("/proc/vmstat")
 _log = logging.getLogger("cachestore")
 
 
-class Cancel(Protocol):
-    """Anything like a `threading.Event`."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        ...
-
-
-def _sees_nobody(_pids: Collection[int]) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Care:
     """What is seen to while workers run; all of it in the calling thread, between two looks at the processes."""
 
-    look: Callable[[Collection[int]], PassStatus | None] = _sees_nobody
+    look: Callable[[Collection[int]], PassStatus | None] = lambda _pids: None
     """How far the pass is on which processes work. One that is never seen is given more time than one whose count stands still."""
     on_progress: Callable[[Mapping[str, Json]], None] | None = None
     cancel: Cancel | None = None
@@ -132,8 +120,6 @@ class Child:
 
 @dataclass(slots=True)
 class _Running:
-    """A worker process as its parent sees it."""
-
     rank: int
     process: "subprocess.Popen[bytes]"
     out: IO[bytes]
@@ -156,17 +142,14 @@ class _Running:
 
     @property
     def patience(self) -> float:
-        """How long it may take to stop."""
         return max(STOP_SECONDS, STOP_BATCHES * (self.sign.slowest_batch if self.sign else 0.0))
 
     def copy_words(self) -> None:
-        """Hand on what it has written to stderr since the last time."""
         while self.err is not None and (new := read_at(self.err.fileno(), _COPY_BYTES, self._copied)):
             self._copied += len(new)
             _say(self._decoder.decode(bytes(new)))
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
         if self.err is None:
             return ""
         size = os.fstat(self.err.fileno()).st_size
@@ -269,7 +252,6 @@ def _start(
 
 
 def _temporary(stack: ExitStack) -> IO[bytes]:
-    """A file without a name, until the call returns."""
     return stack.enter_context(tempfile.TemporaryFile())
 
 
@@ -304,7 +286,6 @@ def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | Non
 
 
 def _look(running: Sequence[_Running], care: Care) -> None:
-    """See how far the workers are."""
     status = care.look([one.process.pid for one in running])
     if status is None:
         return
@@ -316,7 +297,6 @@ def _look(running: Sequence[_Running], care: Care) -> None:
 
 
 def _judge(one: _Running, now: float) -> None:
-    """Stop a worker that hangs, and kill one that does not stop."""
     if one.asked_at is not None:
         if now - one.asked_at > one.patience:
             one.process.kill()
@@ -391,7 +371,6 @@ def _ended(one: _Running, oom_kills: int) -> Child:
 
 
 def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
-    """The object that a worker printed; None where there is none."""
     out.seek(0)
     try:
         found: Any = json.loads(out.read())
@@ -423,7 +402,6 @@ def _signal_name(number: int) -> str:
 
 
 def _oom_kills() -> int | None:
-    """How many processes this machine has killed for memory since it started; None where it does not say."""
     try:
         found = [line.split()[1] for line in _VMSTAT.read_text().splitlines() if line.startswith("oom_kill ")]
         return int(found[0])
@@ -478,6 +456,5 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:
-    """The class of an error by the name that a worker printed."""
     found = getattr(errors, kind, None)
     return found if isinstance(found, type) and issubclass(found, CacheStoreError) else CacheStoreError

@@ -1,8 +1,7 @@
 """Reconcile: compare what is wanted with what is present, reopen what is missing, commit when nothing is.
 
-It opens a pass (round 0: what is not known to be present), closes each round, and makes the catalog. Any worker may do any of it:
-every file is create-only, and what is present is read from the segments, not from ledgers. All of it works on columns, so that a
-pass over a million units that are there takes seconds.
+Any worker may do any of it: every file is create-only, and what is present is read from the segments, not from ledgers. All of it works
+on columns, so that a pass over a million units that are there takes seconds.
 """
 
 import time
@@ -16,11 +15,11 @@ import numpy as np
 from cachestore.core.errors import FormatError, Superseded
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.failpoints import failpoint
-from cachestore.files.paths import Layout
-from cachestore.jobs.catalog_maker import CatalogMaker
+from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
-from cachestore.jobs.pass_counts import PassCounts
-from cachestore.jobs.presence import Presence, Source, held_keys
+from cachestore.jobs.pass_counts import count_made, list_changed, list_failures
+from cachestore.jobs.presence import Presence, held_keys
+from cachestore.jobs.task import Job
 from cachestore.storage.catalog import FACTS, Catalog, last_generation, newest_catalog, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
 from cachestore.storage.commit import commit
@@ -29,7 +28,7 @@ from cachestore.storage.snapshot import Snapshot, visible_segments
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.outcomes import FAILED, Mask, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
-from cachestore.work.plan import Plan, Unit
+from cachestore.work.plan import Unit
 from cachestore.work.stages import sum_stages
 from cachestore.work.workers import read_beats, seconds_of_pass
 
@@ -49,49 +48,32 @@ class _History:
 class Reconciler:
     """Opens and closes the rounds of one pass."""
 
-    layout: Layout
-    plan: Plan
+    job: Job
     ref: PassRef
-    source: Source
-    launch: str
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
     """The key of a unit where it is known without reading anything: of captions."""
-    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """What the catalog's header keeps as hints."""
     rise: Callable[[], None] = lambda: None
     """Called now and then while files are looked at and ledgers read, so that others see this worker live."""
-    listing: int = 0
-    """The number of this worker's own listing of the source (`storage/listing_numbers`)."""
-    compare: Callable[[Catalog], object] = lambda _previous: None
-    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
     seconds: Callable[[], float] = lambda: 0.0
     """How long the pass has gone on, as far as this worker knows."""
-
     _presence: Presence = field(init=False)
-    _maker: CatalogMaker = field(init=False)
-    _counts: PassCounts = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look at nothing yet."""
-        self._presence = Presence(self.plan, self.source, self.key_of, self.rise)
-        self._maker = CatalogMaker(self.plan, self._presence, self.request, self.listing)
-        self._counts = PassCounts(self.plan, self._presence)
+        self._presence = Presence(self.job.plan, self.job.source, self.key_of, self.rise)
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
-        if 0 in list_rounds(self.ref.folder(self.layout)):
+        if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
         catalog = self._newest()
         kept = self._presence.kept(self._presence.known_before(catalog), snapshot)
-        any_kept = bool(kept.any())
-        units = self._by_recipe(~kept) if any_kept else tuple(self.plan.units_of(recipe) for recipe in range(len(self.plan.recipes)))
-        opened = Round(0, units, self.launch, time.time(), catalog.generation if catalog is not None and any_kept else None)
-        publish_round(self.layout, self.ref, self.plan, opened)
+        generation = catalog.generation if catalog is not None and kept.any() else None
+        self._publish_round(0, ~kept, generation)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Units that neither an unfinished pass nor the newest catalog shows to be present; no file is read for it."""
         known = self.outcomes()
-        if list_rounds(self.ref.folder(self.layout)):
+        if list_rounds(self.ref.folder(self.job.layout)):
             kept = self._presence.present(known, snapshot) & (known.states != FAILED)
         else:
             kept = self._presence.kept(known, snapshot)
@@ -102,16 +84,14 @@ class Reconciler:
 
         Looks at those whose key is known without reading anything.
         """
-        keys = ((place, self.key_of(self.plan.unit(place))) for place in places)
-        known = [(place, key) for place, key in keys if key is not None]
-        if not known or not len(snapshot):
-            return []
-        held = held_keys(snapshot, np.frombuffer(b"".join(key for _place, key in known), np.uint8).reshape(-1, KEY_BYTES))
-        return [place for (place, _key), is_held in zip(known, held.tolist(), strict=True) if is_held]
+        keys = ((place, self.key_of(self.job.plan.unit(place))) for place in places)
+        known = {place: key for place, key in keys if key is not None}
+        held = held_keys(snapshot, np.frombuffer(b"".join(known.values()), np.uint8).reshape(-1, KEY_BYTES))
+        return [place for place, is_held in zip(known, held.tolist(), strict=True) if is_held]
 
     def outcomes(self) -> Outcomes:
         """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
-        if list_rounds(self.ref.folder(self.layout)):
+        if list_rounds(self.ref.folder(self.job.layout)):
             return self._history().outcomes
         return self._presence.known_before(self._newest())
 
@@ -123,43 +103,44 @@ class Reconciler:
         """
         history = self._history()
         missing = self._missing(history, snapshot)
-        reopened = self._reopen(missing, history)
+        # Not those that failed for good now, nor those that had three rounds.
+        is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
+        reopened = missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
         if reopened.any():
-            again = Round(opened.number + 1, self._by_recipe(reopened), self.launch, time.time(), opened.generation)
-            publish_round(self.layout, self.ref, self.plan, again)
+            self._publish_round(opened.number + 1, reopened, opened.generation)
             return None
         failed = {place: history.outcomes.reason(place) for place in np.flatnonzero(missing).tolist()}
         return self._finish(history.outcomes, failed, snapshot)
 
-    def _by_recipe(self, chosen: Mask) -> tuple[list[int], ...]:
-        """The chosen units of each recipe, by place."""
-        ranges = (self.plan.units_of(recipe) for recipe in range(len(self.plan.recipes)))
-        return tuple((np.flatnonzero(chosen[units.start : units.stop]) + units.start).tolist() for units in ranges)
+    def _publish_round(self, number: int, chosen: Mask, generation: int | None) -> None:
+        plan = self.job.plan
+        ranges = (plan.units_of(recipe) for recipe in range(len(plan.recipes)))
+        units = tuple((np.flatnonzero(chosen[own.start : own.stop]) + own.start).tolist() for own in ranges)
+        publish_round(self.job.layout, self.ref, plan, Round(number, units, self.job.launch, time.time(), generation))
 
     # What is known
 
     def _newest(self) -> Catalog | None:
-        return newest_catalog(self.layout, self.plan.catalog, io="mmap") if self.plan.catalog else None
+        return newest_catalog(self.job.layout, self.job.plan.catalog, io="mmap") if self.job.plan.catalog else None
 
     def _catalog(self, generation: int | None) -> Catalog | None:
         """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
         if generation is None:
             return None
         try:
-            return read_catalog(self.layout.catalog(self.plan.catalog, generation), generation=generation, io="mmap")
+            return read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
         except (FormatError, FileNotFoundError):
             return None
 
     # What is missing
 
-    def _history(self) -> "_History":
-        """Read the rounds and ledgers of the pass, once."""
-        folder, count = self.ref.folder(self.layout), self.plan.unit_count
+    def _history(self) -> _History:
+        folder, count = self.ref.folder(self.job.layout), self.job.plan.unit_count
         history = _History(Outcomes(count, FACTS), np.zeros(count, np.bool_), np.zeros(count, np.int8))
         began = False
         for number in list_rounds(folder):
-            opened = read_round(self.layout, self.ref, self.plan, number)
-            if opened.launch == self.launch and not began:
+            opened = read_round(self.job.layout, self.ref, self.job.plan, number)
+            if opened.launch == self.job.launch and not began:
                 # Opening it, this launch looked at all that was there. Were others' later ledgers looked at again each time, two
                 # launches at once would reopen what fails for good for ever.
                 began = True
@@ -178,10 +159,10 @@ class Reconciler:
                 if max(places, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
                 history.outcomes.record(ledger.outcomes)
-                history.earlier[places] = not (began or ledger.launch == self.launch)
+                history.earlier[places] = not (began or ledger.launch == self.job.launch)
         return history
 
-    def _missing(self, history: "_History", snapshot: Snapshot) -> Mask:
+    def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
         """Units without a present entry. Those recorded before this launch whose file has another time are digested again."""
         outcomes = history.outcomes
         missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
@@ -191,31 +172,27 @@ class Reconciler:
                 missing[place] = True
         return missing
 
-    def _reopen(self, missing: Mask, history: "_History") -> Mask:
-        """Which missing units deserve another round: not those that failed for good now, nor those that had three rounds."""
-        is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
-        return missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
-
     # The end
 
     def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done | None:
         """Commit, publish the catalog and end the pass. None where a segment that was counted on went or was condemned meanwhile."""
         failpoint("reconcile.before_commit")
-        with closing(commit(self.layout, snapshot=snapshot)) as committed:
+        with closing(commit(self.job.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
             generation, digest, usable, listing = committed.generation, "", None, 0
-            if self.plan.catalog:
+            if self.job.plan.catalog:
                 catalog, generation, digest = self._publish(outcomes, failed)
                 usable, listing = count_complete(catalog), catalog.listing
             failpoint("reconcile.before_done")
             # Who collects garbage condemns before it looks what catalogs need; this looks what is condemned after its catalog stands.
             # So one of the two sees the other, however long either was stopped in between.
-            if not snapshot.listed <= visible_segments(self.layout):
+            if not snapshot.listed <= visible_segments(self.job.layout):
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
-        beats = [beat for beat in read_beats(self.layout, plan=self.plan.name) if beat["pass"] == self.ref.number]
+        beats = [beat for beat in read_beats(self.job.layout, plan=self.job.plan.name) if beat["pass"] == self.ref.number]
         report |= {"stages": sum_stages(beats), "usable": usable, "listing": listing}
-        return publish_done(self.layout, self.ref, report, [*(str(beat["launch"]) for beat in beats), self.launch], self.request)
+        launches = [*(str(beat["launch"]) for beat in beats), self.job.launch]
+        return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
         """Publish the catalog as the generation after the one that it was compared with; returns it with its generation and digest.
@@ -223,19 +200,25 @@ class Reconciler:
         If another generation was published meanwhile, that one is compared too. Raises RecipeMismatch, Superseded.
         """
         while True:
-            last = last_generation(self.layout, self.plan.catalog)  # looked up first: one that comes now has the number that is tried
+            # Looked up first: a generation that comes now has the number that is tried.
+            last = last_generation(self.job.layout, self.job.plan.catalog)
             previous = self._newest()
             if previous is not None:
-                self.compare(previous)
-            draft = draft_of(self._maker.make(outcomes, failed, previous))
+                self.job.compare(previous)
+            draft = draft_of(make_catalog(self._presence, self.job, outcomes, failed, previous))
             if previous is not None:
                 may_follow = self._may_follow(previous)
                 is_same = draft.is_same_as(previous) and not self._is_awaited(previous)
                 if is_same or (draft.digest == previous.digest and not may_follow):
                     return draft.catalog, previous.generation, previous.digest
                 if not may_follow:
-                    raise Superseded(self._superseded_by(previous))
-            if publish_draft(self.layout, draft, after=last):
+                    raise Superseded(
+                        f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
+                        f" generation {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.job.plan.ids)}). This"
+                        " run replaced nothing, and what it encoded is in the store. Run the same command again to list the source as it"
+                        " is now"
+                    )
+            if publish_draft(self.job.layout, draft, after=last):
                 return draft.catalog, last + 1, draft.digest
 
     def _may_follow(self, previous: Catalog) -> bool:
@@ -243,25 +226,18 @@ class Reconciler:
 
         An older one may add an encoder to the same samples: it replaces nothing that the newer one made.
         """
-        if self.listing > previous.listing:
+        if self.job.listing > previous.listing:
             return True
-        made = {column.encoder for column in self.plan.columns}
+        made = {column.encoder for column in self.job.plan.columns}
         adds = made.isdisjoint(column.encoder for column in previous.columns)
-        return lists_the_same(self.plan, previous) and (adds or 0 < self.listing == previous.listing)
-
-    def _superseded_by(self, previous: Catalog) -> str:
-        return (
-            f"another run listed the source of the data set {previous.name!r} after this run did, and published it as generation"
-            f" {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.plan.ids)}). This run replaced nothing, and"
-            " what it encoded is in the store. Run the same command again to list the source as it is now"
-        )
+        return lists_the_same(self.job.plan, previous) and (adds or 0 < self.job.listing == previous.listing)
 
     def _is_awaited(self, previous: Catalog) -> bool:
         """Whether a listing that is older than this one and newer than the newest catalog's may still be published.
 
         A catalog equal to the newest is then published all the same, so that the older listing finds a newer one there.
         """
-        return any(previous.listing < number < self.listing for number in listing_numbers(self.layout, previous.name))
+        return any(previous.listing < number < self.job.listing for number in listing_numbers(self.job.layout, previous.name))
 
     def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:
         """Publish a generation that this pass ended with once more, from plan and ledgers; False where it would not have its digest.
@@ -270,27 +246,28 @@ class Reconciler:
         """
         outcomes = self._history().outcomes
         without = (outcomes.states == FAILED) | ~outcomes.keyed
-        catalog = self._maker.make(outcomes, dict.fromkeys(np.flatnonzero(without).tolist(), ""), self._newest())
-        return publish_again(self.layout, replace(catalog, listing=listing), generation, digest)
+        failed = dict.fromkeys(np.flatnonzero(without).tolist(), "")
+        catalog = make_catalog(self._presence, self.job, outcomes, failed, self._newest())
+        return publish_again(self.job.layout, replace(catalog, listing=listing), generation, digest)
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
-        made, size_bytes = self._counts.made(outcomes, failed, snapshot)
+        made, size_bytes = count_made(outcomes, failed, snapshot)
         return {
             "complete": not failed,
-            "samples": len(self.plan.ids),
-            "wanted": self.plan.unit_count,
-            "reused": self.plan.unit_count - made - len(failed),
+            "samples": len(self.job.plan.ids),
+            "wanted": self.job.plan.unit_count,
+            "reused": self.job.plan.unit_count - made - len(failed),
             "encoded": made,
             "failed": len(failed),
             "missing": 0,
-            "seconds": round(max(self.seconds(), seconds_of_pass(self.layout, self.ref.plan, self.ref.number)), 3),
+            "seconds": round(max(self.seconds(), seconds_of_pass(self.job.layout, self.ref.plan, self.ref.number)), 3),
             "bytes": size_bytes,
-            "store": str(self.layout.root),
-            "name": self.plan.catalog,
-            "plan": self.plan.name,
+            "store": str(self.job.layout.root),
+            "name": self.job.plan.catalog,
+            "plan": self.job.plan.name,
             "pass": self.ref.number,
             "generation": generation,
             "catalog_digest": digest,
-            "failures": self._counts.failures(failed),
-            "changed": self._counts.changed(outcomes),
+            "failures": list_failures(self.job.plan, failed),
+            "changed": list_changed(self._presence, outcomes),
         }

@@ -1,4 +1,4 @@
-"""What a worker works on, and the stages of a unit on its way through it. Values, and reading what a unit refers to; no store."""
+"""What a pass is given to work on, and the stages of a unit on its way through it. Values, and reading what a unit refers to."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -8,12 +8,15 @@ from typing import BinaryIO, Protocol
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import combined_digest
 from cachestore.core.keys import Json, Key
+from cachestore.core.ranks import Placement
 from cachestore.encode.unit import Encoder, Prepared, Resolved
 from cachestore.files.paths import Layout
+from cachestore.storage.catalog import Catalog
 from cachestore.work.claims import Slot
-from cachestore.work.ledgers import Outcome
-from cachestore.work.passes import PassRef, Round
+from cachestore.work.ledgers import Outcome, Result
+from cachestore.work.passes import Round
 from cachestore.work.plan import Plan, Unit
+from cachestore.work.workers import Beat
 
 
 class Source(Protocol):
@@ -40,24 +43,35 @@ class Cancel(Protocol):
         ...
 
 
+OnProgress = Callable[[Mapping[str, Json]], None]
+
+
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a worker works on."""
+class Job:
+    """What the pass loop needs: a plan, who encodes, where inputs come from, and who this process is."""
 
     layout: Layout
     plan: Plan
-    ref: PassRef
     encoders: Sequence[Encoder]
     source: Source
-    rank: int | None
-    world_size: int
+    placement: Placement
     launch: str
+    request: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the catalog's header keeps as hints."""
     threads: int = 0
     """Threads that read and prepare units, beside one that appends; 0 does all of it in the caller's. They end before a call returns."""
     cancel: Cancel | None = None
-    on_progress: Callable[[Mapping[str, Json]], None] | None = None
+    on_progress: OnProgress | None = None
+    on_open: Callable[[], None] | None = None
+    """Called once the pass is open, before this worker begins."""
     on_loaded: Callable[[Encoder], None] | None = None
     """Called when an encoder has taken its first batch, for which it loads its model. What it raises ends the work."""
+    beat: Beat | None = None
+    """This worker's, where it has begun already; else one is made."""
+    listing: int = 0
+    """The number of this worker's own listing of the source (`storage/listing_numbers`); 0 where there is no source."""
+    compare: Callable[[Catalog], object] = lambda _previous: None
+    """Compares the plan with the catalog that it would replace. Raises RecipeMismatch where that was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +111,9 @@ class PartitionGroup:
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
 
 
-def outcome_of(unit: Unit, result: str, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:
+def outcome_of(unit: Unit, result: Result, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:
     """What became of a unit whose entry is there: "made" in this pass, or "found"."""
-    return Outcome(unit.place, "made" if result == "made" else "found", resolved.key, combined_digest(resolved.inputs), stat, facts)
+    return Outcome(unit.place, result, resolved.key, combined_digest(resolved.inputs), stat, facts)
 
 
 class Reading:

@@ -4,7 +4,7 @@ It waits for nobody while there is anything to do, and what it waits for then is
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -19,13 +19,13 @@ from cachestore.files.paths import ClaimName, LedgerName
 from cachestore.jobs.claiming import Claiming, Patience
 from cachestore.jobs.encoding import EncoderState, Encoding
 from cachestore.jobs.known_entries import KnownEntries
-from cachestore.jobs.task import DecodedUnit, PartitionGroup, Reading, Task, words_of
+from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, Reading, words_of
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.attempts import Attempts
 from cachestore.work.choice import poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledger
-from cachestore.work.passes import Round
+from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import Stages
 from cachestore.work.workers import Beat, Watch
@@ -41,19 +41,23 @@ class Worker:
     """Does a worker's share of rounds. Belongs to one thread; those that read ahead and append behind it end before a call returns."""
 
     def __init__(
-        self, task: Task, beat: Beat, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        job: Job,
+        ref: PassRef,
+        beat: Beat,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Looks at the store; starts nothing."""
-        self.task = task
+        self.job = job
         self.beat = beat
-        self.claims = Claims(task.layout, task.ref.folder(task.layout), beat.worker, Watch(task.layout, clock))
-        self.attempts = Attempts(task.layout, self.claims.folder, beat.worker)
-        self._known = KnownEntries(task.layout, task.ref)
+        self.claims = Claims(job.layout, ref.folder(job.layout), beat.worker, Watch(job.layout, clock))
+        self.attempts = Attempts(job.layout, self.claims.folder, beat.worker)
+        self._known = KnownEntries(job.layout, ref)
         self._stages = Stages(clock)
-        self._encoding = Encoding(task, beat, self._known, self._stages, clock=clock)
-        self._claiming = Claiming(task, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
-        self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(task.encoders)]
-        self._clock = clock
+        self._encoding = Encoding(job, ref, beat, self._known, self._stages, clock=clock)
+        self._claiming = Claiming(job, ref, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
+        self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
         self._sleep = sleep
 
     @property
@@ -64,23 +68,17 @@ class Worker:
     def close(self) -> None:
         """Give back models and files; what is gathered and not acknowledged is forgotten."""
         self._encoding.discard()
-        for encoder in self.task.encoders:
+        for encoder in self.job.encoders:
             encoder.close()
         self._known.close()
-
-    def pause(self) -> None:
-        """Idle for one poll. Raises Incomplete when cancelled."""
-        self._encoding.check_cancelled()
-        self._encoding.tell()
-        self._sleep(poll_seconds(self.task.world_size))
 
     def do_round(self, opened: Round) -> None:
         """Work until every partition of a round has a ledger, whoever wrote it.
 
         Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
         """
-        recipes = range(len(self.task.plan.recipes))
-        waits = self.patience()
+        recipes = range(len(self.job.plan.recipes))
+        waits = Patience()
         if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
             self._known.forget()
         while True:
@@ -95,20 +93,17 @@ class Worker:
                 newest = self.claims.newest(opened.number)
                 self.wait(waits, len(finished), {slot: newest[slot] for slot in missing if slot in newest})
 
-    def patience(self) -> Patience:
-        """Bounds a wait that begins now."""
-        return Patience(self._clock)
-
     def wait(self, waits: Patience, state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Idle for one poll: others hold all that is left. No claims at all are fine.
 
         Raises Incomplete when cancelled, or when neither `state` nor the claims nor the count of any holder moved for too long.
         """
         self._claiming.look(waits, state, claims)
-        self.pause()
+        self._encoding.check_cancelled()
+        self._encoding.tell()
+        self._sleep(poll_seconds(self.job.placement.world_size))
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
-        """Work on a recipe until nothing of it is left to take; whether there was anything."""
         worked = False
         while taken := self._claiming.take(opened, state.recipe):
             worked = True
@@ -120,7 +115,7 @@ class Worker:
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do a group of partitions, and while plenty is free what comes after them."""
         self.beat.rise(phase="working")
-        with self._encoding.behind, self._stages.stretch(max(1, self.task.threads)):
+        with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
             try:
                 if group.dead:
                     self._do_one_by_one(state, group)
@@ -135,7 +130,7 @@ class Worker:
         self.beat.write()
 
     def _do_in_batches(self, state: EncoderState, group: PartitionGroup) -> None:
-        encoder, threads = state.encoder, self.task.threads
+        encoder, threads = state.encoder, self.job.threads
         decoded = ahead(
             partial(self._decode_step, encoder),
             self._units(state, group),
@@ -157,7 +152,7 @@ class Worker:
         """The units of a group, its end, then those of the next one, which is claimed when somebody asks for them."""
         while True:
             for _recipe, p in group.slots:
-                yield from ((group, self.task.plan.unit(place)) for place in group.opened.partition(state.recipe, p))
+                yield from ((group, self.job.plan.unit(place)) for place in group.opened.partition(state.recipe, p))
             yield group, None
             taken = self._claiming.take(group.opened, state.recipe, is_ahead=True)
             if not taken:
@@ -170,7 +165,8 @@ class Worker:
 
     def _do_one_by_one(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
-        deadly = self._deadly(group.dead)
+        named = self.attempts.last_units()
+        deadly = {named[worker]: self._claiming.how_they_died(group.dead, worker) for worker in group.dead if worker in named}
         try:
             for place in (place for _recipe, p in group.slots for place in group.opened.partition(state.recipe, p)):
                 self._encoding.check_cancelled()
@@ -178,18 +174,13 @@ class Worker:
                     group.outcomes[place] = Outcome(place, "failed", reason=deadly[place])
                     continue
                 self.attempts.begin(place)
-                self._encoding.add(state, group, self._decode(state.encoder, self.task.plan.unit(place)))
+                self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(place)))
                 self._encoding.encode_rest(state, group)
                 self._encoding.land(0)
                 self.beat.rise(phase="working")
             self._finish(state, group)
         finally:
             self.attempts.end()
-
-    def _deadly(self, dead: Sequence[str]) -> dict[int, str]:
-        """The units that dead workers were on when they died, each with how that came about."""
-        named = self.attempts.last_units()
-        return {named[worker]: self._claiming.how_they_died(dead, worker) for worker in dead if worker in named}
 
     def _finish(self, state: EncoderState, group: PartitionGroup) -> None:
         """Encode what waits, then let the segment be closed, as every unit of the group was looked at."""
@@ -202,7 +193,7 @@ class Worker:
         for slot in group.slots:
             outcomes = tuple(group.outcomes[place] for place in group.opened.partition(state.recipe, slot[1]))
             name = LedgerName(group.opened.number, *slot)
-            publish_ledger(self.task.layout, self.claims.folder, Ledger(name, self.beat.worker, self.task.launch, outcomes))
+            publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.beat.worker, self.job.launch, outcomes))
         self.beat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
         self.beat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
         self.beat.write()
@@ -211,7 +202,7 @@ class Worker:
 
     def _decode(self, encoder: Encoder, unit: Unit) -> DecodedUnit | Outcome:
         """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
-        reading = Reading(self.task.source)
+        reading = Reading(self.job.source)
         try:
             with self._stages.busy("read"):
                 resolved = encoder.resolve(unit.request, reading)

@@ -9,6 +9,7 @@ from pathlib import Path
 from cachestore.core.arguments import as_switch
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.ranks import Placement
 from cachestore.core.words import first_of
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
@@ -16,6 +17,7 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.task import Job
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.maintain.moved import NewPlaces, check_names, files_where_they_are, new_places, request_at
 from cachestore.source.combined import Moved
@@ -106,7 +108,8 @@ def _rebuild(layout: Layout, told: Told, moved: NewPlaces) -> bool:
         hints: Mapping[str, Json] = done.request if done is not None else {}
         listing = int(done.report.get("listing", 0)) if done is not None else 0
         source = files_where_they_are(hints, moved, layout)
-        return Reconciler(layout, plan, told.ref, source, "repair", request=hints).rebuild_catalog(told.generation, told.digest, listing)
+        job = Job(layout, plan, (), source, Placement(), "repair", request=hints)
+        return Reconciler(job, told.ref).rebuild_catalog(told.generation, told.digest, listing)
     except (FormatError, FileNotFoundError):
         return False
 

@@ -1,8 +1,7 @@
 """How far a pass is, seen from outside: from rounds, claims, ledgers and the workers' beats. Changes nothing.
 
-Units are counted when published: a worker's beat counts what is acknowledged, never what is merely encoded. A look costs two
-listings and the beats of those at work: what never changes again (a plan's header, a round, the beat of a worker that ended) is read
-once by each observer, and a plan's rows are not read at all.
+A look costs two listings and the beats of those at work: what never changes again (a plan's header, a round, the beat of a worker that
+ended) is read once by each observer, and a plan's rows are not read at all.
 """
 
 import time
@@ -15,13 +14,13 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import ClaimName, Layout, PassFolder, parse_claim, parse_plan, parse_worker, to_repair
-from cachestore.work.claims import Claims, Slot
+from cachestore.files.paths import ClaimName, Layout, parse_plan, parse_worker, to_repair
+from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_beat
+from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_beat
 
 STILL_SECONDS: Final = 30.0
 """A worker whose count has not risen for so long is named as silent."""
@@ -30,6 +29,8 @@ WORKING: Final = "working"
 WAITING: Final = "waiting"
 """The phase of a worker that has nothing of its own to do: it stands still, and is not silent."""
 ENDED: Final = "ended"
+
+_OF_BEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,7 @@ class PassStatus:
 
     def counts(self) -> dict[str, Json]:
         """What `on_progress` is told: units published over all workers (`reused`, `encoded`, `failed`) of `total`, `plan` and `pass`."""
-        counted: dict[str, Json] = {"reused": self.reused, "encoded": self.encoded, "failed": self.failed, "total": self.total}
-        return {"plan": self.plan, "pass": self.number, **counted}
+        return {"plan": self.plan, "pass": self.number, **{name: getattr(self, name) for name in (*COUNTS, "total")}}
 
     __repr__ = in_short
 
@@ -163,12 +163,14 @@ class Observer:
         sizes = self._sizes(ref, rounds[-1]) if rounds else ()
         number = rounds[-1] if rounds else 0
         finished = list_ledgers(folder, number)
-        claims = _open_claims(folder, number, len(sizes), finished)
+        reader = Claims(self.layout, folder, "", Watch(self.layout))
+        newest = reader.newest(number).items()
+        claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = read_done(self.layout, ref)
         beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
-        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], folder, claims)
+        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], reader, claims)
         kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
-        reused, encoded, failed = _told(done.report) if done else _counted(ranks, kept, outline.unit_count, number)
+        counted = _counted(ranks, kept, outline.unit_count, number)
         return PassStatus(
             plan=ref.plan,
             number=ref.number,
@@ -176,9 +178,7 @@ class Observer:
             partitions=sum(map(partition_count, sizes)),
             finished=len(finished),
             claimed=len(claims),
-            reused=reused,
-            encoded=encoded,
-            failed=failed,
+            **({name: int(done.report[name]) for name in COUNTS} if done else counted),
             complete=done is not None,
             total=outline.unit_count,
             units=sum(sizes),
@@ -189,8 +189,12 @@ class Observer:
     def newest(self, plan: str) -> PassStatus | None:
         """How far the newest pass of a plan is; None where none was begun, or where it cannot be read."""
         numbers = list_passes(self.layout, plan)
+        return self._look(PassRef(plan, numbers[-1])) if numbers else None
+
+    def _look(self, ref: PassRef) -> PassStatus | None:
+        """As `look`; None where the pass cannot be read."""
         try:
-            return self.look(PassRef(plan, numbers[-1])) if numbers else None
+            return self.look(ref)
         except (FormatError, OSError):
             return None
 
@@ -203,12 +207,7 @@ class Observer:
         newest = min(
             (beat for beat in beats if age_of(beat) + lived(beat) <= longest), key=lambda beat: age_of(beat) + lived(beat), default=None
         )
-        if newest is None or not newest["plan"]:
-            return None
-        try:
-            return self.look(PassRef(newest["plan"], newest["pass"]))
-        except (FormatError, OSError):
-            return None
+        return self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None and newest["plan"] else None
 
     def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
         """What turns one worker's counts into those of all, for `on_progress`: at most one look every `seconds`."""
@@ -219,11 +218,8 @@ class Observer:
             if self.clock() - looked_at < seconds:
                 return
             looked_at = self.clock()
-            try:
-                status = self.look(PassRef(str(counts["plan"]), int(counts["pass"])))
-            except (FormatError, OSError):
-                return
-            on_progress(status.counts())
+            if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
+                on_progress(status.counts())
 
         return tell
 
@@ -237,49 +233,33 @@ class Observer:
         if (ref, number) not in self._rounds:
             starts = self._outline(ref.plan).units_at
             path = ref.folder(self.layout).round(number)
-            found = read_round_record(self.layout, ref, number).get("units")
-            listed = cast("list[Any]", found) if isinstance(found, list) else []
+            listed = _listed(read_round_record(self.layout, ref, number).get("units"))
             if len(listed) != len(starts) - 1:
                 raise FormatError(f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run {to_repair(path)}")
-            sizes = [starts[at + 1] - starts[at] if units is None else _count(units) for at, units in enumerate(listed)]
+            sizes = (starts[at + 1] - starts[at] if units is None else len(_listed(units)) for at, units in enumerate(listed))
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
     def _beats(self) -> list[Mapping[str, Any]]:
         """What all workers show, oldest first; of those that ended, what they showed last."""
-        workers = list(filter(None, map(parse_worker, names_in(self.layout.workers))))
-        found: list[Mapping[str, Any]] = []
-        for worker in workers:
-            beat = self._final.get(worker) or read_beat(self.layout, worker)
-            if beat is None:
-                continue
-            if beat["phase"] == ENDED:
-                self._final[worker] = beat
-            found.append(beat)
+        workers = filter(None, map(parse_worker, names_in(self.layout.workers)))
+        beats = (self._final.get(worker) or read_beat(self.layout, worker) for worker in workers)
+        found = [beat for beat in beats if beat is not None]
+        self._final |= {beat["worker"]: beat for beat in found if beat["phase"] == ENDED}
         return sorted(found, key=lambda beat: beat["started"])
 
     def _rank_status(self, beat: Mapping[str, Any]) -> RankStatus:
         alive, beat = self._life(beat)
         age = age_of(beat)
         still = self._still_seconds(beat, age)
-        done = beat["reused"] + beat["encoded"] + beat["failed"]
+        done = sum(beat[name] for name in COUNTS)
         busy = lived(beat) + (0.0 if beat["phase"] == ENDED else still)
         return RankStatus(
-            rank=beat["rank"],
-            host=beat["host"],
-            pid=beat["pid"],
+            **{name: beat[name] for name in _OF_BEATS},
             rate=round(done / max(busy, 0.001), 2),
             done=done,
             beat_age_seconds=round(age, 1),
-            phase=beat["phase"],
-            reused=beat["reused"],
-            encoded=beat["encoded"],
-            failed=beat["failed"],
             alive=alive,
-            worker=beat["worker"],
-            launch=beat["launch"],
-            count=beat["count"],
-            slowest_batch=beat["slowest_batch"],
             still_seconds=round(still, 1),
         )
 
@@ -303,46 +283,27 @@ class Observer:
         self._seen[beat["worker"]] = (beat["count"], self.clock())
         return age if seen is None else 0.0
 
-    def _name_waiting(self, ranks: list[RankStatus], folder: PassFolder, claims: Mapping[Slot, ClaimName]) -> list[RankStatus]:
+    def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
         """Tell those who wait from those who are silent: a worker without an open claim has nothing to do until others are finished."""
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
-        reader = Claims(self.layout, folder, "", Watch(self.layout))
-        busy = {reader.holder(name) for name in claims.values()}
+        busy = set(map(reader.holder, claims))
         return [replace(one, phase=WAITING) if one.phase == WORKING and one.worker not in busy and one.is_silent else one for one in ranks]
 
 
-def _count(units: Any) -> int:
-    """How many units a round lists of a recipe; none where it lists something else."""
-    return len(cast("list[Any]", units)) if isinstance(units, list) else 0
+def _listed(found: Any) -> list[Any]:
+    return cast("list[Any]", found) if isinstance(found, list) else []
 
 
-def _open_claims(folder: PassFolder, number: int, recipes: int, finished: Collection[Slot]) -> dict[Slot, ClaimName]:
-    """The newest claim of each partition of a round that is claimed and not finished."""
-    found: dict[Slot, ClaimName] = {}
-    for name in filter(None, map(parse_claim, names_in(folder.claims))):
-        slot = (name.recipe, name.partition)
-        is_open = name.round == number and name.recipe < recipes and slot not in finished
-        if is_open and (slot not in found or name.n > found[slot].n):
-            found[slot] = name
-    return found
-
-
-def _told(report: Mapping[str, Any]) -> tuple[int, int, int]:
-    return int(report["reused"]), int(report["encoded"]), int(report["failed"])
-
-
-def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> tuple[int, int, int]:
-    """(reused, encoded, failed) over all workers of a pass, never more than there are units.
+def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
+    """Units over all workers of a pass, never more than there are.
 
     Work that was done twice was counted twice: failures that a later round tries again, else entries that two workers made.
     """
-    failed, encoded = sum(one.failed for one in ranks), sum(one.encoded for one in ranks)
-    reused = kept + sum(one.reused for one in ranks)
-    surplus = max(0, reused + encoded + failed - total)
-    cut = min(surplus, failed) if number else 0
-    failed, surplus = failed - cut, surplus - cut
-    cut = min(surplus, encoded)
-    encoded, surplus = encoded - cut, surplus - cut
-    cut = min(surplus, reused)
-    return reused - cut, encoded, failed - (surplus - cut)
+    counts = {name: sum(getattr(one, name) for one in ranks) for name in COUNTS}
+    counts["reused"] += kept
+    surplus = max(0, sum(counts.values()) - total)
+    for name in (*["failed"] * bool(number), "encoded", "reused", "failed"):
+        cut = min(surplus, counts[name])
+        counts[name], surplus = counts[name] - cut, surplus - cut
+    return counts

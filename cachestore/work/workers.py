@@ -36,9 +36,12 @@ SILENT_SECONDS: Final = 180.0
 SILENT_BATCHES: Final = 3.0
 SLOW_SECONDS: Final = 10.0
 SLOW_BATCHES: Final = 5.0
+COUNTS: Final = ("reused", "encoded", "failed")
+"""What a worker, a pass and a report count of units that are dealt with."""
+
 _FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("host", "boot", "launch", "plan", "phase"), str),
-    **dict.fromkeys(("pid", "world_size", "pass", "count", "reused", "encoded", "failed"), int),
+    **dict.fromkeys(("pid", "world_size", "pass", "count", *COUNTS), int),
     **dict.fromkeys(("slowest_batch", "started", "updated"), (int, float)),
 }
 """What every beat says, and of which kind it is."""
@@ -140,30 +143,18 @@ class Beat:
     def write(self) -> None:
         """Show the beat now."""
         self._written_at = self.clock()
-        body: dict[str, Json] = {
-            "worker": self.worker,
-            "host": host_name(),
-            "boot": boot_id(),
-            "pid": os.getpid(),
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "launch": self.launch,
-            "plan": self.plan,
-            "pass": self.pass_number,
-            "phase": self.phase,
-            "count": self.count,
-            "slowest_batch": round(self.slowest_batch, 3),
-            "reused": self.reused,
-            "encoded": self.encoded,
-            "failed": self.failed,
-            "stages": dict(self.stages),
-            "started": round(self._started, 3),
-            "updated": round(time.time(), 3),
-            "lived": round(self.clock() - self._began, 3),
-            "pass_seconds": round(self.pass_seconds(), 3),
-            "at": round(time.monotonic(), 3),
-            **self.detail,
+        own = ("worker", "rank", "world_size", "launch", "plan", "phase", "count", *COUNTS)
+        seconds = {
+            "slowest_batch": self.slowest_batch,
+            "started": self._started,
+            "updated": time.time(),
+            "lived": self.clock() - self._began,
+            "pass_seconds": self.pass_seconds(),
+            "at": time.monotonic(),
         }
+        body: dict[str, Json] = {name: getattr(self, name) for name in own}
+        body |= {"host": host_name(), "boot": boot_id(), "pid": os.getpid(), "pass": self.pass_number, "stages": dict(self.stages)}
+        body |= {name: round(value, 3) for name, value in seconds.items()} | dict(self.detail)
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, body))
 
 

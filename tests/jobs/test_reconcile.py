@@ -3,18 +3,12 @@
 from contextlib import closing
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cachestore.core.errors import RecipeMismatch, Superseded
 from cachestore.core.inputs import combined_digest, digests_of
-from cachestore.core.samples import Sample
 from cachestore.files.paths import Layout, LedgerName
 from cachestore.jobs import reconcile
-from cachestore.jobs.presence import _among
-from cachestore.jobs.task import Task
 from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
@@ -25,6 +19,7 @@ from cachestore.work.plan import read_plan
 from cachestore.work.workers import Beat
 from tests import fakes
 from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
+from tests.jobs.bench import edits, failed, seeing, worked_on
 
 
 def fetch(one, number=None):
@@ -44,17 +39,6 @@ def record(one, number, *outcomes, partition=0, launch=None):
     """A ledger for a partition of a round, as a worker of a launch would write it."""
     folder = fakes.reconciler(one).ref.folder(one.layout)
     publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition), "w" * 32, launch or one.launch, outcomes))
-
-
-def failed(unit=0, *, is_transient=False):
-    return Outcome(unit, "failed", reason="it failed", is_transient=is_transient)
-
-
-def worked_on(one, number=None):
-    """The units that round 0 of a pass worked on, by caption or reference."""
-    reconciler = fakes.reconciler(one, number)
-    opened = read_round(one.layout, reconciler.ref, one.plan, 0)
-    return {next(iter(one.plan.unit(place).request.values())) for units in opened.units for place in units}
 
 
 # How a pass begins
@@ -100,26 +84,6 @@ def test_a_pass_works_on_what_is_new_and_on_what_was_lost(root):
     one.layout.segment(lost.digest).unlink()
     open_pass(one)
     assert worked_on(one) == {"b", "c"}
-
-
-def test_a_picture_with_another_time_is_looked_at_and_one_with_the_same_is_not(root):
-    source = Pictures({"a.png": b"one", "b.png": b"two", "c.png": b"three"})
-    one = fakes.job(root, pictures(*source.files), [FakeEncoder("latents")], source=source)
-    run_pass(one)
-    source.times["b.png"] = 5
-    again = as_launch(one, "again")
-    open_pass(again)
-    assert worked_on(again) == {"b.png"}
-
-
-def test_a_picture_whose_time_proved_nothing_is_looked_at_again(root, monkeypatch):
-    source = Pictures({"a.png": b"one"})
-    one = fakes.job(root, pictures("a.png"), [FakeEncoder("latents")], source=source)
-    monkeypatch.setattr(source.__class__, "read", lambda self, name: (self.files[name], (-1, -1)))
-    run_pass(one)
-    again = as_launch(one, "again")
-    open_pass(again)
-    assert worked_on(again) == {"a.png"}
 
 
 # Rounds
@@ -215,10 +179,8 @@ def left(root, source, samples, encoder, *, launch="killed"):
     """A pass in which one worker recorded everything and died before it reconciled."""
     one = fakes.job(root, samples, [encoder], source=source, launch=launch)
     ref = open_pass(one)
-    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat:
-        task = Task(one.layout, one.plan, ref, one.encoders, source, 0, 1, launch)
-        with closing(Worker(task, beat)) as worker:
-            worker.do_round(fetch(one)[0])
+    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat, closing(Worker(one, ref, beat)) as worker:
+        worker.do_round(fetch(one)[0])
     return one
 
 
@@ -260,15 +222,6 @@ def test_a_picture_that_disappeared_since_is_a_failure(root):
 # Captions that are shown images
 
 
-def edits(*control, caption="redder"):
-    """One sample for each tuple of control images."""
-    return [Sample(f"{number}", {"control": references}, (caption,)) for number, references in enumerate(control)]
-
-
-def seeing():
-    return FakeEncoder("text", shown="control")
-
-
 def test_a_caption_is_another_unit_beside_other_images(root):
     source = Pictures({"a.png": b"a", "b.png": b"b", "same as a.png": b"a"})
     encoder = seeing()
@@ -284,36 +237,6 @@ def test_a_caption_is_another_unit_beside_other_images(root):
     )
 
 
-def test_unchanged_images_are_neither_read_nor_encoded_again(root):
-    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
-    fakes.run(root, samples, seeing(), source=source)
-    source.reads.clear()
-    again = fakes.run(root, samples, seeing(), source=source)
-    assert (again.complete, again.encoded, again.reused, source.reads) == (True, 0, 2, [])
-
-
-def test_a_replaced_image_makes_the_texts_anew_that_see_it_and_no_others(root):
-    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"), ("a.png",))
-    fakes.run(root, samples, seeing(), source=source)
-    source.files["b.png"] = b"B"
-    source.times["b.png"] = 5
-    again = fakes.run(root, samples, seeing(), source=source)
-    assert (again.encoded, again.reused) == (1, 1)
-    source.times["a.png"] = 6  # touched alone
-    once_more = fakes.run(root, samples, seeing(), source=source)
-    assert (once_more.encoded, once_more.reused) == (0, 2)
-
-
-@pytest.mark.parametrize("now", [("b.png",), ("a.png", "b.png"), ()])
-def test_a_sample_that_lists_other_images_has_another_text_whatever_its_caption(root, now):
-    source = Pictures({"a.png": b"a", "b.png": b"b"})
-    fakes.run(root, edits(("a.png",)), seeing(), source=source)
-    before = catalog(root).column("text", "caption").row_keys(0)
-    report = fakes.run(root, edits(now), seeing(), source=source)
-    assert (report.encoded, report.failed) == ((1, 0) if now else (0, 1))
-    assert catalog(root).column("text", "caption").row_keys(0) != before
-
-
 def test_an_image_replaced_since_an_unfinished_pass_recorded_its_text_makes_it_anew(root):
     source = Pictures({"a.png": b"a", "b.png": b"b"})
     one = left(root, source, edits(("a.png", "b.png")), seeing())
@@ -323,122 +246,13 @@ def test_an_image_replaced_since_an_unfinished_pass_recorded_its_text_makes_it_a
     assert encoder.encoded == ["redder"]
 
 
-@pytest.mark.parametrize(
-    ("change", "stays"),
-    [
-        (lambda source: source.times.update({"b.png": 5}), True),
-        (lambda source: source.files.update({"b.png": b"longer"}), False),
-        (lambda source: source.files.pop("b.png"), False),
-    ],
-    ids=["touched", "replaced", "gone"],
-)
-def test_a_kept_text_stays_while_the_images_that_it_saw_are_the_same(root, change, stays):
-    source, samples = Pictures({"a.png": b"a", "b.png": b"b"}), edits(("a.png", "b.png"))
-    fakes.run(root, samples, seeing(), source=source)
-    change(source)
-    fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    assert (catalog(root).column("text", "caption").row_keys(0)[0] is not None) == stays
-
-
-def test_an_image_that_changed_after_it_was_read_is_named(root):
-    source = Pictures({"a.png": b"a", "b.png": b"b"})
-
-    def replace_it(_items):
-        source.times["b.png"] = 5
-
-    encoder = FakeEncoder("text", shown="control", before_encode=replace_it)
-    report = fakes.run(root, edits(("a.png", "b.png")), encoder, source=source)
-    assert report.changed == ("a.png", "b.png")  # which of them it was is not recorded
-
-
 # Catalogs
-
-
-def test_the_catalog_pairs_each_sample_with_the_entries_of_its_own_inputs(root):
-    source = Pictures({f"{n}.png": b"undecodable" if n == 2 else f"{n}".encode() for n in range(5)})
-    one = fakes.job(root, pictures(*source.files), [FakeEncoder("text"), FakeEncoder("latents")], source=source)
-    report = run_pass(one)
-    assert report.failed == 1
-    found = catalog(root)
-    latents, text = found.column("latents", "image"), found.column("text", "caption")
-    for row, name in enumerate(found.ids):
-        assert text.row_cells(row)[0].input.hex() == fakes.digest_text(f"caption of {name}")
-        cell = latents.row_cells(row)[0]
-        assert (cell.key is None) == (name == "2.png")
-        if cell.key is not None:
-            assert cell.input.hex() == fakes.digest_bytes(source.files[name])
 
 
 def test_a_catalog_equal_to_the_newest_is_not_published_again(root):
     one = fakes.job(root, captions("a"), [FakeEncoder()])
     generations = {run_pass(as_launch(one, f"launch {n}")).generation for n in range(3)}
     assert generations == {1}
-
-
-def test_another_encoders_column_is_kept(root):
-    source = Pictures({"a.png": b"one"})
-    samples = pictures("a.png")
-    fakes.run(root, samples, FakeEncoder("text"), source=source)
-    report = fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    found = catalog(root)
-    assert report.generation == found.generation == 2
-    assert {(column.encoder, column.keys[0] != bytes(16)) for column in found.columns} == {("text", True), ("latents", True)}
-    assert {recipe.encoder for recipe in found.recipes.values()} == {"text", "latents"}
-
-
-def test_a_kept_cell_is_emptied_when_what_it_was_made_from_changes(root):
-    source = Pictures({"a.png": b"one", "b.png": b"two"})
-    samples = pictures("a.png", "b.png")
-    fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    source.files["a.png"], source.times["a.png"] = b"ONE", 5
-    fakes.run(root, samples, FakeEncoder("text"), source=source)
-    latents = catalog(root).column("latents", "image")
-    assert [latents.row_keys(row)[0] is None for row in range(2)] == [True, False]
-
-
-def test_a_kept_cell_stays_when_its_file_was_only_touched(root):
-    source = Pictures({"a.png": b"one"})
-    fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
-    source.times["a.png"] = 5
-    fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
-    latents = catalog(root).column("latents", "image")
-    assert latents.row_keys(0)[0] is not None
-
-
-def test_a_kept_cell_is_emptied_when_its_file_is_gone(root):
-    source = Pictures({"a.png": b"one"})
-    fakes.run(root, pictures("a.png"), FakeEncoder("latents"), source=source)
-    del source.files["a.png"]
-    fakes.run(root, pictures("a.png"), FakeEncoder("text"), source=source)
-    assert catalog(root).column("latents", "image").row_keys(0) == [None]
-
-
-def test_a_kept_column_has_empty_cells_for_new_samples_and_none_for_those_that_left(root):
-    fakes.run(root, captions("a", "b"), FakeEncoder("text"))
-    source = Pictures({"x.png": b"x"})
-    samples = [*captions("a")[:1], *pictures("x.png")]
-    fakes.run(root, samples, FakeEncoder("latents"), source=source)
-    found = catalog(root)
-    text = found.column("text", "caption")
-    assert list(found.ids) == ["0000", "x.png"]
-    assert [text.row_keys(row)[0] is None for row in range(2)] == [False, True]
-
-
-def test_a_kept_caption_cell_is_emptied_when_the_caption_is_edited(root):
-    source = Pictures({"a.png": b"one"})
-    fakes.run(root, captions("before"), FakeEncoder("text"))
-    fakes.run(root, captions("after"), FakeEncoder("latents"), source=source)
-    text = catalog(root).column("text", "caption")
-    assert text.row_keys(0) == [None]
-
-
-def test_the_catalog_remembers_what_each_encoder_was_asked_for(root):
-    samples = pictures("a.png")
-    source = Pictures({"a.png": b"one"})
-    for name in ("text", "latents"):
-        run_pass(fakes.job(root, samples, [FakeEncoder(name)], source=source, launch=name, request={"asked": name}))
-    found = catalog(root)
-    assert found.request == {"text": {"asked": "text"}, "latents": {"asked": "latents"}}
 
 
 def test_a_damaged_catalog_costs_looking_not_encoding(root):
@@ -469,38 +283,6 @@ def test_a_catalog_that_is_damaged_while_a_pass_builds_on_it_is_done_without(roo
 # Reports
 
 
-def test_pictures_of_equal_bytes_count_as_one_encoded_and_the_rest_reused(root):
-    source = Pictures({"a.png": b"same", "b.png": b"same", "c.png": b"other"})
-    report = fakes.run(root, pictures(*source.files), FakeEncoder("latents"), source=source)
-    assert (report.wanted, report.encoded, report.reused) == (3, 2, 1)
-
-
-def test_every_sample_of_a_failed_caption_is_listed(root):
-    def refuse(items):
-        if "bad" in items:
-            raise ValueError("no")
-
-    report = fakes.run(root, captions("bad", "good", "bad"), FakeEncoder(before_encode=refuse))
-    assert [failure["sample"] for failure in report.failures] == ["0000", "0002"]
-    assert (report.failed, report.encoded, report.samples) == (1, 1, 3)
-    assert fakes.adds_up(report)
-
-
-def test_a_failed_unit_that_no_sample_refers_to_is_listed_without_one(root):
-    def refuse(items):
-        if "" in items:
-            raise ValueError("no")
-
-    encoder = FakeEncoder(before_encode=refuse)
-    report = run_pass(fakes.job(root, captions("a"), [encoder], extra=[(0, {"caption": ""})]))
-    assert [(failure["sample"], failure["encoder"]) for failure in report.failures] == [("", "text")]
-
-
-def test_a_report_counts_the_bytes_that_the_pass_made(root):
-    assert fakes.run(root, captions("a", "b"), FakeEncoder()).bytes == 32
-    assert fakes.run(root, captions("a", "b"), FakeEncoder()).bytes == 0
-
-
 def test_the_end_names_every_launch_that_took_part(root):
     one = half(root, Pictures({"a.png": b"one"}), ["a.png"], launch="first")
     run_pass(as_launch(one, "second"))
@@ -529,19 +311,6 @@ def test_a_pass_that_adds_nothing_adds_no_file_but_its_own_end(root):
     assert lasting(root) == before
     assert list_generations(one.layout, "train") == [1]
     assert list(read_ledgers(PassRef(one.plan.name, 2).folder(one.layout), 0)) == []
-
-
-keys_of_two_halves = st.tuples(st.sampled_from([b"a" * 8, b"b" * 8, bytes(8)]), st.sampled_from([b"c" * 8, bytes(7) + b"d", bytes(8)])).map(
-    b"".join
-)
-
-
-@given(st.lists(keys_of_two_halves, max_size=8), st.lists(keys_of_two_halves, max_size=8))
-def test_keys_are_found_among_others_as_in_a_set(keys, present):
-    def rows(values):
-        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
-
-    assert _among(rows(keys), rows(present)).tolist() == [key in set(present) for key in keys]
 
 
 # Which listing of the source is the newest

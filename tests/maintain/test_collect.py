@@ -18,7 +18,8 @@ from cachestore.core.errors import BadInput, FormatError, StoreNotFound
 from cachestore.core.ranks import Placement
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_loop import Job, run_pass
+from cachestore.jobs.pass_loop import run_pass
+from cachestore.jobs.task import Job
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import collect, compact, drop
 from cachestore.storage.append import publish_segment

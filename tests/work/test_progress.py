@@ -6,7 +6,6 @@ import pytest
 
 from cachestore.core.errors import FormatError
 from cachestore.files.records import decode_record, encode_record
-from cachestore.jobs.task import Task
 from cachestore.jobs.worker import Worker
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
@@ -46,7 +45,7 @@ def test_a_pass_that_is_not_begun_has_no_partitions(root):
 def test_an_open_pass_says_what_is_finished_and_what_is_claimed(root):
     one, ref = begun(root, captions("a", "b", "c"), FakeEncoder())
     with Beat(one.layout, one.plan.name, 1, "launch", 3, 4) as beat:
-        worker = Worker(Task(one.layout, one.plan, ref, one.encoders, one.source, 0, 1, "launch"), beat)
+        worker = Worker(one, ref, beat)
         for partition in range(2):
             worker.claims.take(0, (0, partition))
         status = pass_status(one.layout, ref)
@@ -166,7 +165,7 @@ def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock
     one, ref = three
     observer = Observer(one.layout, clock)
     with beat_of(one) as busy, beat_of(one, rank=1) as idle:
-        worker = Worker(Task(one.layout, one.plan, ref, one.encoders, one.source, 0, 1, "launch"), busy)
+        worker = Worker(one, ref, busy)
         worker.claims.take(0, (0, 0))
         busy.rise(phase="working")
         idle.rise(phase="working")

@@ -1,0 +1,209 @@
+"""Which partitions a worker takes, and how long it waits for those of others."""
+
+import os
+import threading
+import time
+
+import pytest
+
+import cachestore.work.claims
+from cachestore.core.errors import Incomplete
+from cachestore.jobs.claiming import STUCK_SECONDS
+from cachestore.work.choice import POOL_UNITS
+from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, host_name
+from tests.fakes import Clock, FakeEncoder, captions
+from tests.jobs.bench import Bench, results
+
+
+def pools_taken(bench, encoder, **options):
+    """How many units each claim of a worker's held, with how many it had encoded by then."""
+    taken = []
+    with bench.worker(**options) as worker:
+        pool_of = worker._claiming.group_of
+
+        def note(opened, slots):
+            taken.append((sum(len(opened.partition(*slot)) for slot in slots), len(encoder.encoded)))
+            return pool_of(opened, slots)
+
+        worker._claiming.group_of = note
+        worker.do_round(bench.opened)
+    return taken
+
+
+def test_where_plenty_is_left_the_next_partitions_are_claimed_while_the_last_are_encoded(root):
+    encoder = FakeEncoder(limit=4)
+    bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), encoder)
+    (first, *ahead) = pools_taken(bench, encoder, threads=1)
+    assert first == (POOL_UNITS, 0)
+    assert ahead[0][0] == POOL_UNITS
+    assert 0 < ahead[0][1] < POOL_UNITS
+    assert sum(units for units, _encoded in [first, *ahead]) == len(encoder.encoded) == 6 * POOL_UNITS
+
+
+def test_where_little_is_left_nothing_is_claimed_before_all_that_was_taken_is_encoded(root):
+    """Else a worker would sit on what another could do now."""
+    encoder = FakeEncoder(limit=1)
+    bench = Bench(root, captions(*map(str, range(12))), encoder)
+    done = 0
+    for units, encoded in pools_taken(bench, encoder, threads=2, world=3):
+        assert encoded == done
+        done += units
+    assert done == 12
+
+
+def test_two_workers_do_no_partition_twice(root):
+    samples = captions(*map(str, range(300)))
+    one, other = FakeEncoder(), FakeEncoder()
+    bench = Bench(root, samples, FakeEncoder())
+    real = {"world": 2, "clock": time.monotonic, "sleep": time.sleep}
+    threads = [threading.Thread(target=bench.work, kwargs={"rank": n, "encoders": [e], **real}) for n, e in enumerate((one, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.encoded + other.encoded) == sorted(map(str, range(300)))
+
+
+def test_a_worker_begins_with_its_own_partitions(root):
+    encoder = FakeEncoder(limit=1)
+    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
+    with bench.worker(rank=3, world=8, encoders=[encoder]) as worker:
+        own = worker._claiming.take(bench.opened, 0)
+    assert own
+    assert all(partition % 8 == 3 for _recipe, partition in own)
+
+
+def test_a_worker_leaves_some_partitions_to_the_others(root):
+    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
+    with bench.worker(rank=0, world=8) as worker:
+        sizes = []
+        while sum(sizes) < 64:
+            sizes.append(len(worker._claiming.take(bench.opened, 0)))
+    assert sum(sizes) == 64
+    assert max(sizes) <= 4
+    assert sizes[-1] == 1
+
+
+def test_the_claim_of_a_dead_worker_is_taken_over(root):
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    with bench.worker() as dead:
+        assert len(dead._claiming.take(bench.opened, 0)) == 3
+    bench.work()
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_a_claim_that_cannot_be_read_holds_nobody_up(root):
+    bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
+    with bench.worker() as living:
+        for slot in living._claiming.take(bench.opened, 0):
+            path = bench.ref.folder(bench.job.layout).claims / f"0.{slot[0]}.{slot[1]}.0"
+            path.write_bytes(b"?")
+        bench.work()
+    assert set(results(bench).values()) == {"made"}
+
+
+@pytest.mark.parametrize(("slowest_batch", "patience"), [(0.0, SILENT_SECONDS), (0.1, SLOW_SECONDS), (4.0, SLOW_BATCHES * 4.0)])
+def test_an_idle_worker_does_the_claims_of_one_that_stands_still_over(root, slowest_batch, patience):
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    clock, encoder = Clock(), FakeEncoder()
+    with bench.worker() as slow:
+        slow.beat.batch_took(slowest_batch)
+        slow.beat.write()
+        held = slow._claiming.take(bench.opened, 0)
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(1), encoders=[encoder])
+    assert len(held) == 2
+    assert sorted(encoder.encoded) == ["a", "b"]
+    assert patience <= clock.now - 1000.0 <= patience + 2
+
+
+def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
+    """Until the other finishes, the idle one waits; it never takes what moves."""
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    encoder, clock = FakeEncoder(), Clock()
+    with bench.worker() as living:
+        slots = living._claiming.take(bench.opened, 0)
+
+        def sleep(seconds):
+            clock.sleep(20)
+            living.beat.rise()
+            living.beat.write()
+            if clock.now > 3000:
+                bench.do(living, slots)
+
+        bench.work(clock=clock, sleep=sleep, encoders=[encoder])
+    assert encoder.encoded == []
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_two_segments_of_a_doubled_claim_are_harmless(root):
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    with bench.worker() as slow:
+        slots, clock = slow._claiming.take(bench.opened, 0), Clock()
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
+        bench.do(slow, slots)
+    assert set(results(bench).values()) == {"made"}
+    assert len(bench.present()) == 2
+
+
+def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatch):
+    bench = Bench(root, captions("a"), FakeEncoder())
+    clock = Clock()
+    with bench.worker() as silent:
+        silent._claiming.take(bench.opened, 0)
+        beat = silent.beat
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
+        with pytest.raises(Incomplete) as ended:
+            bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
+    owner = f"rank 0, pid {os.getpid()} on {host_name()}, last beat 'planning' with count 0, unchanged for"
+    assert f"partition 0 of recipe 0 (text) held by {owner}" in str(ended.value)
+    assert beat.worker in str(ended.value)
+    assert "cachestore status" in str(ended.value)
+    assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + 60
+
+
+def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch(root, monkeypatch):
+    bench = Bench(root, captions("a"), FakeEncoder())
+    clock = Clock()
+    with bench.worker() as slow:
+        slow._claiming.take(bench.opened, 0)
+        slow.beat.batch_took(1000.0)  # silent after 3,000 s
+        slow.beat.write()
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
+
+        def sleep(_seconds):
+            clock.sleep(30)
+            if clock.now < 9000:
+                slow.beat.rise()
+                slow.beat.write()
+
+        with pytest.raises(Incomplete, match="nothing moved for 100 minutes"):
+            bench.work(clock=clock, sleep=sleep)
+    assert 8970 + 6000 <= clock.now <= 9000 + 6060
+
+
+def test_a_claim_that_cannot_be_taken_though_no_listing_shows_it_is_left_for_the_next_poll(root, monkeypatch):
+    """On NFS a listing may be a minute old; trying again at once would keep a processor and a server busy."""
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+    clock, polls = Clock(), []
+    with bench.worker() as other:
+        taken = other._claiming.take(bench.opened, 0)
+        really = other.claims.folder.claims
+        names = cachestore.work.claims.names_in
+        monkeypatch.setattr("cachestore.work.claims.names_in", lambda folder: [] if len(polls) < 3 and folder == really else names(folder))
+
+        def sleep(seconds):
+            polls.append(clock.sleep(seconds))
+            if len(polls) == 5:
+                bench.do(other, taken)
+
+        bench.work(clock=clock, sleep=sleep, encoders=[FakeEncoder()])
+    assert len(polls) == 5
+    assert set(results(bench).values()) == {"made"}
+
+
+def test_where_nobody_claims_what_cannot_be_taken_the_wait_ends_too(root, monkeypatch):
+    clock = Clock()
+    bench = Bench(root, captions("a"), FakeEncoder())
+    monkeypatch.setattr("cachestore.work.claims.note", lambda *_arguments: False)
+    with pytest.raises(Incomplete, match="partitions that nobody claims"):
+        bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
