@@ -1,5 +1,6 @@
 """The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -43,18 +44,26 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How a format's files are told apart and read."""
+
+    looks: Callable[[str], Looks | None]
+    """What a file holds by its name alone; None where that tells nothing."""
+    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
+    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
+    latents: Callable[[Contents, Family, Place], Latents]
+    text: Callable[[Contents, Family, Place], Text]
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """One trainer's cache."""
 
     name: str
     container: Container
-    is_ours: Callable[[str], bool]
-    looks: Callable[[str], Looks | None]
-    """What a file holds by its name alone; None where that tells nothing."""
-    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
-    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
-    read_latents: Callable[[Contents, Family, Place], Latents]
-    read_text: Callable[[Contents, Family, Place], Text]
+    files: re.Pattern[str]
+    """How the path of a file that may be of such a cache ends."""
+    reading: Reading
     writing: Writing | None
     is_beside: bool = False
     """Whether its files lie beside the pictures, so that their paths are those of the source."""
@@ -76,11 +85,8 @@ FORMATS: Final = {
         Format(
             SD_SCRIPTS,
             "npz",
-            sd_scripts.is_ours,
-            sd_scripts.looks,
-            sd_scripts.match,
-            sd_scripts.read_latents,
-            sd_scripts.read_text,
+            re.compile(r"\.npz\Z"),
+            Reading(sd_scripts.looks, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
             Writing(
                 sd_scripts.latents_file,
                 sd_scripts.text_file,
@@ -97,11 +103,8 @@ FORMATS: Final = {
         Format(
             SIMPLETUNER,
             "torch",
-            simpletuner.is_ours,
-            simpletuner.looks,
-            simpletuner.match,
-            simpletuner.read_latents,
-            simpletuner.read_text,
+            re.compile(r"\.pt\Z"),
+            Reading(simpletuner.looks, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
             Writing(
                 simpletuner.latents_file,
                 simpletuner.text_file,
@@ -123,21 +126,15 @@ FORMATS: Final = {
         Format(
             MUSUBI,
             "safetensors",
-            musubi.is_ours,
-            musubi.looks,
-            musubi.match,
-            musubi.read_latents,
-            musubi.read_text,
+            re.compile(r"\.safetensors\Z"),
+            Reading(musubi.looks, musubi.match, musubi.read_latents, musubi.read_text),
             Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
         ),
         Format(
             AI_TOOLKIT,
             "safetensors",
-            ai_toolkit.is_ours,
-            ai_toolkit.looks,
-            ai_toolkit.match,
-            ai_toolkit.read_latents,
-            ai_toolkit.read_text,
+            re.compile(r"(^|/)(_latent_cache|_t_e_cache)/[^/]+\.safetensors\Z"),
+            Reading(ai_toolkit.looks, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
             Writing(
                 ai_toolkit.latents_file,
                 ai_toolkit.text_file,
@@ -156,12 +153,9 @@ FORMATS: Final = {
         Format(
             DIFFUSION_PIPE,
             "torch",
-            diffusion_pipe.is_ours,
-            diffusion_pipe.looks,
-            None,
-            diffusion_pipe.read_latents,
-            diffusion_pipe.read_text,
-            None,
+            re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
+            Reading(diffusion_pipe.looks, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
+            writing=None,
         ),
     )
 }
@@ -176,9 +170,9 @@ def format_named(name: str) -> Format:
 
 def written_format(name: str) -> tuple[Format, Writing]:
     """A format that can be exported, by its name. Raises BadInput that lists those that can."""
-    able = {one.name: one.writing for one in FORMATS.values() if one.writing is not None}
-    if name in FORMATS and name not in able:
+    able = {one.name: (one, one.writing) for one in FORMATS.values() if one.writing is not None}
+    if name in able:
+        return able[name]
+    if name in FORMATS:
         raise BadInput(f"{name} can be imported, not exported: it throws away a cache that its own code did not make")
-    if name not in able:
-        raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")
-    return FORMATS[name], able[name]
+    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")
