@@ -6,7 +6,7 @@ is any file that is not an earlier export's. A note in the folder says which fil
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,6 @@ from typing import Final
 from cachestore.core.errors import EncodeFailed
 from cachestore.files.checksum import digest_of
 from cachestore.files.publish import write_outside
-from cachestore.interop.export_report import Tally
 
 NOTE: Final = ".cachestore-export.json"
 """In an exported folder: which files are ours, and what was written to them."""
@@ -26,8 +25,13 @@ class Target:
     """A folder that belongs to somebody else as well."""
 
     folder: Path
-    tally: Tally
     may_replace: bool
+    written: int = 0
+    unchanged: int = 0
+    size_bytes: int = 0
+    """Of what was written."""
+    foreign: list[str] = field(default_factory=list[str])
+    """Files of strangers."""
 
     @cached_property
     def _ours(self) -> dict[str, str]:
@@ -47,14 +51,14 @@ class Target:
         digest = digest_of([data])
         found = _digest_there(final)
         if found == digest:
-            self.tally.unchanged += 1
+            self.unchanged += 1
         elif found is not None and not self.may_replace and self._ours.get(path) != found:
-            self.tally.foreign.append(path)
+            self.foreign.append(path)
             return False
         else:
             write_outside(final, data)
-            self.tally.written += 1
-            self.tally.size_bytes += len(data)
+            self.written += 1
+            self.size_bytes += len(data)
         self._ours[path] = digest
         return True
 

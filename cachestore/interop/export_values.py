@@ -2,19 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from cachestore.core.errors import CacheStoreError, EncodeFailed
-from cachestore.core.inputs import WITHIN, caption_key, cells_each, framing_of, sides_each
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, cast, to_state
+from cachestore.core.raw_tensors import Latents, Raw, Text, cast, to_state
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.encode import families
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.export_report import Tally
-from cachestore.interop.formats.families import SIMPLETUNER
-from cachestore.interop.formats.matching import Named, View
+from cachestore.interop.formats.matching import View
 from cachestore.jobs.declared_model import scale_of
 from cachestore.storage.catalog import KeyColumn
 from cachestore.store.reader import Reader
@@ -26,7 +24,8 @@ class ExportValues:
 
     reader: Reader
     layout: ExportLayout
-    tally: Tally
+    casts: dict[str, None] = field(default_factory=dict[str, None])
+    """Which tensors are not bit for bit what is stored, and how they were made of it."""
 
     def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
         """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
@@ -68,7 +67,11 @@ class ExportValues:
         key = column.cell(place).key
         if key is None:
             raise EncodeFailed("it was not made; `cachestore why` tells the reason")
-        return key, self.reader.get_raw([key])[0], self.reader.describe(key).meta
+        return key, *self.stored(key)
+
+    def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
+        """Tensors and JSON value of an entry. Raises whatever reading raises."""
+        return self.reader.get_raw([key])[0], self.reader.describe(key).meta
 
     def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
         """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
@@ -112,26 +115,8 @@ class ExportValues:
         return cast(raw, dtype) if dtype != raw[0] else raw
 
     def say(self, tensor: str, how: str) -> None:
-        """Tally that a tensor is not bit for bit what is stored."""
-        self.tally.casts[f"{tensor}: {how}"] = None
-
-    def empty_caption(self) -> tuple[str, Contents] | None:
-        """Path and contents of the empty caption's text, to which SimpleTuner drops captions; one that cannot be read is tallied.
-
-        None of other formats, without samples, where a sample has it already, and where the store does not hold it.
-        """
-        column = self.layout.captions
-        if column is None or self.layout.format.name != SIMPLETUNER or not len(self.layout.catalog) or "" in self.layout.catalog.captions:
-            return None
-        key = caption_key(column.fingerprint, "")
-        if key not in self.reader:
-            return None
-        try:
-            text = self.text(column, self.reader.get_raw([key])[0], self.reader.describe(key).meta)
-        except (CacheStoreError, OSError) as error:
-            self.tally.fail("", column.encoder, error)
-            return None
-        return self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
+        """Remember that a tensor is not bit for bit what is stored."""
+        self.casts[f"{tensor}: {how}"] = None
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:

@@ -1,33 +1,73 @@
 """`export`: a data set as the files that another trainer would have cached. Knows a store to read, and a folder to write."""
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachestore.core.arguments import as_many, as_path, as_whole
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
+from cachestore.core.inputs import caption_key
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
+from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.interop.export_layout import Choice, ExportLayout
-from cachestore.interop.export_report import NAMED, ExportReport, Tally
 from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
 from cachestore.interop.formats import simpletuner
 from cachestore.interop.formats.containers import write_npz, write_safetensors
 from cachestore.interop.formats.families import SIMPLETUNER, family_named
+from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import Format, written_format
 from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader
 
-if TYPE_CHECKING:
-    from cachestore.interop.formats.matching import Named
-
+_NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
 """What of a data set may be left out, where a format has no place for it."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportReport:
+    """What became of an export: what `cachestore export --json` prints."""
+
+    format: str
+    folder: str
+    name: str
+    generation: int
+    samples: int
+    written: int
+    unchanged: int
+    bytes: int
+    """Of what was written."""
+    foreign: tuple[str, ...] = ()
+    """Files that are there with other bytes, and were left as they are not an earlier export's."""
+    failures: tuple[Mapping[str, str], ...] = ()
+    """What could not be exported: sample, encoder, reason."""
+    casts: tuple[str, ...] = ()
+    """Which tensors are not bit for bit what is stored, and how they were made of it; every other one is."""
+    left_out: tuple[str, ...] = ()
+    """What of the data set has no place in the files, in words."""
+    not_taken: tuple[str, ...] = ()
+    """What was written, but the trainer will not find or cannot put into batches, in words with counts."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the rest."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether each value of each complete sample is in the folder, and the trainer will take it from there."""
+        return not self.foreign and not self.failures and not self.not_taken
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """The report as one JSON object."""
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
+        return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
 def export_cache(
@@ -83,9 +123,9 @@ def export_cache(
     choice = Choice(resolution_only, variant_only, frozenset(leave_out))
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout, tally = ExportLayout(catalog, wanted, writing, None if family is None else family_named(family), choice), Tally()
-        export = _Export(layout, ExportValues(reader, layout, tally), Taken(layout, tally, folder), tally)
-        _write(export, Target(folder, tally, may_replace=replace))
+        layout = ExportLayout(catalog, wanted, writing, None if family is None else family_named(family), choice)
+        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
+        export.write(target)
         left_out, not_taken, remarks = export.taken.left_out(), export.taken.not_taken(), export.taken.remarks()
     return ExportReport(
         wanted.name,
@@ -93,33 +133,16 @@ def export_cache(
         catalog.name,
         catalog.generation,
         len(catalog),
-        tally.written,
-        tally.unchanged,
-        tally.size_bytes,
-        tuple(tally.foreign[:NAMED]),
-        tuple(tally.failures),
-        tuple(tally.casts),
+        target.written,
+        target.unchanged,
+        target.size_bytes,
+        tuple(target.foreign[:_NAMED]),
+        tuple(export.failures),
+        tuple(export.values.casts),
         tuple(left_out),
         tuple(not_taken),
         tuple(remarks),
     )
-
-
-def _write(export: "_Export", target: Target) -> None:
-    """Write every file, then what a trainer needs beside them, then the note of what is ours."""
-    layout, tally = export.layout, export.tally
-    for row, encoder, path, contents in export.files():
-        try:
-            if target.put(path, _encoded(layout.format, contents)):
-                tally.there[path] = row
-        except EncodeFailed as error:
-            tally.fail(layout.catalog.ids[row], encoder, error)
-    if (empty := export.values.empty_caption()) is not None:
-        target.put(empty[0], _encoded(layout.format, empty[1]))
-    for path, value in export.side_data().items():
-        target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
-    check_for_reading(export.values.reader.layout)
-    target.close()
 
 
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
@@ -162,10 +185,29 @@ class _Export:
     layout: ExportLayout
     values: ExportValues
     taken: Taken
-    tally: Tally
+    failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    there: dict[str, str] = field(default_factory=dict[str, str])
+    """By path of each file that is as it should be the sample that it is of."""
 
-    def files(self) -> Iterator[tuple[int, str, str, Contents]]:
-        """(row, encoder, path, contents) of every file. Two that would have one name are failures, both named. Raises BadInput."""
+    def write(self, target: Target) -> None:
+        """Write every file, then what a trainer needs beside them, then the note of what is ours."""
+        for sample, made in chain(self._files(), self._empty_caption()):
+            try:
+                if target.put(made.path, _encoded(self.layout.format, made.contents)):
+                    self.there[made.path] = sample
+            except EncodeFailed as error:
+                self._fail(sample, made.encoder, error)
+        for path, value in self._side_data().items():
+            target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
+        check_for_reading(self.values.reader.layout)
+        target.close()
+
+    def _fail(self, sample: str, encoder: str, error: Exception) -> None:
+        if len(self.failures) < _NAMED:
+            self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
+
+    def _files(self) -> Iterator[tuple[str, _Made]]:
+        """Every file with its sample. Two that would have one name are failures, both named. Raises BadInput."""
         self.layout.check()
         seen: dict[str, tuple[str, tuple[object, ...]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
@@ -174,9 +216,25 @@ class _Export:
                 if before != made.of:
                     trainer = self.layout.format.name
                     error = EncodeFailed(f"{made.path} would be of {first!r} too: {trainer} tells them apart by nothing else")
-                    self.tally.fail(sample, made.encoder, error)
+                    self._fail(sample, made.encoder, error)
                 elif first == sample:
-                    yield row, made.encoder, made.path, made.contents
+                    yield sample, made
+
+    def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
+        """The empty caption's text, to which SimpleTuner drops captions, where the store holds it and no sample has it."""
+        column, catalog = self.layout.captions, self.layout.catalog
+        if column is None or self.layout.format.name != SIMPLETUNER or not len(catalog) or "" in catalog.captions:
+            return
+        key = caption_key(column.fingerprint, "")
+        if key not in self.values.reader:
+            return
+        try:
+            text = self.values.text(column, *self.values.stored(key))
+        except (CacheStoreError, OSError) as error:
+            self._fail("", column.encoder, error)
+            return
+        path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
+        yield "", _Made(column.encoder, path, (key,), contents)
 
     def _texts(self, row: int) -> Iterator[_Made]:
         """The files of a row's captions: of its first one, or of all where a file is named by its caption. Failures are tallied."""
@@ -190,7 +248,7 @@ class _Export:
                 text = self.values.text(column, stored, meta)
                 path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], named, text)
             except (CacheStoreError, OSError) as error:
-                self.tally.fail(self.layout.catalog.ids[row], column.encoder, error)
+                self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
             for tree in self.layout.text_trees(row):
                 yield _Made(column.encoder, f"{tree}{path}", (key, named.caption), contents)
@@ -205,13 +263,13 @@ class _Export:
                 views, keys = zip(*(self.values.view(row, *cell) for cell in several), strict=True)
                 path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], views)
             except (CacheStoreError, OSError) as error:
-                self.tally.fail(self.layout.catalog.ids[row], column.encoder, error)
+                self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
             for view, cell in zip(views, several, strict=True):
                 self.taken.weigh(row, cell[0], view)
             yield _Made(column.encoder, f"{self.layout.tree(row, column)}{path}", keys, contents)
 
-    def side_data(self) -> dict[str, object]:
+    def _side_data(self) -> dict[str, object]:
         """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets.
 
         They tell of the samples whose latents stand in the folder: of a file that another sample has they would tell the wrong crop.
@@ -219,11 +277,11 @@ class _Export:
         if self.layout.format.name != SIMPLETUNER:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
-        for row in range(len(self.layout.catalog)):
+        for row, sample in enumerate(self.layout.catalog.ids):
             for column in self.layout.pictures:
                 for place in self.layout.places(row, column):
                     named, tree = self.layout.named(row, column, place), self.layout.tree(row, column)
-                    if self.tally.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == row:
+                    if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:
                         rows.setdefault(tree, []).append((str(self.layout.root(row) / named.reference), named))
         return {
             f"{tree}{path}": value
