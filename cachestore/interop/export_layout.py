@@ -1,7 +1,7 @@
 """A data set as another trainer names it: which columns are exported, of which family, and under which names. Reads no entry."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +23,6 @@ STEP: Final = 64
 """Of the sides of buckets, where a data set does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What of a data set is exported, where the format does not keep all of it."""
-
-    resolution: int | None = None
-    variant: int | None = None
-    leave_out: frozenset[str] = frozenset()
-
-
 @dataclass(frozen=True)
 class ExportLayout:
     """The columns of a data set and the names of their files."""
@@ -41,7 +32,10 @@ class ExportLayout:
     writing: Writing
     said: Family | None
     """As the user says; None where the data set is to tell."""
-    choice: Choice
+    resolution: int | None
+    variant: int | None
+    leave_out: Collection[str]
+    """Of several resolutions and crops the one that is exported, and what else is not; where the format does not keep all."""
 
     @cached_property
     def captions(self) -> KeyColumn | None:
@@ -52,18 +46,18 @@ class ExportLayout:
     def pictures(self) -> tuple[KeyColumn, ...]:
         """The columns of pictures, one for each resolution that is exported."""
         found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
-        if self.choice.resolution is None:
+        if self.resolution is None:
             return found
-        chosen = tuple(one for one in found if _resolution(one) == self.choice.resolution)
+        chosen = tuple(one for one in found if _resolution(one) == self.resolution)
         if not chosen:
             known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
-            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}")
+            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}")
         return chosen
 
     @cached_property
     def masks(self) -> tuple[KeyColumn, ...]:
         """The columns of masks that are exported."""
-        return () if "masks" in self.choice.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
+        return () if "masks" in self.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
@@ -98,7 +92,7 @@ class ExportLayout:
 
     def text_trees(self, row: int) -> Sequence[str]:
         """The folders in which a row's text is looked for."""
-        if self.writing.is_text_shared:
+        if self.writing.text_by == "caption":
             return ("",)
         source = self.source(row)
         return tuple(dict.fromkeys(self.tree(row, column) for column in self.pictures)) or (f"{source}/" if source else "",)
@@ -123,14 +117,14 @@ class ExportLayout:
 
     def _check_views(self, column: KeyColumn) -> None:
         options = column.options
-        if sides_each(options) > 1 and "flips" not in self.choice.leave_out:
+        if sides_each(options) > 1 and "flips" not in self.leave_out:
             self._check_takes("flips", "mirrored pictures")
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
                 f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
                 " that was drawn: precompute with --crop center under another --name, and export that"
             )
-        variants, variant = cells_each(options) // sides_each(options), self.choice.variant
+        variants, variant = cells_each(options) // sides_each(options), self.variant
         if variants > 1 and variant is None:
             of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
             raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
@@ -186,8 +180,8 @@ class ExportLayout:
 
     def places(self, row: int, column: KeyColumn) -> Sequence[int]:
         """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
-        first = column.at[row] + (self.choice.variant or 0) * sides_each(column.options)
-        count = 1 if "flips" in self.choice.leave_out else sides_each(column.options)
+        first = column.at[row] + (self.variant or 0) * sides_each(column.options)
+        count = 1 if "flips" in self.leave_out else sides_each(column.options)
         return range(first, first + count) if column.count(row) else ()
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isqrt
@@ -76,7 +76,7 @@ class Taken:
 
     def as_read(self, row: int, named: Named) -> Named:
         """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
-        if not self.layout.writing.is_text_digested or named.is_prompt:
+        if self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
         folders = [self.folder / self.layout.source(row)] if self.layout.format.name == AI_TOOLKIT else []
         folders += [root] if (root := self.layout.root(row)) != Path() else []
@@ -97,51 +97,44 @@ class Taken:
         prefix = str(self.layout.catalog.texts.get("prefix", "")).strip() or None
         return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
-    def left_out(self) -> list[str]:
+    def left_out(self) -> Iterator[str]:
         """What has no place in the files and needs no choice, in words."""
-        words: list[str] = []
         controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.layout.writing.takes:
-            words.append(f"{controls} latents of control images")
-        videos = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO)
-        words += [f"{videos} latents of videos"] if videos else []
+            yield f"{controls} latents of control images"
+        if videos := sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO):
+            yield f"{videos} latents of videos"
         column = self.layout.captions
-        if column is not None and not self.layout.writing.is_text_shared:
-            further = len(column.keys) - sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
-            words += [f"{further} captions after the first of their pictures"] if further else []
-        return words
+        if column is not None and self.layout.writing.text_by != "caption":
+            rows = sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
+            if further := len(column.keys) - rows:
+                yield f"{further} captions after the first of their pictures"
 
-    def not_taken(self) -> list[str]:
+    def not_taken(self) -> Iterator[str]:
         """What the trainer will not find, or cannot put into batches, in words."""
-        words: list[str] = []
         trainer = self.layout.format.name
         if self.missed:
-            words.append(
+            yield (
                 f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it scales and cuts these pictures to other"
                 f" buckets, and encodes them again ({first_of(self.missed)})"
             )
-        torn = [shapes for shapes in self.batches.values() if len(shapes) > 1]
-        if torn:
-            count = sum(shapes.total() for shapes in torn)
-            words.append(
+        if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
+            yield (
                 f"{len(torn)} of the {len(self.batches)} groups from which {trainer} makes batches hold latents of several shapes"
-                f" ({count} pictures): it ends with an error if its batch size is above 1"
+                f" ({sum(shapes.total() for shapes in torn)} pictures): it ends with an error if its batch size is above 1"
             )
         if self.reworded:
-            words.append(
+            yield (
                 f"{trainer} reads other text in the files of {len(self.reworded)} captions, and encodes that itself"
                 f" ({first_of(self.reworded)})"
             )
-        return words
 
-    def remarks(self) -> list[str]:
+    def remarks(self) -> Iterator[str]:
         """What a user should know of what is written."""
-        words: list[str] = []
         if self.unread:
-            words.append(
+            yield (
                 f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each file"
                 " holds the caption alone, with no space or line end behind it"
             )
         if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
-            words.append("with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture")
-        return words
+            yield "with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture"

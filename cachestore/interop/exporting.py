@@ -14,7 +14,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
-from cachestore.interop.export_layout import Choice, ExportLayout
+from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
@@ -66,8 +66,8 @@ class ExportReport:
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
-        return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
+        told = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**told, "complete": self.complete}
 
 
 def export_cache(
@@ -120,29 +120,28 @@ def export_cache(
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
-    choice = Choice(resolution_only, variant_only, frozenset(leave_out))
+    said = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout = ExportLayout(catalog, wanted, writing, None if family is None else family_named(family), choice)
+        layout = ExportLayout(catalog, wanted, writing, said, resolution_only, variant_only, leave_out)
         export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
         export.write(target)
-        left_out, not_taken, remarks = export.taken.left_out(), export.taken.not_taken(), export.taken.remarks()
-    return ExportReport(
-        wanted.name,
-        str(folder),
-        catalog.name,
-        catalog.generation,
-        len(catalog),
-        target.written,
-        target.unchanged,
-        target.size_bytes,
-        tuple(target.foreign[:_NAMED]),
-        tuple(export.failures),
-        tuple(export.values.casts),
-        tuple(left_out),
-        tuple(not_taken),
-        tuple(remarks),
-    )
+        return ExportReport(
+            wanted.name,
+            str(folder),
+            catalog.name,
+            catalog.generation,
+            len(catalog),
+            target.written,
+            target.unchanged,
+            target.size_bytes,
+            tuple(target.foreign[:_NAMED]),
+            tuple(export.failures),
+            tuple(export.values.casts),
+            tuple(export.taken.left_out()),
+            tuple(export.taken.not_taken()),
+            tuple(export.taken.remarks()),
+        )
 
 
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
@@ -241,7 +240,7 @@ class _Export:
         column = self.layout.captions
         if column is None:
             return
-        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.is_text_shared else 1]:
+        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
             try:
                 key, stored, meta = self.values.entry(column, place)
                 named = self.taken.as_read(row, self.layout.named(row, column, place))

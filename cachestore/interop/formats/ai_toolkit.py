@@ -142,9 +142,8 @@ def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
     return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
     return taken_apart(family, dict(contents.tensors), "text_embed", "pooled_embed")
 
 

@@ -135,7 +135,6 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     return family.latents(DIFFUSION_PIPE, unframed(raw), others, place.facts)
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption, of all its encoders. Raises EncodeFailed."""
-    del place
     return taken_apart(family, dict(contents.tensors), "t5_embed", "clip_embed")

@@ -14,12 +14,12 @@ from typing import Final
 
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.interop.formats.containers import dtype_name, dtype_names
+from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
 from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
-_DTYPES: Final = "|".join(sorted(dtype_names(), key=len, reverse=True))
+_DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
 _LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
 _KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")

@@ -53,9 +53,8 @@ def looks(path: str) -> Looks | None:
     return None if found is None else Looks("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
 
 
-def captions_of(text: str, added: Added) -> list[str]:
+def captions_of(text: str, _added: Added) -> list[str]:
     """The caption that sd-scripts takes of a caption file's text: its first line."""
-    del added
     return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 
 
@@ -125,9 +124,8 @@ def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
     return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
     tensors = dict(contents.tensors)
     match family.name:
         case "sdxl":
@@ -209,12 +207,11 @@ def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, f
     return left, top, left + across, top + down
 
 
-def finds(family: Family, named: Named, rule: Rule) -> bool:
+def finds(_family: Family, named: Named, rule: Rule) -> bool:
     """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
 
     Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
     """
-    del family
     if named.size is None or named.bucket is None:
         return True  # what is not known is no reason
     return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)

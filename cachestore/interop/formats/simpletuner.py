@@ -49,9 +49,8 @@ def looks(path: str) -> Looks | None:
     return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
-def captions_of(text: str, added: Added) -> list[str]:
+def captions_of(text: str, _added: Added) -> list[str]:
     """The captions that SimpleTuner takes of a caption file's text: its lines, with the white space around them but for the new line."""
-    del added
     return [line for line in text.split("\n") if line] if "\n" in text else [text]
 
 
@@ -181,9 +180,8 @@ def _with_frames(raw: Raw) -> Raw:
     return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
     ids = tensors.pop(_TIME_IDS, None)
     text = taken_apart(family, tensors, PROMPT, POOLED)
@@ -217,9 +215,8 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt", Contents(made)
 
 
-def stacks(named: Named, resolution: int) -> str | None:
+def stacks(named: Named, _resolution: int) -> str | None:
     """What SimpleTuner puts into one batch: pictures of one aspect ratio, as the exported note of sizes says it. None where none says."""
-    del resolution
     return None if named.bucket is None else str(_ratio(named.bucket))
 
 

@@ -31,12 +31,10 @@ class Writing:
     latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Dtypes that are not kept, and what they become."""
     text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
-    is_text_shared: bool = False
-    """Whether text is named by its caption, so that all sources and resolutions share one folder of it."""
+    text_by: Literal["picture", "caption", "picture and caption"] = "picture"
+    """What text is named by. By captions alone all sources share one folder; a caption is digested as the trainer reads it."""
     one_resolution: frozenset[str] = frozenset()
     """Families whose files hold one resolution, where others' hold several."""
-    is_text_digested: bool = False
-    """Whether the name of text is a digest of the caption as the trainer reads it."""
     finds: Callable[[Family, Named, Rule], bool] | None = None
     """Whether the trainer looks for latents like these; None where it takes all of that name."""
     stacks: Callable[[Named, int], Hashable] | None = None
@@ -110,8 +108,7 @@ FORMATS: Final = {
                 simpletuner.text_file,
                 "a folder each",
                 frozenset({"drawn crops", "own crops"}),
-                is_text_shared=True,
-                is_text_digested=True,
+                text_by="caption",
                 stacks=simpletuner.stacks,
             ),
             tells=simpletuner.tells,
@@ -140,7 +137,7 @@ FORMATS: Final = {
                 ai_toolkit.text_file,
                 "one folder",
                 frozenset({"flips"}),
-                is_text_digested=True,
+                text_by="picture and caption",
                 finds=ai_toolkit.finds,
             ),
             is_beside=True,
