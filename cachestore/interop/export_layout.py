@@ -168,9 +168,8 @@ class ExportLayout:
         source, facts = self.source(row), column.cell(place).facts
         captions = self.catalog.row_captions(row)
         number = place - column.at[row] if column.role == CAPTION else 0
-        told: dict[str, Any] = {
-            name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
-        }
+        widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
+        told: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
         told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
         caption = captions[number] if number < len(captions) else ""

@@ -12,7 +12,7 @@ from typing import Any
 from cachestore.core.inputs import RESOLUTIONS, SOURCE
 from cachestore.core.samples import CONTROL, VIDEO
 from cachestore.core.words import first_of
-from cachestore.interop.caption_files import captions_of, text_beside
+from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
 from cachestore.interop.formats.families import AI_TOOLKIT
 from cachestore.interop.formats.matching import Added, Named, Rule, View, same_words
@@ -76,7 +76,8 @@ class Taken:
 
     def as_read(self, row: int, named: Named) -> Named:
         """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
-        if self.layout.writing.text_by == "picture" or named.is_prompt:
+        captions_of = self.layout.format.captions_of
+        if captions_of is None or self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
         folders = [self.folder / self.layout.source(row)] if self.layout.format.name == AI_TOOLKIT else []
         folders += [root] if (root := self.layout.root(row)) != Path() else []
@@ -85,7 +86,7 @@ class Taken:
         if text is None:
             self.unread += named.caption != ""
             return named
-        read = next((one for one in captions_of(self.layout.format, text, self.added) if same_words(one, named.caption)), None)
+        read = next((one for one in captions_of(text, self.added) if same_words(one, named.caption)), None)
         if read is None:
             self.reworded.append(self.layout.catalog.ids[row])
         return replace(named, read_as=read)

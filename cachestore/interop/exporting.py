@@ -1,8 +1,10 @@
 """`export`: a data set as the files that another trainer would have cached. Knows a store to read, and a folder to write."""
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -13,10 +15,11 @@ from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import in_short
+from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
+from cachestore.files.publish import write_outside
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
-from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
 from cachestore.interop.formats import simpletuner
 from cachestore.interop.formats.containers import write_npz, write_safetensors
@@ -26,6 +29,9 @@ from cachestore.interop.formats.table import Format, written_format
 from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader
 
+NOTE: Final = ".cachestore-export.json"
+"""In an exported folder: which files are ours, and what was written to them."""
+_FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
 """What of a data set may be left out, where a format has no place for it."""
@@ -124,7 +130,7 @@ def export_cache(
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
         layout = ExportLayout(catalog, wanted, writing, said, resolution_only, variant_only, leave_out)
-        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
+        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), _Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(
             wanted.name,
@@ -167,6 +173,71 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
             return write_torch(contents.tensors)
 
 
+@dataclass
+class _Target:
+    """The folder that is written to, which belongs to somebody else as well: a note in it says which files are ours."""
+
+    folder: Path
+    may_replace: bool
+    written: int = 0
+    unchanged: int = 0
+    size_bytes: int = 0
+    """Of what was written."""
+    foreign: list[str] = field(default_factory=list[str])
+    """Files of strangers."""
+
+    @cached_property
+    def _ours(self) -> dict[str, str]:
+        """Digests of what earlier exports wrote, by path; nothing where the note is missing or makes no sense."""
+        try:
+            body = json.loads((self.folder / NOTE).read_bytes())
+            return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def put(self, path: str, data: bytes) -> bool:
+        """Have a file hold these bytes, unless it is a stranger's: whether it does.
+
+        Raises WriteFailed, EncodeFailed for a path that leads elsewhere.
+        """
+        final = self._inside(path)
+        digest = digest_of([data])
+        found = _digest_there(final)
+        if found == digest:
+            self.unchanged += 1
+        elif found is not None and not self.may_replace and self._ours.get(path) != found:
+            self.foreign.append(path)
+            return False
+        else:
+            write_outside(final, data)
+            self.written += 1
+            self.size_bytes += len(data)
+        self._ours[path] = digest
+        return True
+
+    def _inside(self, path: str) -> Path:
+        """The file's place. A name from a catalog never leads out of the folder. Raises EncodeFailed."""
+        final = Path(os.path.normpath(self.folder / path))
+        if not final.is_relative_to(self.folder) or final == self.folder:
+            raise EncodeFailed(f"{path} leads out of {self.folder}")
+        return final
+
+    def close(self) -> None:
+        """Remember which files are ours."""
+        body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
+        write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
+
+
+def _digest_there(path: Path) -> str | None:
+    """Digest of what stands at a path; None where nothing does, empty for what is no file."""
+    try:
+        return digest_of([path.read_bytes()])
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     """A file that is to be, and what it is of: two of one name are one where that is the same."""
@@ -188,7 +259,7 @@ class _Export:
     there: dict[str, str] = field(default_factory=dict[str, str])
     """By path of each file that is as it should be the sample that it is of."""
 
-    def write(self, target: Target) -> None:
+    def write(self, target: _Target) -> None:
         """Write every file, then what a trainer needs beside them, then the note of what is ours."""
         for sample, made in chain(self._files(), self._empty_caption()):
             try:

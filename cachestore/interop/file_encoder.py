@@ -106,13 +106,12 @@ class Captions(FileEncoder):
             read.append((place, text))
             if len(read) == _LOOKED_AT:
                 break
-        if len(read) == 1:
-            return read[0]
-        if not read:
-            assert refused is not None
+        if refused is not None and not read:
             raise refused
-        names = " and ".join(place.path for place, _text in read)
-        raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
+        if len(read) > 1:
+            names = " and ".join(place.path for place, _text in read)
+            raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
+        return read[0]
 
 
 def _are_alike(one: Text, other: Text) -> bool:
@@ -186,8 +185,7 @@ class Pictures(FileEncoder):
                 continue
             self._check_channels(place, latents)
             found.append((place, data, latents))
-        if not found:
-            assert misplaced is not None
+        if misplaced is not None and not found:
             raise misplaced
         areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _place, _data, latents in found]
         largest = [one for one, area in zip(found, areas, strict=True) if area == max(areas)]

@@ -37,12 +37,11 @@ def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encode
     for encoder in request.encode or ("text", "latents"):
         try:
             made = encoders_of(as_made(request.hints(), encoder, store=request.store), known)
+            found |= {one.recipe.encoder: one for one in made}
         except BadInput as error:
             if encoder in request.encode:
                 raise
             refused = error  # a VAE alone has no text encoder, and says nothing of text
-            continue
-        found |= {one.recipe.encoder: one for one in made}
     if refused is not None and not found:
         raise refused
     return found
@@ -98,7 +97,6 @@ def _pipeline_of(model: str | None) -> str | None:
 
 
 def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
-    """Read as the family's own text is."""
     row = recipes.text_family(family.pipeline)
     widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
     read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths=widened)

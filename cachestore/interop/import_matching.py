@@ -123,13 +123,14 @@ class Found:
 
     def read_sizes(self) -> list[FileOnDisk]:
         """Take in what further files beside the pictures and beside the cache say, and give these files. Raises BadInput."""
-        if self.wanted.read_told is None:
+        tells, read_told = self.wanted.tells, self.wanted.read_told
+        if tells is None or read_told is None:
             return []
         folders = dict.fromkeys((self.root, Path(self.request.folder)))
-        paths = [path for folder in folders for path in sorted(folder.iterdir()) if self.wanted.tells(path.name) and path.is_file()]
+        paths = [path for folder in folders for path in sorted(folder.iterdir()) if tells.fullmatch(path.name) and path.is_file()]
         references = pictures_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
-            self.wanted.read_told(str(path), path.read_bytes(), references.keys(), self.matches)
+            read_told(str(path), path.read_bytes(), references.keys(), self.matches)
         return [(path.name, *_size_and_time(path)) for path in paths]
 
     def leave_out_older(self) -> list[str]:
@@ -262,7 +263,6 @@ def _may_be_of(look: Looks, family: Family) -> bool:
 
 
 def _named(pictures: Collection[str]) -> str:
-    """How many pictures, and the first of them."""
     return f"{len(pictures)} pictures ({first_of(sorted(pictures))})"
 
 

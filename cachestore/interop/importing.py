@@ -119,7 +119,6 @@ def import_cache(
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    """Import under the number of this listing."""
     wanted = format_named(request.format)
     _check(request)
     seen = Remarks()

@@ -42,12 +42,10 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
     """Reads files of `torch.save` one after the other. The child is started with the first one. Belongs to one thread."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
-        """Starts nothing."""
         self._seconds = seconds
         self._child: subprocess.Popen[bytes] | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the child."""
         self.close()
 
     def read(self, data: bytes) -> Contents:

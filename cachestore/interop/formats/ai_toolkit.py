@@ -20,7 +20,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, pictures_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, pictures_of, stem_of
 from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -71,14 +71,13 @@ def text_info(caption: str, space: str) -> dict[str, Json]:
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
-    pictures: dict[tuple[str, str], list[tuple[str, list[Sample]]]] = {}
+    pictures: dict[str, list[tuple[str, list[Sample]]]] = {}
     for reference, sharing in pictures_of(samples).items():
-        path = PurePosixPath(reference)
-        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sharing))
+        pictures.setdefault(stem_of(reference), []).append((reference, sharing))
     latents: dict[str, list[Place]] = {}
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
-        those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
+        those = pictures.get(str(folder.parent / found["stem"]), []) if found is not None else []
         if found is not None and those and folder.name == _TEXT:
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:

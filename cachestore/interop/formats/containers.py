@@ -1,7 +1,4 @@
-"""The containers that caches lie in: npz and safetensors, read from bytes and made to bytes. Files with pickles are in `torch_files`.
-
-Nothing in them is executed: npz is read without pickles, and what a header claims is held against the file's size first.
-"""
+"""Caches' containers npz and safetensors, from bytes and to bytes. Nothing in them is executed: npz is read without pickles."""
 
 import io
 import json

@@ -59,28 +59,23 @@ def is_table(path: str) -> bool:
 
 def places_in(root: Path, table: str) -> list[Place]:
     """Every value of the shards beside a table, as that tells. Raises EncodeFailed, naming the table that cannot be read."""
-    folder = PurePosixPath(table).parent
-    return [Place(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in _rows_of(root / table)]
-
-
-def _rows_of(path: Path) -> list[tuple[int, int, int]]:
-    """(shard, offset, size) of each value. The table is opened for reading alone, and nothing in it can run."""
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as table:
-            table.execute("PRAGMA trusted_schema=OFF")
-            names = [name for (name,) in table.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+    path, folder = root / table, PurePosixPath(table).parent
+    try:  # opened for reading alone, and nothing in it can run
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as opened:
+            opened.execute("PRAGMA trusted_schema=OFF")
+            names = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type='table'")]
             shards = sorted((int(found[1]), name) for name in names if (found := _SHARD.fullmatch(name)) is not None)
             rows = [
                 (number, *row)
                 for number, name in shards
-                for row in table.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - of letters and digits alone
+                for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - of letters and digits alone
             ]
     except sqlite3.Error as error:
         raise EncodeFailed(f"{path} is no readable table ({error})") from error
     are_whole = all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row)
     if not are_whole or any(row[2] > LARGEST_BYTES for row in rows):
         raise EncodeFailed(f"{path} tells of values of impossible places or sizes")
-    return rows
+    return [Place(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
 
 
 def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) -> None:

@@ -1,7 +1,4 @@
-"""What trainers call the families of models, and what their caches leave unsaid: constants of the VAE, and in which state latents lie.
-
-Names of families are those of `encode/families`. Values alone.
-"""
+"""What trainers call the families of `encode/families`, and what caches leave unsaid: the VAE's constants, and the state of latents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

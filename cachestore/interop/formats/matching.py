@@ -1,7 +1,4 @@
-"""Whose file is it: what a trainer's naming rules tell of samples and files, as values. Pure.
-
-A file that could be of two samples is of none: nothing is ever paired by luck.
-"""
+"""Whose file is it, by a trainer's naming rules. Pure. What could be of two samples is of none: nothing is ever paired by luck."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

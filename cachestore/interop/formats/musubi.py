@@ -84,15 +84,9 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
         raise refuse(f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now")
     names = _TEXTS[family.name]
-    made: dict[str, Raw] = {}
-    others: dict[str, Raw] = {}
-    for key, raw in contents.tensors.items():
-        found = _KEY.fullmatch(key)
-        name = names.get(found["name"]) if found is not None else None
-        if name is None:
-            others[key] = raw
-        else:
-            made[name] = without_batch(key, raw, 1 if name == POOLED else 2)
+    found = {key: names.get(parts["name"]) for key in contents.tensors if (parts := _KEY.fullmatch(key)) is not None}
+    others = {key: raw for key, raw in contents.tensors.items() if found.get(key) is None}
+    made = {name: without_batch(key, contents.tensors[key], 1 if name == POOLED else 2) for key, name in found.items() if name is not None}
     if lacking := sorted(set(names.values()) - set(made)):
         raise refuse(f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     return Text(made, others, contents.values)

@@ -33,7 +33,7 @@ _BOTH: Final = "vae/"
 """Where latents lie in a folder that holds text too, as an export does."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-_TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _UNFRAMED: Final = frozenset({"qwen-image"})
 """Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
@@ -98,11 +98,6 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
         matches.take_only(reference, newer or places)
 
 
-def tells(name: str) -> bool:
-    """Whether a file of this name says how pictures were cut, or which are trained on."""
-    return _TELLS.fullmatch(name) is not None
-
-
 def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
     """Take in what one of the two files says of these pictures, whose paths end with their references. Raises BadInput.
 
@@ -113,19 +108,19 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
         body: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre") from error
-    found = _TELLS.fullmatch(PurePosixPath(name).name)
+    found = TELLS.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
     senseless, entries = 0, _as_mapping(body)
     known = references_of(entries, references)
-    for path, entry in entries.items():
-        reference = known.known.get(path)
-        facts = _facts_of(_as_mapping(entry)) if reference is not None else None
-        if reference is not None and facts is not None:
-            info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
+    for path, reference in known.known.items():
+        entry = _as_mapping(entries[path])
+        if (facts := _facts_of(entry)) is None:
+            senseless += 1
+        else:
+            info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
             matches.told.setdefault(reference, []).append(Told(name, facts, info))
-        senseless += reference is not None and facts is None
     if known.doubtful:
         what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)

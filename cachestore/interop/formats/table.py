@@ -65,8 +65,8 @@ class Format:
     writing: Writing | None
     is_beside: bool = False
     """Whether its files lie beside the pictures, so that their paths are those of the source."""
-    tells: Callable[[str], bool] = lambda _name: False
-    """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
+    tells: re.Pattern[str] | None = None
+    """The names of files beside the pictures or the cache that say how pictures were cut."""
     read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
     """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
     captions_of: Callable[[str, Added], list[str]] | None = None
@@ -111,7 +111,7 @@ FORMATS: Final = {
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
-            tells=simpletuner.tells,
+            tells=simpletuner.TELLS,
             read_told=simpletuner.read_told,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
