@@ -125,10 +125,8 @@ class Taken:
                 f" ({sum(shapes.total() for shapes in torn)} pictures): it ends with an error if its batch size is above 1"
             )
         if self.reworded:
-            yield (
-                f"{trainer} reads other text in the files of {len(self.reworded)} captions, and encodes that itself"
-                f" ({first_of(self.reworded)})"
-            )
+            named = first_of(self.reworded)
+            yield f"{trainer} reads other text in the files of {len(self.reworded)} captions, and encodes that itself ({named})"
 
     def remarks(self) -> Iterator[str]:
         """What a user should know of what is written."""

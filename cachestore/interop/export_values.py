@@ -30,14 +30,11 @@ class ExportValues:
     def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
         """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
         key, stored, meta = self.entry(column, place)
-        if column.count(row) > cells_each(column.options):
-            raise EncodeFailed(
-                f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.layout.format.name} keeps one of a sample"
-            )
+        trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
+        if pictures > 1:
+            raise EncodeFailed(f"it has {pictures} pictures, and {trainer} keeps one of a sample")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
-            raise EncodeFailed(
-                f"it has a crop of its own, and {self.layout.format.name} puts whole pictures into buckets: cut the file itself"
-            )
+            raise EncodeFailed(f"it has a crop of its own, and {trainer} puts whole pictures into buckets: cut the file itself")
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
@@ -109,10 +106,9 @@ class ExportValues:
         """A tensor in the dtype of the format; that it is another one is tallied."""
         dtype = casts.get(raw[0], raw[0])
         if dtype != raw[0]:
-            self.say(
-                name, f"{raw[0]} as {dtype}, which holds each of its numbers exactly" if raw[0] != "F64" else f"F64 rounded to {dtype}"
-            )
-        return cast(raw, dtype) if dtype != raw[0] else raw
+            exact = f"{raw[0]} as {dtype}, which holds each of its numbers exactly"
+            self.say(name, f"F64 rounded to {dtype}" if raw[0] == "F64" else exact)
+        return cast(raw, dtype)
 
     def say(self, tensor: str, how: str) -> None:
         """Remember that a tensor is not bit for bit what is stored."""

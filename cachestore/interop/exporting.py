@@ -72,8 +72,8 @@ class ExportReport:
 
     def as_json(self) -> dict[str, Json]:
         """The report as one JSON object."""
-        told = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {**told, "complete": self.complete}
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
+        return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
 def export_cache(

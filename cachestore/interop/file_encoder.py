@@ -174,6 +174,7 @@ class Pictures(FileEncoder):
 
         Raises EncodeFailed, also where two are as large: they were cut otherwise, and nothing says which count. OSError.
         """
+        channels = int(self.recipe.read["channels"])
         found: list[tuple[Place, bytes, Latents]] = []
         misplaced: Misplaced | None = None
         for place in places:
@@ -183,7 +184,8 @@ class Pictures(FileEncoder):
             except Misplaced as error:
                 misplaced = misplaced or error
                 continue
-            self._check_channels(place, latents)
+            if (own := latents.tensor[1][0]) != channels:
+                raise EncodeFailed(f"{place.path}: its latents have {own} channels, those of {self.family.name} {channels}")
             found.append((place, data, latents))
         if misplaced is not None and not found:
             raise misplaced
@@ -217,11 +219,6 @@ class Pictures(FileEncoder):
             names = " and ".join(one.path for one in fitting[:3])
             raise EncodeFailed(f"{names} say different things of it: leave the one that counts there")
         return fitting[0] if fitting else Told("", {})
-
-    def _check_channels(self, place: Place, latents: Latents) -> None:
-        channels = int(self.recipe.read["channels"])
-        if latents.tensor[1][0] != channels:
-            raise EncodeFailed(f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}")
 
 
 def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
@@ -298,9 +295,7 @@ def _measured(picture: bytes) -> _Measured | None:
     """The size of a picture by its header; None without Pillow, or for what is no picture."""
     try:
         from cachestore.encode import images
-    except ImportError:
-        return None
-    try:
+
         return _Measured(images.measure(picture), images.measure_stored(picture))
-    except EncodeFailed:
+    except (ImportError, EncodeFailed):
         return None

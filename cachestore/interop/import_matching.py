@@ -24,7 +24,6 @@ from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 
 _TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
-
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
 FileOnDisk = tuple[str, int, int]

@@ -136,12 +136,9 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         _allow_seconds()
         try:
             contents = read_torch(data)
-            body: dict[str, Any] = {
-                "tensors": [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()],
-                "values": dict(contents.values),
-            }
+            listed = [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()]
             buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
-            text = canonical(body)
+            text = canonical({"tensors": listed, "values": dict(contents.values)})
         except (EncodeFailed, MemoryError, ValueError) as error:
             text, buffers = canonical({"error": str(error) or "it does not fit into the memory that a file may take"}), []
         answers.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
@@ -158,8 +155,7 @@ def _limit() -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    taken = _address_space()
-    if taken is not None:
+    if (taken := _address_space()) is not None:
         most = taken + _ROOM_BYTES + LARGEST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 

@@ -29,9 +29,7 @@ _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensor
 _SPACE: Final = "latent_space_version"
 _INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
 _FLIP: Final = "flip_x"
-"""Stands in what is digested of a mirrored picture alone."""
-_FLIP_Y: Final = "flip_y"
-"""Likewise, of one upside down."""
+"""Stands in what is digested of a mirrored picture alone; `flip_y` in that of one upside down."""
 _VERSION: Final = 1
 _STAND_INS: Final = ("[name]", "[trigger]")
 _STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
@@ -120,7 +118,7 @@ def _check_own(info: Mapping[str, Json], place: Place) -> None:
     said, expected = info.get(_INFO[0]), place.expected
     if isinstance(said, str) and expected is not None and normalize("NFC", said) != normalize("NFC", expected):
         raise Misplaced(f"it says it is of {said!r}, and its name makes it one of {expected!r}")
-    if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
+    if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
             f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
         )

@@ -4,10 +4,7 @@
     STEM.npz                                  the older name of SD's and SDXL's, which tells no family
     STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
 
-Latents of another part than the middle of the whole picture, which sd-scripts itself never makes, have `cachestore_view` beside them: so an
-import knows which part. sd-scripts passes over keys that it does not know.
-
-Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_hxw` (in latent pixels); SD's and SDXL's may not.
+Keys of latents end in `_hxw` (in latent pixels); SD's and SDXL's may not.
 """
 
 import re
@@ -33,7 +30,10 @@ _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
 _VIEW: Final = "cachestore_view"
-"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents."""
+"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents.
+
+Stands beside latents of another part than the middle, which sd-scripts itself never makes. It passes over keys that it does not know.
+"""
 BARE: Final = frozenset({"sd15", "sdxl"})
 """Whose keys bear no size."""
 CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
