@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cachestore.core.samples import Sample as Sample
     from cachestore.core.samples import Source as Source
     from cachestore.files.fingerprints import fingerprint as fingerprint
-    from cachestore.interop.export_report import ExportReport as ExportReport
+    from cachestore.interop.exporting import ExportReport as ExportReport
     from cachestore.interop.exporting import export_cache as export_cache
     from cachestore.interop.import_request import ImportReport as ImportReport
     from cachestore.interop.importing import import_cache as import_cache
@@ -77,7 +77,7 @@ _HOMES = {
     "CorruptEntry": "core.errors",
     "DropReport": "maintain.collect",
     "EncodeFailed": "core.errors",
-    "ExportReport": "interop.export_report",
+    "ExportReport": "interop.exporting",
     "Finding": "storage.findings",
     "Forecast": "jobs.forecast",
     "FormatError": "core.errors",

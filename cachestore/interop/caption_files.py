@@ -1,10 +1,6 @@
-"""What a trainer makes of the caption files beside pictures.
+"""What a trainer makes of the caption files beside pictures: its own white space, by which files are named, and sometimes other words."""
 
-A data set's captions have no white space around them. The file names of a trainer hold digests of the captions as the trainer reads them.
-It may also encode other words than the caption file holds.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
@@ -33,11 +29,6 @@ def text_beside(files: Files, reference: str) -> str | None:
     return None
 
 
-def captions_of(wanted: Format, text: str, added: Added) -> Sequence[str]:
-    """The captions that a trainer makes of a caption file's text."""
-    return [text.strip()] if wanted.captions_of is None else wanted.captions_of(text, added)
-
-
 @dataclass
 class EncodedCaptions:
     """The captions of a source as a trainer encoded them, and as it read them."""
@@ -59,7 +50,7 @@ class EncodedCaptions:
         text = self._text_of(sample)
         if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
             return sample.captions  # sd-scripts takes the first line of files alone
-        read = captions_of(self.wanted, sample.captions[0] if text is None else text, self.added)
+        read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
         kept = self._kept(sample, read[0]) if self.wanted.is_one_caption else sample.captions
         for caption in kept:
             self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))

@@ -1,7 +1,7 @@
 """A data set as another trainer names it: which columns are exported, of which family, and under which names. Reads no entry."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, Source
-from cachestore.interop.formats.families import Family, family_named, family_of_pipeline
+from cachestore.interop.formats.families import FAMILIES, Family, family_named, family_of_pipeline
 from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import Extra, Format, Writing
 from cachestore.jobs.declared_model import scale_of
@@ -23,15 +23,6 @@ STEP: Final = 64
 """Of the sides of buckets, where a data set does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What of a data set is exported, where the format does not keep all of it."""
-
-    resolution: int | None = None
-    variant: int | None = None
-    leave_out: frozenset[str] = frozenset()
-
-
 @dataclass(frozen=True)
 class ExportLayout:
     """The columns of a data set and the names of their files."""
@@ -41,7 +32,10 @@ class ExportLayout:
     writing: Writing
     said: Family | None
     """As the user says; None where the data set is to tell."""
-    choice: Choice
+    resolution: int | None
+    variant: int | None
+    leave_out: Collection[str]
+    """Of several resolutions and crops the one that is exported, and what else is not; where the format does not keep all."""
 
     @cached_property
     def captions(self) -> KeyColumn | None:
@@ -52,18 +46,18 @@ class ExportLayout:
     def pictures(self) -> tuple[KeyColumn, ...]:
         """The columns of pictures, one for each resolution that is exported."""
         found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
-        if self.choice.resolution is None:
+        if self.resolution is None:
             return found
-        chosen = tuple(one for one in found if _resolution(one) == self.choice.resolution)
+        chosen = tuple(one for one in found if _resolution(one) == self.resolution)
         if not chosen:
             known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
-            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.choice.resolution}; it has {known}")
+            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}")
         return chosen
 
     @cached_property
     def masks(self) -> tuple[KeyColumn, ...]:
         """The columns of masks that are exported."""
-        return () if "masks" in self.choice.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
+        return () if "masks" in self.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
@@ -79,8 +73,7 @@ class ExportLayout:
     def roots(self) -> Mapping[str, Path]:
         """Where each of several sources is, by what it is called; nothing of one alone."""
         hints = (self.catalog.request.get(column.encoder, {}) for column in self.columns)
-        told = next((hint["sources"] for hint in hints if hint.get("sources")), ())
-        sources = [Source(**source) for source in told]
+        sources = [Source(**source) for source in next((hint["sources"] for hint in hints if hint.get("sources")), ())]
         return {} if is_alone(sources) else {label: _folder(one.data) for label, one in zip(labels_of(sources), sources, strict=True)}
 
     def source(self, row: int) -> str:
@@ -89,8 +82,8 @@ class ExportLayout:
 
     def root(self, row: int) -> Path:
         """The folder to which a row's references are relative."""
-        column = self.columns[-1]
-        return self.roots.get(self.source(row)) or _folder(str(self.catalog.request.get(column.encoder, {}).get("data", "")))
+        hints = self.catalog.request.get(self.columns[-1].encoder, {})
+        return self.roots.get(self.source(row)) or _folder(str(hints.get("data", "")))
 
     def tree(self, row: int, column: KeyColumn) -> str:
         """The folder, with `/` behind it, in which a cell's file lies: of its source, and of its resolution where each has one."""
@@ -99,7 +92,7 @@ class ExportLayout:
 
     def text_trees(self, row: int) -> Sequence[str]:
         """The folders in which a row's text is looked for."""
-        if self.writing.is_text_shared:
+        if self.writing.text_by == "caption":
             return ("",)
         source = self.source(row)
         return tuple(dict.fromkeys(self.tree(row, column) for column in self.pictures)) or (f"{source}/" if source else "",)
@@ -108,64 +101,54 @@ class ExportLayout:
         """Raise BadInput for a family, or something in the data set, that the format has no form for."""
         for column in self.columns:
             family = self.family_of[column.encoder]
-            family.written_as(self.format.name)
+            family.written_as(self.format.name)  # raises where it has no name
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
                 raise BadInput(f"text of {family.name} has no form in {self.format.name}; it has one in {able}")
         for column in self.pictures:
-            self.check_views(column)
-        is_one = len(self.pictures) <= 1 or self.family_of[self.pictures[0].encoder].name not in self.writing.one_resolution
-        if not is_one:
+            self._check_views(column)
+        if len(self.pictures) > 1 and self.family_of[self.pictures[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(str(_resolution(column)) for column in self.pictures)
             raise BadInput(
                 f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
             )
         if any(len(masks.keys) for masks in self.masks):
-            self.check_takes("masks", "masks, which it reads from their own files")
+            self._check_takes("masks", "masks, which it reads from their own files")
 
-    def check_views(self, column: KeyColumn) -> None:
-        """Raise BadInput for views of pictures that the format has no form for."""
+    def _check_views(self, column: KeyColumn) -> None:
         options = column.options
-        if sides_each(options) > 1 and "flips" not in self.choice.leave_out:
-            self.check_takes("flips", "mirrored pictures")
+        if sides_each(options) > 1 and "flips" not in self.leave_out:
+            self._check_takes("flips", "mirrored pictures")
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
                 f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
                 " that was drawn: precompute with --crop center under another --name, and export that"
             )
-        variants, variant = cells_each(options) // sides_each(options), self.choice.variant
+        variants, variant = cells_each(options) // sides_each(options), self.variant
         if variants > 1 and variant is None:
             of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
             raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
         if variant is not None and not 0 <= variant < variants:
             raise BadInput(f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
 
-    def check_takes(self, what: Extra, words: str) -> None:
-        """Raise BadInput for what the format has no place for."""
+    def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
             raise BadInput(f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest")
 
     def family(self, column: KeyColumn) -> Family:
         """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
-        recipe = self.catalog.recipes[column.fingerprint]
         if self.said is not None:
             return self.said
-        if "family" in recipe.make:
-            return family_named(str(recipe.make["family"]))
-        texts = [self.catalog.recipes[one.fingerprint] for one in self.columns if one.role == CAPTION]
-        for one in (recipe, *texts):
-            pipeline = one.make.get("pipeline")
-            family = family_of_pipeline(str(pipeline)) if pipeline is not None else None
-            if family is not None:
+        own, texts = column.fingerprint, [one.fingerprint for one in self.columns if one.role == CAPTION]
+        for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
+            if "family" in make:
+                return family_named(str(make["family"]))
+            if (family := family_of_pipeline(str(make.get("pipeline")))) is not None:
                 return family
-            if "family" in one.make:
-                return family_named(str(one.make["family"]))
-        return self.family_of_constants(recipe)
+        return self._family_of_constants(self.catalog.recipes[own])
 
-    def family_of_constants(self, recipe: Recipe) -> Family:
+    def _family_of_constants(self, recipe: Recipe) -> Family:
         """The family whose VAE has these channels and constants, where the data set holds latents alone."""
-        from cachestore.interop.formats.families import FAMILIES
-
         scale, channels = scale_of(recipe.read), recipe.read.get("channels")
         alike = [
             family
@@ -182,13 +165,11 @@ class ExportLayout:
         """What the name of a cell's file is made of."""
         at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
         reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
-        source = self.source(row)
+        source, facts = self.source(row), column.cell(place).facts
         captions = self.catalog.row_captions(row)
         number = place - column.at[row] if column.role == CAPTION else 0
-        facts = column.cell(place).facts
-        told: dict[str, Any] = {
-            name: tuple(facts[name][: 4 if name == "crop" else 2]) for name in ("size", "bucket", "resized", "crop") if name in facts
-        }
+        widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
+        told: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
         told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
         caption = captions[number] if number < len(captions) else ""
@@ -198,8 +179,8 @@ class ExportLayout:
 
     def places(self, row: int, column: KeyColumn) -> Sequence[int]:
         """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
-        first = column.at[row] + (self.choice.variant or 0) * sides_each(column.options)
-        count = 1 if "flips" in self.choice.leave_out else sides_each(column.options)
+        first = column.at[row] + (self.variant or 0) * sides_each(column.options)
+        count = 1 if "flips" in self.leave_out else sides_each(column.options)
         return range(first, first + count) if column.count(row) else ()
 
 

@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isqrt
 from pathlib import Path
@@ -12,23 +12,31 @@ from typing import Any
 from cachestore.core.inputs import RESOLUTIONS, SOURCE
 from cachestore.core.samples import CONTROL, VIDEO
 from cachestore.core.words import first_of
-from cachestore.interop.caption_files import captions_of, text_beside
+from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
-from cachestore.interop.export_report import Tally
 from cachestore.interop.formats.families import AI_TOOLKIT
 from cachestore.interop.formats.matching import Added, Named, Rule, View, same_words
 from cachestore.source.files import Folder
 from cachestore.storage.catalog import KeyColumn
 
 
-@dataclass(frozen=True)
+@dataclass
 class Taken:
     """Holds what is written against what the trainer looks for."""
 
     layout: ExportLayout
-    tally: Tally
     folder: Path
     """Where files are written to. If the trainer caches beside the pictures, it may hold their captions."""
+    latents: int = 0
+    """How many latents were compared with what the trainer looks for."""
+    missed: list[str] = field(default_factory=list[str])
+    """Samples whose latents the trainer does not look for."""
+    batches: dict[Hashable, Counter[Hashable]] = field(default_factory=dict[Hashable, Counter[Hashable]])
+    """For each group from which the trainer makes batches, how many latents have which shape."""
+    reworded: list[str] = field(default_factory=list[str])
+    """Samples with a caption for which the trainer reads other text in the file."""
+    unread: int = 0
+    """Captions whose files are not here."""
 
     def weigh(self, row: int, column: KeyColumn, view: View) -> None:
         """Count whether the trainer would look for latents like these, and what it would put into one batch with them.
@@ -41,13 +49,13 @@ class Taken:
         resolution = self.looked_at(row, column)
         rule = Rule(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
         if self.layout.writing.finds is not None:
-            self.tally.latents += 1
+            self.latents += 1
             if not self.layout.writing.finds(self.layout.family_of[column.encoder], view.named, rule):
-                self.tally.missed.append(self.layout.catalog.ids[row])
+                self.missed.append(self.layout.catalog.ids[row])
         if self.layout.writing.stacks is not None:
             controls = tuple(raw[1] for raw in view.controls)
             batch = (self.layout.tree(row, column), self.layout.writing.stacks(view.named, resolution), controls)
-            self.tally.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
+            self.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
 
     def looked_at(self, row: int, column: KeyColumn) -> int:
         """The resolution at which the trainer would look at a row's picture: the data set's, else what its largest bucket tells."""
@@ -68,18 +76,19 @@ class Taken:
 
     def as_read(self, row: int, named: Named) -> Named:
         """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
-        if not self.layout.writing.is_text_digested or named.is_prompt:
+        captions_of = self.layout.format.captions_of
+        if captions_of is None or self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
         folders = [self.folder / self.layout.source(row)] if self.layout.format.name == AI_TOOLKIT else []
         folders += [root] if (root := self.layout.root(row)) != Path() else []
         texts = (text_beside(Folder(folder), named.reference) for folder in folders)
         text = next((text for text in texts if text is not None), None)
         if text is None:
-            self.tally.unread += named.caption != ""
+            self.unread += named.caption != ""
             return named
-        read = next((one for one in captions_of(self.layout.format, text, self.added) if same_words(one, named.caption)), None)
+        read = next((one for one in captions_of(text, self.added) if same_words(one, named.caption)), None)
         if read is None:
-            self.tally.reworded.append(self.layout.catalog.ids[row])
+            self.reworded.append(self.layout.catalog.ids[row])
         return replace(named, read_as=read)
 
     @cached_property
@@ -89,51 +98,42 @@ class Taken:
         prefix = str(self.layout.catalog.texts.get("prefix", "")).strip() or None
         return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
-    def left_out(self) -> list[str]:
+    def left_out(self) -> Iterator[str]:
         """What has no place in the files and needs no choice, in words."""
-        words: list[str] = []
         controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.layout.writing.takes:
-            words.append(f"{controls} latents of control images")
-        videos = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO)
-        words += [f"{videos} latents of videos"] if videos else []
+            yield f"{controls} latents of control images"
+        if videos := sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO):
+            yield f"{videos} latents of videos"
         column = self.layout.captions
-        if column is not None and not self.layout.writing.is_text_shared:
-            further = len(column.keys) - sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
-            words += [f"{further} captions after the first of their pictures"] if further else []
-        return words
+        if column is not None and self.layout.writing.text_by != "caption":
+            rows = sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
+            if further := len(column.keys) - rows:
+                yield f"{further} captions after the first of their pictures"
 
-    def not_taken(self) -> list[str]:
+    def not_taken(self) -> Iterator[str]:
         """What the trainer will not find, or cannot put into batches, in words."""
-        words: list[str] = []
-        missed, trainer = self.tally.missed, self.layout.format.name
-        if missed:
-            words.append(
-                f"{trainer} will not find {len(missed)} of {self.tally.latents} latents: it scales and cuts these pictures to other"
-                f" buckets, and encodes them again ({first_of(missed)})"
+        trainer = self.layout.format.name
+        if self.missed:
+            yield (
+                f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it scales and cuts these pictures to other"
+                f" buckets, and encodes them again ({first_of(self.missed)})"
             )
-        torn = [shapes for shapes in self.tally.batches.values() if len(shapes) > 1]
-        if torn:
-            count = sum(shapes.total() for shapes in torn)
-            words.append(
-                f"{len(torn)} of the {len(self.tally.batches)} groups from which {trainer} makes batches hold latents of several shapes"
-                f" ({count} pictures): it ends with an error if its batch size is above 1"
+        if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
+            yield (
+                f"{len(torn)} of the {len(self.batches)} groups from which {trainer} makes batches hold latents of several shapes"
+                f" ({sum(shapes.total() for shapes in torn)} pictures): it ends with an error if its batch size is above 1"
             )
-        if self.tally.reworded:
-            words.append(
-                f"{trainer} reads other text in the files of {len(self.tally.reworded)} captions, and encodes that itself"
-                f" ({first_of(self.tally.reworded)})"
-            )
-        return words
+        if self.reworded:
+            named = first_of(self.reworded)
+            yield f"{trainer} reads other text in the files of {len(self.reworded)} captions, and encodes that itself ({named})"
 
-    def remarks(self) -> list[str]:
+    def remarks(self) -> Iterator[str]:
         """What a user should know of what is written."""
-        words: list[str] = []
-        if self.tally.unread:
-            words.append(
-                f"{self.tally.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each file"
+        if self.unread:
+            yield (
+                f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each file"
                 " holds the caption alone, with no space or line end behind it"
             )
         if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
-            words.append("with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture")
-        return words
+            yield "with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture"

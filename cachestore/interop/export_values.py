@@ -2,19 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from cachestore.core.errors import CacheStoreError, EncodeFailed
-from cachestore.core.inputs import WITHIN, caption_key, cells_each, framing_of, sides_each
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, cast, to_state
+from cachestore.core.raw_tensors import Latents, Raw, Text, cast, to_state
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.encode import families
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.export_report import Tally
-from cachestore.interop.formats.families import SIMPLETUNER
-from cachestore.interop.formats.matching import Named, View
+from cachestore.interop.formats.matching import View
 from cachestore.jobs.declared_model import scale_of
 from cachestore.storage.catalog import KeyColumn
 from cachestore.store.reader import Reader
@@ -26,19 +24,17 @@ class ExportValues:
 
     reader: Reader
     layout: ExportLayout
-    tally: Tally
+    casts: dict[str, None] = field(default_factory=dict[str, None])
+    """Which tensors are not bit for bit what is stored, and how they were made of it."""
 
     def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
         """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
         key, stored, meta = self.entry(column, place)
-        if column.count(row) > cells_each(column.options):
-            raise EncodeFailed(
-                f"it has {column.count(row) // cells_each(column.options)} pictures, and {self.layout.format.name} keeps one of a sample"
-            )
+        trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
+        if pictures > 1:
+            raise EncodeFailed(f"it has {pictures} pictures, and {trainer} keeps one of a sample")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
-            raise EncodeFailed(
-                f"it has a crop of its own, and {self.layout.format.name} puts whole pictures into buckets: cut the file itself"
-            )
+            raise EncodeFailed(f"it has a crop of its own, and {trainer} puts whole pictures into buckets: cut the file itself")
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
@@ -68,7 +64,11 @@ class ExportValues:
         key = column.cell(place).key
         if key is None:
             raise EncodeFailed("it was not made; `cachestore why` tells the reason")
-        return key, self.reader.get_raw([key])[0], self.reader.describe(key).meta
+        return key, *self.stored(key)
+
+    def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
+        """Tensors and JSON value of an entry. Raises whatever reading raises."""
+        return self.reader.get_raw([key])[0], self.reader.describe(key).meta
 
     def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
         """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
@@ -106,32 +106,13 @@ class ExportValues:
         """A tensor in the dtype of the format; that it is another one is tallied."""
         dtype = casts.get(raw[0], raw[0])
         if dtype != raw[0]:
-            self.say(
-                name, f"{raw[0]} as {dtype}, which holds each of its numbers exactly" if raw[0] != "F64" else f"F64 rounded to {dtype}"
-            )
-        return cast(raw, dtype) if dtype != raw[0] else raw
+            exact = f"{raw[0]} as {dtype}, which holds each of its numbers exactly"
+            self.say(name, f"F64 rounded to {dtype}" if raw[0] == "F64" else exact)
+        return cast(raw, dtype)
 
     def say(self, tensor: str, how: str) -> None:
-        """Tally that a tensor is not bit for bit what is stored."""
-        self.tally.casts[f"{tensor}: {how}"] = None
-
-    def empty_caption(self) -> tuple[str, Contents] | None:
-        """Path and contents of the empty caption's text, to which SimpleTuner drops captions; one that cannot be read is tallied.
-
-        None of other formats, without samples, where a sample has it already, and where the store does not hold it.
-        """
-        column = self.layout.captions
-        if column is None or self.layout.format.name != SIMPLETUNER or not len(self.layout.catalog) or "" in self.layout.catalog.captions:
-            return None
-        key = caption_key(column.fingerprint, "")
-        if key not in self.reader:
-            return None
-        try:
-            text = self.text(column, self.reader.get_raw([key])[0], self.reader.describe(key).meta)
-        except (CacheStoreError, OSError) as error:
-            self.tally.fail("", column.encoder, error)
-            return None
-        return self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
+        """Remember that a tensor is not bit for bit what is stored."""
+        self.casts[f"{tensor}: {how}"] = None
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:

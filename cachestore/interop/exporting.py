@@ -1,33 +1,79 @@
 """`export`: a data set as the files that another trainer would have cached. Knows a store to read, and a folder to write."""
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachestore.core.arguments import as_many, as_path, as_whole
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
+from cachestore.core.inputs import caption_key
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
+from cachestore.core.words import in_short
+from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
-from cachestore.interop.export_layout import Choice, ExportLayout
-from cachestore.interop.export_report import NAMED, ExportReport, Tally
+from cachestore.files.publish import write_outside
+from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
-from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
 from cachestore.interop.formats import simpletuner
 from cachestore.interop.formats.containers import write_npz, write_safetensors
 from cachestore.interop.formats.families import SIMPLETUNER, family_named
+from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import Format, written_format
 from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader
 
-if TYPE_CHECKING:
-    from cachestore.interop.formats.matching import Named
-
+NOTE: Final = ".cachestore-export.json"
+"""In an exported folder: which files are ours, and what was written to them."""
+_FORMAT: Final = "cachestore-export/1"
+_NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
 """What of a data set may be left out, where a format has no place for it."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportReport:
+    """What became of an export: what `cachestore export --json` prints."""
+
+    format: str
+    folder: str
+    name: str
+    generation: int
+    samples: int
+    written: int
+    unchanged: int
+    bytes: int
+    """Of what was written."""
+    foreign: tuple[str, ...] = ()
+    """Files that are there with other bytes, and were left as they are not an earlier export's."""
+    failures: tuple[Mapping[str, str], ...] = ()
+    """What could not be exported: sample, encoder, reason."""
+    casts: tuple[str, ...] = ()
+    """Which tensors are not bit for bit what is stored, and how they were made of it; every other one is."""
+    left_out: tuple[str, ...] = ()
+    """What of the data set has no place in the files, in words."""
+    not_taken: tuple[str, ...] = ()
+    """What was written, but the trainer will not find or cannot put into batches, in words with counts."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the rest."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether each value of each complete sample is in the folder, and the trainer will take it from there."""
+        return not self.foreign and not self.failures and not self.not_taken
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """The report as one JSON object."""
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
+        return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
 def export_cache(
@@ -80,46 +126,28 @@ def export_cache(
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
-    choice = Choice(resolution_only, variant_only, frozenset(leave_out))
+    said = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout, tally = ExportLayout(catalog, wanted, writing, None if family is None else family_named(family), choice), Tally()
-        export = _Export(layout, ExportValues(reader, layout, tally), Taken(layout, tally, folder), tally)
-        _write(export, Target(folder, tally, may_replace=replace))
-        left_out, not_taken, remarks = export.taken.left_out(), export.taken.not_taken(), export.taken.remarks()
-    return ExportReport(
-        wanted.name,
-        str(folder),
-        catalog.name,
-        catalog.generation,
-        len(catalog),
-        tally.written,
-        tally.unchanged,
-        tally.size_bytes,
-        tuple(tally.foreign[:NAMED]),
-        tuple(tally.failures),
-        tuple(tally.casts),
-        tuple(left_out),
-        tuple(not_taken),
-        tuple(remarks),
-    )
-
-
-def _write(export: "_Export", target: Target) -> None:
-    """Write every file, then what a trainer needs beside them, then the note of what is ours."""
-    layout, tally = export.layout, export.tally
-    for row, encoder, path, contents in export.files():
-        try:
-            if target.put(path, _encoded(layout.format, contents)):
-                tally.there[path] = row
-        except EncodeFailed as error:
-            tally.fail(layout.catalog.ids[row], encoder, error)
-    if (empty := export.values.empty_caption()) is not None:
-        target.put(empty[0], _encoded(layout.format, empty[1]))
-    for path, value in export.side_data().items():
-        target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
-    check_for_reading(export.values.reader.layout)
-    target.close()
+        layout = ExportLayout(catalog, wanted, writing, said, resolution_only, variant_only, leave_out)
+        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), _Target(folder, may_replace=replace)
+        export.write(target)
+        return ExportReport(
+            wanted.name,
+            str(folder),
+            catalog.name,
+            catalog.generation,
+            len(catalog),
+            target.written,
+            target.unchanged,
+            target.size_bytes,
+            tuple(target.foreign[:_NAMED]),
+            tuple(export.failures),
+            tuple(export.values.casts),
+            tuple(export.taken.left_out()),
+            tuple(export.taken.not_taken()),
+            tuple(export.taken.remarks()),
+        )
 
 
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
@@ -145,6 +173,71 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
             return write_torch(contents.tensors)
 
 
+@dataclass
+class _Target:
+    """The folder that is written to, which belongs to somebody else as well: a note in it says which files are ours."""
+
+    folder: Path
+    may_replace: bool
+    written: int = 0
+    unchanged: int = 0
+    size_bytes: int = 0
+    """Of what was written."""
+    foreign: list[str] = field(default_factory=list[str])
+    """Files of strangers."""
+
+    @cached_property
+    def _ours(self) -> dict[str, str]:
+        """Digests of what earlier exports wrote, by path; nothing where the note is missing or makes no sense."""
+        try:
+            body = json.loads((self.folder / NOTE).read_bytes())
+            return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def put(self, path: str, data: bytes) -> bool:
+        """Have a file hold these bytes, unless it is a stranger's: whether it does.
+
+        Raises WriteFailed, EncodeFailed for a path that leads elsewhere.
+        """
+        final = self._inside(path)
+        digest = digest_of([data])
+        found = _digest_there(final)
+        if found == digest:
+            self.unchanged += 1
+        elif found is not None and not self.may_replace and self._ours.get(path) != found:
+            self.foreign.append(path)
+            return False
+        else:
+            write_outside(final, data)
+            self.written += 1
+            self.size_bytes += len(data)
+        self._ours[path] = digest
+        return True
+
+    def _inside(self, path: str) -> Path:
+        """The file's place. A name from a catalog never leads out of the folder. Raises EncodeFailed."""
+        final = Path(os.path.normpath(self.folder / path))
+        if not final.is_relative_to(self.folder) or final == self.folder:
+            raise EncodeFailed(f"{path} leads out of {self.folder}")
+        return final
+
+    def close(self) -> None:
+        """Remember which files are ours."""
+        body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
+        write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
+
+
+def _digest_there(path: Path) -> str | None:
+    """Digest of what stands at a path; None where nothing does, empty for what is no file."""
+    try:
+        return digest_of([path.read_bytes()])
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     """A file that is to be, and what it is of: two of one name are one where that is the same."""
@@ -162,10 +255,29 @@ class _Export:
     layout: ExportLayout
     values: ExportValues
     taken: Taken
-    tally: Tally
+    failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    there: dict[str, str] = field(default_factory=dict[str, str])
+    """By path of each file that is as it should be the sample that it is of."""
 
-    def files(self) -> Iterator[tuple[int, str, str, Contents]]:
-        """(row, encoder, path, contents) of every file. Two that would have one name are failures, both named. Raises BadInput."""
+    def write(self, target: _Target) -> None:
+        """Write every file, then what a trainer needs beside them, then the note of what is ours."""
+        for sample, made in chain(self._files(), self._empty_caption()):
+            try:
+                if target.put(made.path, _encoded(self.layout.format, made.contents)):
+                    self.there[made.path] = sample
+            except EncodeFailed as error:
+                self._fail(sample, made.encoder, error)
+        for path, value in self._side_data().items():
+            target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
+        check_for_reading(self.values.reader.layout)
+        target.close()
+
+    def _fail(self, sample: str, encoder: str, error: Exception) -> None:
+        if len(self.failures) < _NAMED:
+            self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
+
+    def _files(self) -> Iterator[tuple[str, _Made]]:
+        """Every file with its sample. Two that would have one name are failures, both named. Raises BadInput."""
         self.layout.check()
         seen: dict[str, tuple[str, tuple[object, ...]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
@@ -174,23 +286,39 @@ class _Export:
                 if before != made.of:
                     trainer = self.layout.format.name
                     error = EncodeFailed(f"{made.path} would be of {first!r} too: {trainer} tells them apart by nothing else")
-                    self.tally.fail(sample, made.encoder, error)
+                    self._fail(sample, made.encoder, error)
                 elif first == sample:
-                    yield row, made.encoder, made.path, made.contents
+                    yield sample, made
+
+    def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
+        """The empty caption's text, to which SimpleTuner drops captions, where the store holds it and no sample has it."""
+        column, catalog = self.layout.captions, self.layout.catalog
+        if column is None or self.layout.format.name != SIMPLETUNER or not len(catalog) or "" in catalog.captions:
+            return
+        key = caption_key(column.fingerprint, "")
+        if key not in self.values.reader:
+            return
+        try:
+            text = self.values.text(column, *self.values.stored(key))
+        except (CacheStoreError, OSError) as error:
+            self._fail("", column.encoder, error)
+            return
+        path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
+        yield "", _Made(column.encoder, path, (key,), contents)
 
     def _texts(self, row: int) -> Iterator[_Made]:
         """The files of a row's captions: of its first one, or of all where a file is named by its caption. Failures are tallied."""
         column = self.layout.captions
         if column is None:
             return
-        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.is_text_shared else 1]:
+        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
             try:
                 key, stored, meta = self.values.entry(column, place)
                 named = self.taken.as_read(row, self.layout.named(row, column, place))
                 text = self.values.text(column, stored, meta)
                 path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], named, text)
             except (CacheStoreError, OSError) as error:
-                self.tally.fail(self.layout.catalog.ids[row], column.encoder, error)
+                self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
             for tree in self.layout.text_trees(row):
                 yield _Made(column.encoder, f"{tree}{path}", (key, named.caption), contents)
@@ -205,13 +333,13 @@ class _Export:
                 views, keys = zip(*(self.values.view(row, *cell) for cell in several), strict=True)
                 path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], views)
             except (CacheStoreError, OSError) as error:
-                self.tally.fail(self.layout.catalog.ids[row], column.encoder, error)
+                self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
             for view, cell in zip(views, several, strict=True):
                 self.taken.weigh(row, cell[0], view)
             yield _Made(column.encoder, f"{self.layout.tree(row, column)}{path}", keys, contents)
 
-    def side_data(self) -> dict[str, object]:
+    def _side_data(self) -> dict[str, object]:
         """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets.
 
         They tell of the samples whose latents stand in the folder: of a file that another sample has they would tell the wrong crop.
@@ -219,11 +347,11 @@ class _Export:
         if self.layout.format.name != SIMPLETUNER:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
-        for row in range(len(self.layout.catalog)):
+        for row, sample in enumerate(self.layout.catalog.ids):
             for column in self.layout.pictures:
                 for place in self.layout.places(row, column):
                     named, tree = self.layout.named(row, column, place), self.layout.tree(row, column)
-                    if self.tally.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == row:
+                    if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:
                         rows.setdefault(tree, []).append((str(self.layout.root(row) / named.reference), named))
         return {
             f"{tree}{path}": value

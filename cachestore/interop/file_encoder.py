@@ -4,14 +4,14 @@ import hashlib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import WITHIN, caption_key
 from cachestore.core.keys import Json, Key, Recipe, canonical, digest_bytes, digest_text, input_key
-from cachestore.core.raw_tensors import Array, Latents, Misplaced, Raw, Text, numbers
+from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.interop.formats.families import Family
@@ -28,22 +28,19 @@ _ROUNDING: Final = 0.1
 """Text of one caption from another batch is nearer, relative to its length: bfloat16 leaves some percent. Text of others is not."""
 
 
-@dataclass(slots=True)
+@dataclass
 class FileEncoder:
-    """Implements `unit.Encoder` for imported values: their files are read in place of a model's being called."""
+    """What implements `unit.Encoder` for imported values has in common: files are read in place of a model's being called."""
 
     recipe: Recipe
-    values: "Captions | Pictures"
     cache: CacheFiles
+    family: Family
+    places: Mapping[str, Sequence[Place]]
+    """By caption or reference, the files that may be of it."""
+    doubtful: Mapping[str, str]
+    """By caption or reference, why a file that may be of it is not taken."""
+    role: ClassVar[str]
     window: int = _TOGETHER
-
-    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption or picture. Raises EncodeFailed where the cache has none of it, OSError."""
-        return self.values.resolve(request, read)
-
-    def prepare(self, resolved: Resolved) -> Prepared:
-        """The tensors of its file. Raises EncodeFailed, OSError."""
-        return Prepared(self.values.tensors_of(resolved), IMPORTED)
 
     def batch_limit(self, group: Hashable) -> int:
         """Files are read one by one; so many are handed on together."""
@@ -58,30 +55,38 @@ class FileEncoder:
         """End the process that reads files with pickles."""
         self.cache.torch.close()
 
+    def places_of(self, what: str, words: str) -> Sequence[Place]:
+        """The files that may be of a caption or picture. Raises EncodeFailed where there is none."""
+        if what not in self.places:
+            raise EncodeFailed(self.doubtful.get(what, f"no file of {self.cache.root} is of the {words}"))
+        return self.places[what]
 
-@dataclass(frozen=True, slots=True)
-class Captions:
+    def about(self, place: Place, **more: Json) -> dict[str, Json]:
+        """What an entry's JSON value says of where it came from."""
+        told = {"format": self.cache.format.name, "file": place.path, **more}
+        return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: told}
+
+
+class Captions(FileEncoder):
     """Imported text. Its key follows from the caption; of several files of one caption up to three are opened, to see that two agree."""
 
-    recipe: Recipe
-    cache: CacheFiles
-    places: Mapping[str, Sequence[Place]]
-    doubtful: Mapping[str, str]
-    """By caption, why a file that may be of it is not taken."""
-    family: Family
-    role: str = CAPTION
+    role = CAPTION
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """The key of a caption. Raises EncodeFailed where the cache has none of it, or several that differ; then OSError too."""
         del read
         caption = str(request["caption"])
-        places = self.places.get(caption, ())
-        if not places:
-            raise EncodeFailed(self.doubtful.get(caption, f"no file of {self.cache.root} is of the caption {caption[:80]!r}"))
+        places = self.places_of(caption, f"caption {caption[:80]!r}")
         place, text = (places[0], None) if len(places) == 1 else self._agreed(places)
         digest = digest_text(caption)
         key = caption_key(self.recipe.fingerprint, caption)
-        return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **_provenance(self.recipe, place)})
+        return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **self.about(place)})
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """Read the file, where that was not done. Raises EncodeFailed, OSError."""
+        place, text = resolved.item
+        text = self.cache.text(place, self.family) if text is None else text
+        return Prepared({**text.tensors, **text.others}, IMPORTED)
 
     def _agreed(self, places: Sequence[Place]) -> tuple[Place, Text]:
         """The first of several files of one caption that says the same as another. Raises EncodeFailed where those that can be read differ.
@@ -92,7 +97,7 @@ class Captions:
         refused: EncodeFailed | None = None
         for place in places:
             try:
-                text = self._read(place)
+                text = self.cache.text(place, self.family)
             except EncodeFailed as error:
                 refused = refused or error
                 continue
@@ -101,22 +106,12 @@ class Captions:
             read.append((place, text))
             if len(read) == _LOOKED_AT:
                 break
-        if len(read) == 1:
-            return read[0]
-        if not read:
-            assert refused is not None
+        if refused is not None and not read:
             raise refused
-        names = " and ".join(place.path for place, _text in read)
-        raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
-
-    def _read(self, place: Place) -> Text:
-        return self.cache.text(place, self.cache.bytes_at(place), self.family)
-
-    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
-        """Read the file, where that was not done. Raises EncodeFailed, OSError."""
-        place, text = resolved.item
-        text = self._read(place) if text is None else text
-        return {**text.tensors, **text.others}
+        if len(read) > 1:
+            names = " and ".join(place.path for place, _text in read)
+            raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
+        return read[0]
 
 
 def _are_alike(one: Text, other: Text) -> bool:
@@ -131,69 +126,68 @@ def _distance(one: Array, other: Array) -> float:
     return float(np.linalg.norm(one - other)) / length if length else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pictures:
+@dataclass
+class Pictures(FileEncoder):
     """Imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
 
-    recipe: Recipe
-    cache: CacheFiles
-    places: Mapping[str, Place]
-    doubtful: Mapping[str, str]
-    """By reference, why latents that may be of it are not taken."""
-    told: Mapping[str, Sequence[Told]]
+    told: Mapping[str, Sequence[Told]] = field(default_factory=dict[str, Sequence[Told]])
     """What further files say of each picture."""
-    family: Family
-    role: str = IMAGE
     beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
     several: set[str] = field(default_factory=set[str])
     """Pictures that had latents of other resolutions too: those that were read here."""
     turned: set[str] = field(default_factory=set[str])
     """Pictures that their EXIF data turn by a quarter: those that were read here."""
+    role = IMAGE
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
         reference = str(request["image"])
-        place = self.places.get(reference)
-        if place is None:
-            raise EncodeFailed(self.doubtful.get(reference, f"no file of {self.cache.root} is of the picture {reference!r}"))
+        places = self.places_of(reference, f"picture {reference!r}")
         picture = read(reference)
         digest = digest_bytes(picture)
-        place, data, latents = self._largest(reference, place)
+        place, data, latents = self._largest(reference, places)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
-        told, measured = self._told(reference, (width * factor, height * factor)), _measured(picture)
+        bucket = (width * factor, height * factor)
+        told, measured = self._told(reference, bucket), _measured(picture)
         if measured is not None and measured.upright != measured.stored:
             self.turned.add(reference)
         _check_size(f"{told.path} says that the picture has", told.facts, measured)
         _check_size(f"{place.path} is of a picture of", latents.facts, measured)
-        _check_crop(request, {"bucket": [width * factor, height * factor], **told.facts, **latents.facts}, measured, place)
-        facts = _placed({**told.facts, **latents.facts, "bucket": [width * factor, height * factor]}, measured)
+        facts: dict[str, Json] = {**told.facts, **latents.facts, "bucket": list(bucket)}
+        _check_crop(request, facts, measured, place)
+        facts = _placed(facts, measured)
         for name in latents.others:
             self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
-        provenance = _provenance(self.recipe, place, cached, {**told.info, **latents.info})
-        about = {"input_digest": digest, "bucket": facts["bucket"], **provenance}
-        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, about, facts)
+        info: dict[str, Json] = {"info": {**told.info, **latents.info}} if told.info or latents.info else {}
+        meta = {"input_digest": digest, "bucket": facts["bucket"], **self.about(place, file_digest=cached, **info)}
+        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, meta, facts)
 
-    def _largest(self, reference: str, first: Place) -> tuple[Place, bytes, Latents]:
+    def prepare(self, resolved: Resolved) -> Prepared:
+        """What was read already."""
+        return Prepared(resolved.item, IMPORTED)
+
+    def _largest(self, reference: str, places: Sequence[Place]) -> tuple[Place, bytes, Latents]:
         """The latents of a picture and their file, of several resolutions the largest; others' are passed over.
 
         Raises EncodeFailed, also where two are as large: they were cut otherwise, and nothing says which count. OSError.
         """
+        channels = int(self.recipe.read["channels"])
         found: list[tuple[Place, bytes, Latents]] = []
         misplaced: Misplaced | None = None
-        for place in (first, *first.rivals):
+        for place in places:
             data = self.cache.bytes_at(place)
             try:
                 latents = self.cache.latents(place, data, self.family)
             except Misplaced as error:
                 misplaced = misplaced or error
                 continue
-            self._check_channels(place, latents)
+            if (own := latents.tensor[1][0]) != channels:
+                raise EncodeFailed(f"{place.path}: its latents have {own} channels, those of {self.family.name} {channels}")
             found.append((place, data, latents))
-        if not found:
-            assert misplaced is not None
+        if misplaced is not None and not found:
             raise misplaced
         areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _place, _data, latents in found]
         largest = [one for one, area in zip(found, areas, strict=True) if area == max(areas)]
@@ -225,23 +219,6 @@ class Pictures:
             names = " and ".join(one.path for one in fitting[:3])
             raise EncodeFailed(f"{names} say different things of it: leave the one that counts there")
         return fitting[0] if fitting else Told("", {})
-
-    def _check_channels(self, place: Place, latents: Latents) -> None:
-        channels = int(self.recipe.read["channels"])
-        if latents.tensor[1][0] != channels:
-            raise EncodeFailed(f"{place.path}: its latents have {latents.tensor[1][0]} channels, those of {self.family.name} {channels}")
-
-    def tensors_of(self, resolved: Resolved) -> Mapping[str, Raw]:
-        """What was read already."""
-        return resolved.item
-
-
-def _provenance(recipe: Recipe, place: Place, cached: str | None = None, info: Mapping[str, Json] | None = None) -> dict[str, Json]:
-    """What an entry's JSON value says of where it came from."""
-    about: dict[str, Json] = {"format": recipe.make["format"], "file": place.path}
-    about |= {"file_digest": cached} if cached is not None else {}
-    about |= {"info": dict(info)} if info else {}
-    return {"encoder": recipe.encoder, "provenance": IMPORTED, IMPORTED: about}
 
 
 def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
@@ -318,9 +295,7 @@ def _measured(picture: bytes) -> _Measured | None:
     """The size of a picture by its header; None without Pillow, or for what is no picture."""
     try:
         from cachestore.encode import images
-    except ImportError:
-        return None
-    try:
+
         return _Measured(images.measure(picture), images.measure_stored(picture))
-    except EncodeFailed:
+    except (ImportError, EncodeFailed):
         return None

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from cachestore.core.errors import EncodeFailed
+from cachestore.core.captions import CaptionPolicy
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.samples import IMAGE, Sample
 from cachestore.core.words import first_of
 from cachestore.files.paths import MARKER
@@ -17,23 +19,222 @@ from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named
 from cachestore.interop.formats.matching import Added, Kind, Looks, Matches, Place, pictures_of
 from cachestore.interop.formats.table import Format
 from cachestore.interop.import_request import ImportRequest
-from cachestore.interop.sandbox import CacheFiles, size_and_time
+from cachestore.interop.sandbox import CacheFiles
 from cachestore.source.listing import Listing
+from cachestore.source.remarks import Remarks
 
 _TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
-
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
-
-def root_of(request: ImportRequest) -> Path:
-    """The folder to which the references of the source are relative."""
-    data = Path(request.data)
-    return data if data.is_dir() else data.parent
+FileOnDisk = tuple[str, int, int]
+"""Path relative to the cache, or name; size; mtime_ns."""
 
 
-def list_files(folder: Path, wanted: Format) -> list[tuple[str, int, int]]:
-    """(relative path, size, mtime_ns) of the files that may be of a cache, sorted. Stores in the folder are passed over."""
-    found: list[tuple[str, int, int]] = []
+@dataclass
+class Found:
+    """The files of a cache that is imported, and the samples that they may be of."""
+
+    request: ImportRequest
+    wanted: Format
+    listing: Listing
+    files: Sequence[FileOnDisk]
+    """Those that may be of a cache, sorted."""
+    encoded: EncodedCaptions
+    samples: Sequence[Sample]
+    """With the captions that the trainer encoded."""
+    matches: Matches
+    unreadable: list[str] = field(default_factory=list[str])
+    """Remarks on files that could not be looked into."""
+
+    @cached_property
+    def paths(self) -> Sequence[str]:
+        """The files' paths."""
+        return [path for path, _size, _time in self.files]
+
+    @cached_property
+    def looks(self) -> Mapping[str, Looks]:
+        """By path what files hold, of those whose names tell it."""
+        return {path: look for path in self.paths if (look := self.wanted.reading.looks(path)) is not None}
+
+    @cached_property
+    def by_kind(self) -> Mapping[Kind, Sequence[tuple[str, Looks]]]:
+        """The files of the family that is asked for, or of any that is known here."""
+        only = self.matches.family
+        there: dict[Kind, list[tuple[str, Looks]]] = {}
+        for path, look in self.looks.items():
+            if (look.named is None or look.family is not None) and (only is None or look.family in (None, only)):
+                there.setdefault(look.kind, []).append((path, look))
+        return there
+
+    @cached_property
+    def strangers(self) -> Sequence[str]:
+        """A remark on files of families that are not known here."""
+        names = [look.named for look in self.looks.values() if look.named is not None and look.family is None]
+        return [f"{len(names)} files belong to models that cannot be imported yet ({', '.join(sorted(set(names)))})"] if names else []
+
+    @property
+    def root(self) -> Path:
+        """The folder to which the references of the source are relative."""
+        data = Path(self.request.data)
+        return data if data.is_dir() else data.parent
+
+    def check_roots(self) -> None:
+        """Refuse a cache that lies beside the pictures and is looked at from above or below their root: paths then are others' paths.
+
+        Raises BadInput.
+        """
+        root, folder = self.root.resolve(), Path(self.request.folder).resolve()
+        is_inside = folder.is_relative_to(root)
+        if folder == root or not (is_inside or root.is_relative_to(folder)):
+            return
+        inside, outside, paths = (folder, root, pictures_of(self.samples)) if is_inside else (root, folder, self.paths)
+        if any(PurePosixPath(path).is_relative_to(inside.relative_to(outside).as_posix()) for path in paths):
+            advice = f", or {folder} as --data" if Path(self.request.data).is_dir() else ""
+            raise BadInput(
+                f"{self.wanted.name} caches beside the pictures, and {inside} lies in {outside}: paths in the one are other pictures' paths"
+                f" in the other; pass {root} as the cache's folder{advice}"
+            )
+
+    def match(self, cache: CacheFiles) -> None:
+        """Find whose files these are, by their names; of a cache of shards by what each value says of itself."""
+        if self.wanted.reading.match is not None:
+            self.wanted.reading.match(self.paths, self.samples, self.matches)
+            return
+        diffusion_pipe.match(list(self._items(cache)), self.samples, self.matches)
+        if self.matches.family is None:
+            names = {part for path in self.paths for part in PurePosixPath(path).parts} | {Path(self.request.folder).absolute().name}
+            for family in ("flux", "sdxl"):
+                if family in names:
+                    self.matches.counts(family_named(family))
+
+    def _items(self, cache: CacheFiles) -> Iterator[diffusion_pipe.Item]:
+        for path in filter(diffusion_pipe.is_table, self.paths):
+            try:
+                places = diffusion_pipe.places_in(cache.root, path)
+            except EncodeFailed as error:
+                self.unreadable.append(str(error))
+                continue
+            for place in places:
+                try:
+                    yield diffusion_pipe.Item(place, cache.contents(place, cache.bytes_at(place)).values)
+                except (EncodeFailed, OSError) as error:
+                    self.unreadable.append(f"{place.path}, byte {place.start}: {error}")
+
+    def read_sizes(self) -> list[FileOnDisk]:
+        """Take in what further files beside the pictures and beside the cache say, and give these files. Raises BadInput."""
+        tells, read_told = self.wanted.tells, self.wanted.read_told
+        if tells is None or read_told is None:
+            return []
+        folders = dict.fromkeys((self.root, Path(self.request.folder)))
+        paths = [path for folder in folders for path in sorted(folder.iterdir()) if tells.fullmatch(path.name) and path.is_file()]
+        references = pictures_of(self.samples)
+        for path in dict.fromkeys(map(Path.resolve, paths)):
+            read_told(str(path), path.read_bytes(), references.keys(), self.matches)
+        return [(path.name, *_size_and_time(path)) for path in paths]
+
+    def leave_out_older(self) -> list[str]:
+        """Of several files of one caption leave out those older than the caption beside their picture, which may have been another.
+
+        Where all are, all count: a copied source is younger than its cache. Gives the paths of what is left out.
+        """
+        left_out: list[str] = []
+        for caption, places in self.matches.text.items():
+            older = [self._is_older(place) for place in places] if len(places) > 1 else []
+            if any(older) and not all(older):
+                left_out += [place.path for place, is_older in zip(places, older, strict=True) if is_older]
+                self.matches.text[caption] = [place for place, is_older in zip(places, older, strict=True) if not is_older]
+        return left_out
+
+    def _is_older(self, place: Place) -> bool:
+        return place.beside is not None and self._caption_time(place.beside) > self._time_of(place)
+
+    def _time_of(self, place: Place) -> int:
+        return _size_and_time(Path(self.request.folder) / place.path)[1]
+
+    def _caption_time(self, reference: str) -> int:
+        """When the caption beside a picture was written; 0 where there is no such file."""
+        found = (self.listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
+        return max((stat[1] for stat in found if stat is not None), default=0)
+
+    @cached_property
+    def _beside(self) -> Mapping[tuple[str, str], Sequence[Place]]:
+        """Text that is found by its picture's name, by caption and reference."""
+        beside: dict[tuple[str, str], list[Place]] = {}
+        for caption, places in self.matches.text.items():
+            for place in places:
+                if place.beside is not None:
+                    beside.setdefault((caption, place.beside), []).append(place)
+        return beside
+
+    def stale(self, counted: Collection[str]) -> Iterator[str]:
+        """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
+        for sample in self.samples:
+            for reference in sample.images.get(IMAGE, ())[:1]:
+                source = self.listing.stat(reference)
+                latents = self.matches.latents.get(reference, ())[:1] if "latents" in counted else ()
+                yield from (place.path for place in latents if source is not None and source[1] > self._time_of(place))
+                for caption in sample.captions[:1] if "text" in counted else ():
+                    alone = [place for place in self.matches.text.get(caption, ())[:1] if place.beside is None]
+                    own = self._beside.get((caption, reference), alone)
+                    yield from (place.path for place in own if self._caption_time(reference) > self._time_of(place))
+
+    def kinds(self, family: Family) -> Sequence[str]:
+        """The kinds to import: those asked for, else those of this family in the folder, whether or not they match a sample."""
+        if self.request.encode:
+            return self.request.encode
+        matched = {"text": self.matches.text or self.matches.doubtful, "latents": self.matches.latents or self.matches.doubtful_latents}
+        held = {kind for kind, those in self.by_kind.items() if any(_may_be_of(look, family) for _path, look in those)}
+        return [kind for kind, places in matched.items() if places or kind in held]
+
+    def unmatched(self, counted: Collection[str]) -> list[str]:
+        """Files that are no sample's, of what was asked for."""
+        used = set[str]().union(*(self.matches.used.get(kind, ()) for kind in counted))
+        return [path for path in self.paths if path not in used and not diffusion_pipe.is_table(path)]
+
+    def nothing(self) -> str:
+        """Why there is nothing to import, in words."""
+        folder, data = self.request.folder, self.request.data
+        if not self.files:
+            return f"{folder} holds no file of {self.wanted.name}'s cache: pass the folder that it wrote"
+        if not self.samples:
+            return f"{data} lists no samples, so no file in {folder} can be of one: pass as --data what the cache was made from"
+        first, held = self.samples[0], ", ".join(map(repr, self.paths[:3]))
+        sample = f"the source's first sample is {first.id!r}, its caption {first.captions[0][:60]!r}"
+        said = f"nothing in {folder} is of {data} by the naming rules of {self.wanted.name}: it holds {held}; {sample}"
+        return "; ".join([said, *self.strangers])
+
+    def remarks(self, family: Family, counted: Collection[str]) -> Iterator[str]:
+        """What a user should know of the files."""
+        yield from (*self.matches.remarks, *self.strangers, *self.encoded.remarks())
+        doubtful, doubtful_latents = self.matches.doubtful, self.matches.doubtful_latents
+        captions = [caption for caption in doubtful if caption not in self.matches.text and "text" in counted]
+        if captions:
+            yield f"text of {len(captions)} captions is not taken: {doubtful[captions[0]]}"
+        pictures = [one for one in doubtful_latents if not self.matches.told.get(one) and "latents" in counted]
+        if pictures:
+            yield f"latents of {_named(pictures)} are not taken: {doubtful_latents[pictures[0]]}"
+        texts = [path for path, look in self.by_kind.get("text", ()) if _may_be_of(look, family)]
+        left = [path for path in texts if path not in self.matches.used.get("text", ())]
+        if left and "text" in counted and self.wanted.text_may_be:
+            yield f"{len(left)} of {len(texts)} files of text match no caption of the source; they may belong to {self.wanted.text_may_be}"
+
+
+def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> Found:
+    """The files of a cache and the samples of a source, before any is matched. Raises BadInput."""
+    files = listing if Path(request.data).is_dir() else None
+    encoded = EncodedCaptions(wanted, files, request.caption_lines, Added(request.trigger_word, request.caption))
+    matches = Matches(None if request.family is None else family_named(request.family), encoded.read_as)
+    found = Found(request, wanted, listing, _list_files(Path(request.folder), wanted), encoded, (), matches)
+    policy, has_text = CaptionPolicy.parse(request.captions), "text" in (request.encode or found.by_kind)
+    found.samples = [
+        replace(sample, captions=policy.texts(encoded.take(sample) if has_text else sample.captions)) for sample in listing.samples(seen)
+    ]
+    return found
+
+
+def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
+    """Stores in the folder are passed over."""
+    found: list[FileOnDisk] = []
     for root, folders, names in os.walk(folder):
         if MARKER in names:
             folders.clear()
@@ -41,200 +242,45 @@ def list_files(folder: Path, wanted: Format) -> list[tuple[str, int, int]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(root) / name for name in names if not name.startswith(".")):
             relative = path.relative_to(folder).as_posix()
-            if wanted.is_ours(relative):
-                found.append((relative, *size_and_time(path)))
+            if wanted.files.search(relative) is not None:
+                found.append((relative, *_size_and_time(path)))
     return sorted(found)
 
 
-FilesByKind = Mapping[Kind, Sequence[tuple[str, Looks]]]
-"""By kind the files of a cache whose names tell what they hold."""
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """(size, mtime_ns) of a file; -1 where it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
 
 
-def files_by_kind(files: Sequence[tuple[str, int, int]], wanted: Format, request: ImportRequest) -> tuple[FilesByKind, list[str]]:
-    """By kind the files of the family that is asked for, or of any, and a remark on files of families that are not known here."""
-    only = None if request.family is None else family_named(request.family)
-    there: dict[Kind, list[tuple[str, Looks]]] = {}
-    strangers: dict[str, int] = {}
-    for path, _size, _time in files:
-        look = wanted.looks(path)
-        if look is not None and look.named is not None and look.family is None:
-            strangers[look.named] = strangers.get(look.named, 0) + 1
-        elif look is not None and (only is None or look.family in (None, only)):
-            there.setdefault(look.kind, []).append((path, look))
-    names = ", ".join(sorted(strangers))
-    return there, [f"{sum(strangers.values())} files belong to models that cannot be imported yet ({names})"] if strangers else []
-
-
-def asked_kinds(request: ImportRequest, matches: Matches, there: FilesByKind, family: Family) -> tuple[str, ...]:
-    """The kinds to import: those asked for, else those of this family in the folder, whether or not they match a sample."""
-    if request.encode:
-        return request.encode
-    matched = {"text": matches.text or matches.doubtful, "latents": matches.latents or matches.doubtful_latents}
-    held = {kind for kind, those in there.items() if any(may_be_of(look, family) for _path, look in those)}
-    return tuple(kind for kind, places in matched.items() if places or kind in held)
-
-
-def may_be_of(look: Looks, family: Family) -> bool:
-    """Whether a file is of a family, by name: a family that is imported has the widths of the model that is claimed."""
+def _may_be_of(look: Looks, family: Family) -> bool:
+    """By name: a family that is imported has the widths of the model that is claimed."""
     return look.family is None or look.family.name == family.name
 
 
-def encoded_captions(request: ImportRequest, wanted: Format, listing: Listing) -> EncodedCaptions:
-    """The captions as the trainer encoded them, which the names of its files are digests of."""
-    files = listing if Path(request.data).is_dir() else None
-    return EncodedCaptions(wanted, files, request.caption_lines, Added(request.trigger_word, request.caption))
-
-
-def left_over(wanted: Format, matches: Matches, paths: Sequence[str], counted: set[str]) -> Iterator[str]:
-    """A remark on files of text that match no caption."""
-    left = [path for path in paths if path not in matches.used]
-    if left and "text" in counted and wanted.text_may_be:
-        yield f"{len(left)} of {len(paths)} files of text match no caption of the source; they may belong to {wanted.text_may_be}"
-
-
-def match_files(cache: CacheFiles, paths: Sequence[str], samples: Sequence[Sample], request: ImportRequest, matches: Matches) -> list[str]:
-    """Find whose files these are; remarks on those that could not be looked into."""
-    if cache.format.match is not None:
-        cache.format.match(paths, samples, matches)
-        return []
-    unreadable: list[str] = []
-    items = list(_items(cache, paths, unreadable))
-    diffusion_pipe.match(items, samples, matches)
-    if matches.family is None:
-        names = {part for path in paths for part in PurePosixPath(path).parts} | {Path(request.folder).absolute().name}
-        for family in ("flux", "sdxl"):
-            if family in names:
-                matches.counts(family_named(family))
-    return unreadable
-
-
-def read_sizes(wanted: Format, request: ImportRequest, samples: Sequence[Sample], matches: Matches) -> list[tuple[str, int, int]]:
-    """Take in what further files beside the pictures and beside the cache say; (name, size, mtime_ns) of each. Raises BadInput."""
-    if wanted.read_told is None:
-        return []
-    folders = dict.fromkeys((root_of(request), Path(request.folder)))
-    paths = [path for folder in folders for path in sorted(folder.iterdir()) if wanted.tells(path.name) and path.is_file()]
-    references = pictures_of(samples)
-    for path in dict.fromkeys(map(Path.resolve, paths)):
-        wanted.read_told(str(path), path.read_bytes(), references.keys(), matches)
-    return [(path.name, *size_and_time(path)) for path in paths]
-
-
-def _items(cache: CacheFiles, paths: Sequence[str], unreadable: list[str]) -> Iterator[diffusion_pipe.Item]:
-    """Each value of a cache of shards with what it says of itself; what cannot be read is remarked."""
-    for path in paths:
-        try:
-            places = list(diffusion_pipe.places_in(cache.root, [path]))
-        except EncodeFailed as error:
-            unreadable.append(str(error))
-            continue
-        for place in places:
-            try:
-                contents = cache.contents(place, cache.bytes_at(place))
-            except (EncodeFailed, OSError) as error:
-                unreadable.append(f"{place.path}, byte {place.start}: {error}")
-                continue
-            yield diffusion_pipe.item_of(place, contents)
-
-
-def is_table(path: str) -> bool:
-    """Whether a file says of others what they are of."""
-    return PurePosixPath(path).name == "metadata.db"
-
-
-def used_paths(matches: Matches, counted: set[str]) -> set[str]:
-    """Files that are some sample's, of what was asked for."""
-    texts = chain.from_iterable(matches.text.values()) if "text" not in counted else ()
-    text = {one.path for place in texts for one in (place, *place.more)}
-    pictures = matches.latents.values() if "latents" not in counted else ()
-    return matches.used - text - {one.path for place in pictures for one in (place, *place.rivals)}
-
-
-def stale_paths(request: ImportRequest, matches: Matches, listing: Listing, samples: Iterable[Sample], counted: set[str]) -> Iterator[str]:
-    """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
-    beside: dict[tuple[str, str], list[Place]] = {}
-    for caption, places in matches.text.items():
-        for place in places:
-            if place.beside is not None:
-                beside.setdefault((caption, place.beside), []).append(place)
-    for sample in samples:
-        reference = next(iter(sample.images.get(IMAGE, ())), None)
-        if reference is None:
-            continue
-        source = listing.stat(reference)
-        place = matches.latents.get(reference) if "latents" in counted else None
-        if place is not None and source is not None and source[1] > _time_of(request, place):
-            yield place.path
-        texts = matches.text.get(sample.captions[0], ()) if "text" in counted and sample.captions else ()
-        alone = [place for place in texts[:1] if place.beside is None]
-        own = beside.get((sample.captions[0], reference), alone) if texts else alone
-        yield from (place.path for place in own if _caption_time(listing, reference) > _time_of(request, place))
-
-
-def _time_of(request: ImportRequest, place: Place) -> int:
-    return size_and_time(Path(request.folder) / place.path)[1]
-
-
-def _caption_time(listing: Listing, reference: str) -> int:
-    """When the caption beside a picture was written; 0 where there is no such file."""
-    found = (listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
-    return max((stat[1] for stat in found if stat is not None), default=0)
-
-
-def leave_out_older(request: ImportRequest, matches: Matches, listing: Listing) -> list[str]:
-    """Of several files of one caption leave out those that are older than the caption beside their picture, which may have been another.
-
-    Where all are, all count: a copied source is younger than its cache. Gives the paths of what is left out.
-    """
-
-    def is_older(place: Place) -> bool:
-        return place.beside is not None and _caption_time(listing, place.beside) > _time_of(request, place)
-
-    left_out: list[str] = []
-    for caption, places in matches.text.items():
-        if len(places) == 1:
-            continue
-        older: list[Place] = []
-        fresh: list[Place] = []
-        for place in places:
-            (older if is_older(place) else fresh).append(place)
-        if older and fresh:
-            left_out += [place.path for place in older]
-            matches.text[caption] = fresh
-    return left_out
-
-
-def doubts_of(matches: Matches, counted: set[str]) -> list[str]:
-    """One remark on text and one on latents of which nobody knows whose they are, each with the first reason; none where all is clear."""
-    captions = [caption for caption in matches.doubtful if caption not in matches.text] if "text" in counted else []
-    pictures = [one for one in matches.doubtful_latents if not matches.told.get(one)] if "latents" in counted else []
-    remarks = [f"text of {len(captions)} captions is not taken: {matches.doubtful[captions[0]]}"] if captions else []
-    if pictures:
-        remarks.append(f"latents of {_named(pictures)} are not taken: {matches.doubtful_latents[pictures[0]]}")
-    return remarks
-
-
 def _named(pictures: Collection[str]) -> str:
-    """How many pictures, and the first of them."""
     return f"{len(pictures)} pictures ({first_of(sorted(pictures))})"
 
 
-def kept_apart(encoders: Iterable["FileEncoder"]) -> Iterator[str]:
+def kept_apart(encoders: Iterable[FileEncoder]) -> Iterator[str]:
     """Remarks on further resolutions, and on what lay beside latents: it comes out of an export again, and no training sees it.
 
     A mask cannot have a column: whether there is one is known when the file is opened, and a plan is laid out before.
     """
     for encoder in encoders:
-        if not isinstance(encoder.values, Pictures):
+        if not isinstance(encoder, Pictures):
             continue
-        if encoder.values.several:
-            yield f"{_named(encoder.values.several)} have latents of several resolutions, and the largest are taken"
-        if encoder.values.turned and encoder.cache.format.name == SD_SCRIPTS:
+        if encoder.several:
+            yield f"{_named(encoder.several)} have latents of several resolutions, and the largest are taken"
+        if encoder.turned and encoder.cache.format.name == SD_SCRIPTS:
             yield (
-                f"{_named(encoder.values.turned)} are turned by their EXIF data, but sd-scripts does not turn them: it encoded them lying"
+                f"{_named(encoder.turned)} are turned by their EXIF data, but sd-scripts does not turn them: it encoded them lying"
                 " on their side, and they were imported like that; `cachestore precompute` encodes them upright"
             )
-        for name, pictures in sorted(encoder.values.beside.items()):
+        for name, pictures in sorted(encoder.beside.items()):
             if name in _TOLD_ELSEWHERE:
                 continue
             remark = f"{name} of {len(pictures)} pictures is kept beside their latents for an export, and no data set hands it out"

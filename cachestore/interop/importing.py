@@ -5,11 +5,10 @@ its fingerprint, and with it every key, is another. Whether the claim holds is f
 """
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.core.arguments import as_many, as_mapping, as_place, check_calls
@@ -21,34 +20,15 @@ from cachestore.core.ranks import Placement
 from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.families import family_named
-from cachestore.interop.formats.matching import Matches, pictures_of
 from cachestore.interop.formats.table import format_named
-from cachestore.interop.import_claims import claimed_encoders, claimed_makes, family_of_cache, file_encoders
-from cachestore.interop.import_matching import (
-    asked_kinds,
-    doubts_of,
-    encoded_captions,
-    files_by_kind,
-    is_table,
-    kept_apart,
-    leave_out_older,
-    left_over,
-    list_files,
-    match_files,
-    may_be_of,
-    read_sizes,
-    root_of,
-    stale_paths,
-    used_paths,
-)
+from cachestore.interop.import_claims import claimed_encoders, family_of_cache, file_encoders
+from cachestore.interop.import_matching import Found, kept_apart, look_for
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import list_path
-from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
@@ -134,48 +114,35 @@ def import_cache(
         replace=replace,
         **models,
     )
-    return run_import(request, on_progress=on_progress, cancel=cancel)
-
-
-def run_import(request: ImportRequest, *, on_progress: OnProgress | None = None, cancel: Cancel | None = None) -> ImportReport:
-    """As `import_cache`, of a request."""
     with number_if_there(Layout.at(request.store), request.name) as number:
         return _import(request, on_progress, cancel, number)
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    """Import under the number of this listing."""
     wanted = format_named(request.format)
     _check(request)
-    policy = CaptionPolicy.parse(request.captions)
-    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
     seen = Remarks()
-    files = list_files(Path(request.folder), wanted)
-    there, strangers = files_by_kind(files, wanted, request)
-    encoded = encoded_captions(request, wanted, listing)
-    has_text = "text" in (request.encode or there)
-    samples = [
-        replace(sample, captions=policy.texts(encoded.take(sample) if has_text else sample.captions)) for sample in listing.samples(seen)
-    ]
+    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    found = look_for(request, wanted, listing, seen)
     if wanted.is_beside:
-        _check_roots(request, [path for path, _size, _time in files], samples)
+        found.check_roots()
     layout = Layout.at(request.store)
-    with ExitStack() as stack:
-        cache = CacheFiles(Path(request.folder), wanted, stack.enter_context(TorchFiles()))
-        matches = Matches(None if request.family is None else family_named(request.family), encoded.read_as)
-        unreadable = match_files(cache, [path for path, _size, _time in files], samples, request, matches)
-        older = leave_out_older(request, matches, listing)
-        telling = read_sizes(wanted, request, samples, matches)
+    with TorchFiles() as torch_files:
+        cache = CacheFiles(Path(request.folder), wanted, torch_files)
+        found.match(cache)
+        older = found.leave_out_older()
+        telling = found.read_sizes()
+        matches = found.matches
         if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
-            raise BadUsage(_nothing(request, files, samples, strangers))
+            raise BadUsage(found.nothing())
         made = claimed_encoders(layout, request)
-        family = family_of_cache(request, matches, made, there)
-        kinds = asked_kinds(request, matches, there, family)
-        if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in samples):
+        family = family_of_cache(found, made)
+        kinds = found.kinds(family)
+        if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in found.samples):
             raise BadUsage(f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text")
-        encoders = file_encoders(cache, matches, family, claimed_makes(request, made, kinds))
-        cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*files, *telling)])).hex()
-        plan = _plan(request, listing, samples, encoders, cached)
+        encoders = file_encoders(cache, found, family, made, kinds)
+        cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
+        plan = _plan(found, encoders, cached)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
         layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
         if not is_published(layout, plan.name):
@@ -194,25 +161,16 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             compare=partial(_check_name, plan, request),
         )
         report = run_pass(job)
-    counted = {encoder.recipe.encoder for encoder in encoders}
-    used = used_paths(matches, counted)
+    seen = replace(seen, multi_line=[]) if found.encoded.cut else seen
+    own = (*found.remarks(family, kinds), *kept_apart(encoders), *found.unreadable)
     return ImportReport(
         report,
         wanted.name,
         family.name,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
-        tuple(path for path, _size, _time in files if path not in used and not is_table(path))[:_NAMED],
-        (*(older if "text" in counted else ()), *stale_paths(request, matches, listing, samples, counted))[:_NAMED],
-        (
-            *(replace(seen, multi_line=[]) if encoded.cut else seen).in_words(of_videos="caches of videos are not imported"),
-            *matches.remarks,
-            *strangers,
-            *encoded.remarks(),
-            *doubts_of(matches, counted),
-            *left_over(wanted, matches, [path for path, look in there.get("text", ()) if may_be_of(look, family)], counted),
-            *kept_apart(encoders),
-            *unreadable,
-        ),
+        unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
+        stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
+        remarks=(*seen.in_words(of_videos="caches of videos are not imported"), *own),
     )
 
 
@@ -228,48 +186,6 @@ def _check(request: ImportRequest) -> None:
         )
 
 
-def _check_roots(request: ImportRequest, files: Sequence[str], samples: Iterable[Sample]) -> None:
-    """Refuse a cache that lies beside the pictures and is looked at from above or below their root: paths then are others' paths.
-
-    Raises BadInput.
-    """
-    root, folder = root_of(request).resolve(), Path(request.folder).resolve()
-    if folder != root and folder.is_relative_to(root):
-        inner, paths = folder.relative_to(root), list(pictures_of(samples))
-    elif folder != root and root.is_relative_to(folder):
-        inner, paths = root.relative_to(folder), files
-    else:
-        return
-    if any(PurePosixPath(path).is_relative_to(inner.as_posix()) for path in paths):
-        inside, outside = (folder, root) if folder.is_relative_to(root) else (root, folder)
-        advice = f", or {folder} as --data" if Path(request.data).is_dir() else ""
-        raise BadInput(
-            f"{request.format} caches beside the pictures, and {inside} lies in {outside}: paths in the one are other pictures' paths in"
-            f" the other; pass {root} as the cache's folder{advice}"
-        )
-
-
-def _nothing(request: ImportRequest, files: Sequence[tuple[str, int, int]], samples: Sequence[Sample], strangers: Sequence[str]) -> str:
-    if not files:
-        return f"{request.folder} holds no file of {request.format}'s cache: pass the folder that it wrote"
-    if not samples:
-        return f"{request.data} lists no samples, so no file in {request.folder} can be of one: pass as --data what the cache was made from"
-    names = ", ".join(repr(path) for path, _size, _time in files[:3])
-    return (
-        f"nothing in {request.folder} is of {request.data} by the naming rules of {request.format}: it holds {names}; the source's first"
-        f" sample is {samples[0].id!r}, its caption {samples[0].captions[0][:60]!r}{''.join(f'; {one}' for one in strangers)}"
-    )
-
-
-def _columns(encoders: Sequence[FileEncoder], cached: str) -> list[ColumnRequest]:
-    """A column for each encoder. As an option stands what the cache was: where a file of it changed, all are looked at again."""
-    columns: list[ColumnRequest] = []
-    for number, encoder in enumerate(encoders):
-        role = encoder.values.role
-        columns.append(ColumnRequest(PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached}), partial(_requests, role)))
-    return columns
-
-
 def _requests(role: str, sample: Sample) -> list[Request]:
     """Its captions, or its picture with its own crop where it has one; of a sample without a picture nothing."""
     if role == CAPTION:
@@ -278,20 +194,24 @@ def _requests(role: str, sample: Sample) -> list[Request]:
     return [request_for(role, own, value, {}) for value in sample.images.get(role, ())[:1]]
 
 
-def _plan(request: ImportRequest, listing: Listing, samples: Sequence[Sample], encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Lay out the plan; `cached` digests names, sizes and times of the cache's files."""
-    columns = _columns(encoders, cached)
+def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
+    """Lay out the plan; `cached` digests names, sizes and times of the cache's files.
+
+    It stands as an option of each column: where a file of the cache changed, all are looked at again.
+    """
+    request, numbered = found.request, list(enumerate(encoders))
+    columns = [PlanColumn(number, encoder.recipe.encoder, encoder.role, {"cached": cached}) for number, encoder in numbered]
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
-    empty = [number for number, encoder in enumerate(encoders) if encoder.values.role == CAPTION and "" in encoder.values.places]
+    captions = canonical([list(sample.captions) for sample in found.samples])
     return build_plan(
         catalog=request.name,
         request=digest_parts("cachestore-import", request.name, request.captions, cached, *fingerprints).hex(),
-        content=digest_parts(listing.content, request.captions, canonical([list(sample.captions) for sample in samples])).hex(),
+        content=digest_parts(found.listing.content, request.captions, captions).hex(),
         recipes=[encoder.recipe for encoder in encoders],
-        samples=samples,
-        columns=columns,
+        samples=found.samples,
+        columns=[ColumnRequest(column, partial(_requests, column.role)) for column in columns],
         texts=CaptionPolicy.parse(request.captions).encoding(),
-        extra=[(number, {"caption": ""}) for number in empty],
+        extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.places],
     )
 
 

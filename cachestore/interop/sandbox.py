@@ -5,30 +5,28 @@ crash or hang. So the bytes go to a child through its stdin, and tensors come ba
 has a limit on memory, and a deadline for each file. What it dies of is an error of that file alone: the next one gets a new child.
 """
 
-import errno
 import json
 import os
-import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, TypeVar
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import canonical
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
-from cachestore.files.opening import READ_FLAGS
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
-from cachestore.interop.formats.families import Family
+from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import Place
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
+from cachestore.source.files import open_regular
 
-COMMAND: Final = "read-torch-files"
 SECONDS: Final = 120.0
 """For a file, and for the child to begin: importing torch from a slow disk takes most of it."""
 _LENGTH_BYTES: Final = 8
@@ -37,21 +35,17 @@ _ROOM_BYTES: Final = 2 * LARGEST_BYTES
 """Beside what Python and torch take: the file, and what it unpacks to."""
 _CPU_SECONDS: Final = 100
 
+_Value = TypeVar("_Value", Latents, Text)
 
-class TorchFiles:
+
+class TorchFiles(AbstractContextManager["TorchFiles"]):
     """Reads files of `torch.save` one after the other. The child is started with the first one. Belongs to one thread."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
-        """Starts nothing."""
         self._seconds = seconds
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the child."""
         self.close()
 
     def read(self, data: bytes) -> Contents:
@@ -83,25 +77,17 @@ class TorchFiles:
     def close(self) -> None:
         """End the child; nothing where there is none."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # what was still to be written goes nowhere
-                    continue
+        if child is not None:
+            child.kill()
+            with suppress(OSError), child:  # which closes its pipes; what was still to be written goes nowhere
+                pass
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._child is None:
             one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
             environment = {**os.environ, **one, "CUDA_VISIBLE_DEVICES": ""}
-            command = [sys.executable, "-m", "cachestore", COMMAND]
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-            )
+            command, pipe = [sys.executable, "-m", "cachestore", "read-torch-files"], subprocess.PIPE
+            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
         return self._child
 
 
@@ -150,12 +136,9 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         _allow_seconds()
         try:
             contents = read_torch(data)
-            body: dict[str, Any] = {
-                "tensors": [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()],
-                "values": dict(contents.values),
-            }
+            listed = [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()]
             buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
-            text = canonical(body)
+            text = canonical({"tensors": listed, "values": dict(contents.values)})
         except (EncodeFailed, MemoryError, ValueError) as error:
             text, buffers = canonical({"error": str(error) or "it does not fit into the memory that a file may take"}), []
         answers.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
@@ -172,8 +155,7 @@ def _limit() -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    taken = _address_space()
-    if taken is not None:
+    if (taken := _address_space()) is not None:
         most = taken + _ROOM_BYTES + LARGEST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
@@ -198,15 +180,6 @@ def _address_space() -> int | None:
         return None
 
 
-def size_and_time(path: Path) -> tuple[int, int]:
-    """(size, mtime_ns) of a file; -1 where it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
-
-
 @dataclass(frozen=True, slots=True)
 class CacheFiles:
     """The files of a cache, opened one at a time."""
@@ -217,21 +190,26 @@ class CacheFiles:
 
     def latents(self, place: Place, data: bytes, family: Family) -> Latents:
         """Latents of a picture. Raises EncodeFailed that names the file, OSError."""
-        found: Latents = self._named(place, lambda: self.format.read_latents(self.contents(place, data), family, place))
-        self._check_finite(place, {"latents": found.tensor})
-        return found
+        return self._read(self.format.reading.latents, place, data, family)
 
-    def text(self, place: Place, data: bytes, family: Family) -> Text:
+    def text(self, place: Place, family: Family) -> Text:
         """Text of a caption. Raises as `latents`."""
+        return self._read(self.format.reading.text, place, self.bytes_at(place), family)
 
-        def read() -> Text:
-            text = self.format.read_text(self.contents(place, data), family, place)
-            check_widths(family, text.tensors)
-            return text
-
-        found: Text = self._named(place, read)
-        self._check_finite(place, found.tensors)
-        return found
+    def _read(self, read: Callable[[Contents, Family, Place], _Value], place: Place, data: bytes, family: Family) -> _Value:
+        """One of the two: as wide as the family's, of finite numbers, and with the trainer's name before what lies beside it."""
+        try:
+            found = read(self.contents(place, data), family, place)
+            if isinstance(found, Text):
+                check_widths(family, found.tensors)
+        except EncodeFailed as error:
+            raise type(error)(f"{place.path}: {error}") from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
+            raise EncodeFailed(f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
+        tensors = found.tensors if isinstance(found, Text) else {"latents": found.tensor}
+        if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
+            raise EncodeFailed(f"{place.path}: {bad[0]} holds NaN or infinite numbers")
+        return replace(found, others=marked(self.format.name, found.others))
 
     def contents(self, place: Place, data: bytes) -> Contents:
         """What is at a place, and at those that hold the rest, by the trainer's own names. Raises EncodeFailed, OSError."""
@@ -250,30 +228,10 @@ class CacheFiles:
 
     def bytes_at(self, place: Place) -> bytes:
         """The bytes at a place. Raises OSError, also for what is no regular file; EncodeFailed for what is too large or cut short."""
-        path = self.root / place.path
-        descriptor = os.open(path, READ_FLAGS)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file but a fifo, a device or a folder", str(path))
-            size = status.st_size if place.size is None else place.size
-            if size > LARGEST_BYTES or place.start + size > status.st_size:
+        with open_regular(self.root / place.path) as file:
+            length = os.fstat(file.fileno()).st_size
+            size = length if place.size is None else place.size
+            if size > LARGEST_BYTES or place.start + size > length:
                 raise EncodeFailed(f"{place.path}: {size} bytes from {place.start} on are more than the file, or than a value may have")
             file.seek(place.start)
-            data = bytearray()
-            while len(data) < size and (block := file.read(size - len(data))):
-                data += block
-        return bytes(data)
-
-    def _named(self, place: Place, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except EncodeFailed as error:
-            raise type(error)(f"{place.path}: {error}") from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
-            raise EncodeFailed(f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
-
-    @staticmethod
-    def _check_finite(place: Place, tensors: Mapping[str, Any]) -> None:
-        if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-            raise EncodeFailed(f"{place.path}: {bad[0]} holds NaN or infinite numbers")
+            return file.read(size)

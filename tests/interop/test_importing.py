@@ -15,9 +15,11 @@ import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import digest_bytes
-from cachestore.interop import import_matching, importing
 from cachestore.interop.formats.families import Width, family_named
-from cachestore.interop.formats.matching import Looks, Matches
+from cachestore.interop.formats.matching import Matches
+from cachestore.interop.formats.table import format_named
+from cachestore.interop.import_matching import Found
+from cachestore.interop.import_request import ImportRequest
 from cachestore.jobs.declared_model import IMPORTED
 from tests.interop import trainers
 from tests.interop.caches import CLAIMS, bring, equal
@@ -614,6 +616,8 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
 def test_files_that_match_nobody_count_where_the_claimed_model_has_widths_of_its_own():
     plain = family_named("sdxl")
     family = dataclasses.replace(plain, widths={**plain.widths, "text_encoder": Width(1, 1)})
-    there: Any = {"text": [("cat_te_outputs.npz", Looks("text", "sdxl", plain))]}
-    request = importing.ImportRequest("sd-scripts", "folder", "store", "data")
-    assert import_matching.asked_kinds(request, Matches(None), there, family) == ("text",)
+    request = ImportRequest("sd-scripts", "folder", "store", "data")
+    files: Any = [("cat_te_outputs.npz", 1, 1)]
+    nothing: Any = None
+    found = Found(request, format_named("sd-scripts"), nothing, files, nothing, (), Matches(None))
+    assert list(found.kinds(family)) == ["text"]

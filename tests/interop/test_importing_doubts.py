@@ -379,8 +379,8 @@ def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_th
     place = Place("cache/latents/shard_0.bin")
     values = {f"caption.{number}": one for number, one in enumerate(said)} if isinstance(said, list) else {"caption": said}
     items = [
-        diffusion_pipe.Item(place, is_text=False, values={"image_spec.1": "/x/1.png", **values}),
-        diffusion_pipe.Item(Place("cache/text_embeddings_1/shard_0.bin"), is_text=True, values={"image_spec.1": "/x/1.png"}),
+        diffusion_pipe.Item(place, {"image_spec.1": "/x/1.png", **values}),
+        diffusion_pipe.Item(Place("cache/text_embeddings_1/shard_0.bin"), {"image_spec.1": "/x/1.png"}),
     ]
     matches = Matches(None)
     diffusion_pipe.match(items, [Sample("1", {"image": ("1.png",)}, ("one",))], matches)

@@ -86,5 +86,5 @@ def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, ca
     ],
 )
 def test_what_a_file_holds_is_told_by_its_name(kind, path, looks):
-    found = FORMATS[kind].looks(path)
+    found = FORMATS[kind].reading.looks(path)
     assert (None if found is None else (found.kind, None if found.family is None else found.family.name)) == looks

@@ -10,29 +10,26 @@ import hashlib
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
+from unicodedata import normalize
 
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, first_caption, pictures_of
-from cachestore.interop.formats.text import POOLED, PROMPT, apart, batched, together
+from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, pictures_of, stem_of
+from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
 _TEXT: Final = "_t_e_cache"
 _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensors")
 _SPACE: Final = "latent_space_version"
-_PREFIX: Final = f"{AI_TOOLKIT}."
 _INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
 _FLIP: Final = "flip_x"
-"""Stands in what is digested of a mirrored picture alone."""
-_FLIP_Y: Final = "flip_y"
-"""Likewise, of one upside down."""
+"""Stands in what is digested of a mirrored picture alone; `flip_y` in that of one upside down."""
 _VERSION: Final = 1
 _STAND_INS: Final = ("[name]", "[trigger]")
 _STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
@@ -40,14 +37,9 @@ _STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 3
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file may be of such a cache."""
-    return path.endswith(".safetensors") and PurePosixPath(path).parent.name in {_LATENTS, _TEXT}
-
-
-def looks(path: str) -> Looks | None:
+def looks(path: str) -> Looks:
     """What a file holds: its folder tells. No name tells a family."""
-    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents") if is_ours(path) else None
+    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
 
 
 def captions_of(text: str, added: Added) -> list[str]:
@@ -77,14 +69,13 @@ def text_info(caption: str, space: str) -> dict[str, Json]:
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
-    pictures: dict[tuple[str, str], list[tuple[str, list[Sample]]]] = {}
+    pictures: dict[str, list[tuple[str, list[Sample]]]] = {}
     for reference, sharing in pictures_of(samples).items():
-        path = PurePosixPath(reference)
-        pictures.setdefault((str(path.parent), path.stem), []).append((reference, sharing))
+        pictures.setdefault(stem_of(reference), []).append((reference, sharing))
     latents: dict[str, list[Place]] = {}
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
-        those = pictures.get((str(folder.parent), found["stem"]), []) if found is not None else []
+        those = pictures.get(str(folder.parent / found["stem"]), []) if found is not None else []
         if found is not None and those and folder.name == _TEXT:
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
@@ -93,53 +84,41 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         elif those:
             references = [reference for reference, _sharing in those]
             matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is nobody's")
-    for reference, (first, *rest) in latents.items():
-        matches.take_latents(reference, replace(first, rivals=tuple(rest)))
+    for reference, places in latents.items():
+        matches.take_latents(reference, places)
 
 
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
-    own = (caption for sample in samples for caption in (*sample.captions, first_caption(sample)))
+    own = (caption for sample in samples for caption in sample.captions)
     for caption in dict.fromkeys((*own, "")):  # the empty one lies beside each picture where captions are dropped
         forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
         for name, spaces in _TEXT_SPACES.items():
-            if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(_family(name)):
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(family_named(name)):
                 matches.take_text(caption, Place(path))
                 return
 
 
-def _family(name: str) -> Family | None:
-    return next((family for space in _TEXT_SPACES[name] if (family := family_of(AI_TOOLKIT, space)) is not None), None)
-
-
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     """Latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for another picture's or model's latents."""
-    raw = contents.tensors.get("latent")
-    if raw is None or raw[0] == "U8":
-        raise refuse(
-            f"it has no latent, but {', '.join(sorted(contents.tensors)) or 'nothing'}" if raw is None else "it holds pixels, not latents"
-        )
+    others = dict(contents.tensors)
+    (raw,) = taken(others, "latent")
+    if raw[0] == "U8":
+        raise refuse("it holds pixels, not latents")
     info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}")
     _check_own(info, place)
-    tensor = without_batch("latent", raw, 3)
-    facts: dict[str, Json] = {**place.facts, **_facts(info)}
-    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != "latent"}
-    state = family.states[AI_TOOLKIT]
-    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts, info=info)
+    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**place.facts, **_facts(info)})
+    return replace(made, info=info)
 
 
 def _check_own(info: Mapping[str, Json], place: Place) -> None:
     """Refuse latents that say they are of another picture, or of this one mirrored. Raises Misplaced."""
-    said = info.get(_INFO[0])
-    if (
-        isinstance(said, str)
-        and place.expected is not None
-        and len({unicodedata.normalize("NFC", name) for name in (said, place.expected)}) > 1
-    ):
-        raise Misplaced(f"it says it is of {said!r}, and its name makes it one of {place.expected!r}")
-    if turned := [name for name in (_FLIP, _FLIP_Y) if info.get(name)]:
+    said, expected = info.get(_INFO[0]), place.expected
+    if isinstance(said, str) and expected is not None and normalize("NFC", said) != normalize("NFC", expected):
+        raise Misplaced(f"it says it is of {said!r}, and its name makes it one of {expected!r}")
+    if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
             f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
         )
@@ -160,14 +139,9 @@ def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
     return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
-    tensors = dict(contents.tensors)
-    if "text_embed" not in tensors or "pooled_embed" not in tensors:
-        raise refuse(f"it has no text_embed with pooled_embed, but {', '.join(sorted(tensors)) or 'nothing'}")
-    prompt, pooled = without_batch(PROMPT, tensors.pop("text_embed"), 2), without_batch(POOLED, tensors.pop("pooled_embed"), 1)
-    return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
+    return taken_apart(family, dict(contents.tensors), "text_embed", "pooled_embed")
 
 
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
@@ -176,10 +150,9 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     path = PurePosixPath(named.reference)
     info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
     info |= {_FLIP: True} if views[0].is_flipped else {}
-    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
-    return name, Contents({"latent": latents.tensor, **own}, metadata)
+    return name, Contents({"latent": latents.tensor, **own_of(AI_TOOLKIT, latents.others)}, metadata)
 
 
 def _info(family: Family, named: Named) -> dict[str, Json]:
@@ -194,11 +167,10 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Name and contents of a picture's text."""
     path = PurePosixPath(named.reference)
     prompt, pooled = together(family, text.tensors)
-    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
     caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
     digest = hash_of(text_info(caption, _TEXT_SPACES[family.name][0]))
     name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
-    return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own})
+    return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own_of(AI_TOOLKIT, text.others)})
 
 
 def finds(family: Family, named: Named, rule: Rule) -> bool:

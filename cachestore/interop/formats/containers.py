@@ -1,7 +1,4 @@
-"""The containers that caches lie in: npz and safetensors, read from bytes and made to bytes. Files with pickles are in `torch_files`.
-
-Nothing in them is executed: npz is read without pickles, and what a header claims is held against the file's size first.
-"""
+"""Caches' containers npz and safetensors, from bytes and to bytes. Nothing in them is executed: npz is read without pickles."""
 
 import io
 import json
@@ -26,7 +23,7 @@ _MEMBERS: Final = 256
 _HEADER_BYTES: Final = 1 << 20
 _LENGTH_BYTES: Final = 8
 
-_DTYPES: Final = {
+DTYPE_NAMES: Final = {
     name: DTYPES[name].torch for name in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")
 }
 """Dtypes as trainers name them, by safetensors name."""
@@ -34,14 +31,9 @@ _DTYPES: Final = {
 
 def dtype_name(dtype: str) -> str:
     """How torch, and trainers with it, call a dtype. Raises EncodeFailed for one they have no name for."""
-    if dtype not in _DTYPES:
+    if dtype not in DTYPE_NAMES:
         raise EncodeFailed(f"trainers have no name for the dtype {dtype}")
-    return _DTYPES[dtype]
-
-
-def dtype_names() -> list[str]:
-    """Every such name."""
-    return list(_DTYPES.values())
+    return DTYPE_NAMES[dtype]
 
 
 def read_npz(data: bytes) -> Contents:
@@ -76,22 +68,16 @@ def write_npz(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> bytes:
 
 def read_safetensors(data: bytes) -> Contents:
     """The tensors of a safetensors file, and its metadata as values. Raises EncodeFailed."""
+    library: Any = safetensors  # it is untyped
     try:
-        tensors = {name: _read_tensor(spec) for name, spec in _deserialized(data)}
+        tensors = {
+            str(name): (str(spec["dtype"]), tuple(map(int, spec["shape"])), bytes(spec["data"])) for name, spec in library.deserialize(data)
+        }
         length = int.from_bytes(data[:_LENGTH_BYTES], "little")
         header: Mapping[str, Json] = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except Exception as error:  # The boundary to the library, whose own error is no ValueError.
         raise EncodeFailed(f"it is no readable safetensors file ({type(error).__name__}: {error})") from error
     return Contents(tensors, dict(header.get("__metadata__") or {}))
-
-
-def _deserialized(data: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-    library: Any = safetensors  # it is untyped
-    return library.deserialize(data)
-
-
-def _read_tensor(spec: Mapping[str, Any]) -> Raw:
-    return str(spec["dtype"]), tuple(map(int, spec["shape"])), bytes(spec["data"])
 
 
 def write_safetensors(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:

@@ -1,14 +1,12 @@
-"""What trainers call the families of models, and what their caches leave unsaid: constants of the VAE, and in which state latents lie.
-
-Names of families are those of `encode/families`. Values alone.
-"""
+"""What trainers call the families of `encode/families`, and what caches leave unsaid: the VAE's constants, and the state of latents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from cachestore.core.errors import BadInput
-from cachestore.core.raw_tensors import Scale
+from cachestore.core.keys import Json
+from cachestore.core.raw_tensors import Latents, Raw, Scale, reshaped, without_batch
 
 SD_SCRIPTS: Final = "sd-scripts"
 SIMPLETUNER: Final = "simpletuner"
@@ -44,13 +42,13 @@ class Family:
     name: str
     pipeline: str
     """The diffusers pipeline whose text it is, by which `encode/families` is asked how to read it."""
-    vae_class: str
     channels: int
     scale: Scale
     """Empty where the constants stand in the model's own configuration alone."""
     names: Mapping[str, tuple[str, ...]]
     """By trainer; the first is what is written, each is read."""
     states: Mapping[str, State]
+    vae_class: str = "AutoencoderKL"
     has_frames: bool = False
     text: frozenset[str] = field(default_factory=frozenset[str])
     """The trainers whose text of it is understood."""
@@ -64,6 +62,11 @@ class Family:
             raise BadInput(f"caches of {self.name} are not known of {trainer}; known are {known}")
         return self.names[trainer][0]
 
+    def latents(self, trainer: str, tensor: Raw, others: Mapping[str, Raw], facts: Mapping[str, Json]) -> Latents:
+        """Latents in the state in which a trainer keeps them, with what stood beside them."""
+        state = self.states[trainer]
+        return Latents(tensor, state.is_scaled, state.kind, others, facts)
+
 
 _SCALED, _RAW = State(is_scaled=True), State(is_scaled=False)
 _ALL: Final = frozenset({SD_SCRIPTS, SIMPLETUNER, AI_TOOLKIT})
@@ -72,7 +75,6 @@ FAMILIES: Final = (
     Family(
         name="sd15",
         pipeline="StableDiffusionPipeline",
-        vae_class="AutoencoderKL",
         channels=4,
         scale=Scale(0.18215),
         names={SD_SCRIPTS: ("sd",), SIMPLETUNER: ("sd1x",), AI_TOOLKIT: ("sd1",)},
@@ -81,7 +83,6 @@ FAMILIES: Final = (
     Family(
         name="sdxl",
         pipeline="StableDiffusionXLPipeline",
-        vae_class="AutoencoderKL",
         channels=4,
         scale=Scale(0.13025),
         names={SD_SCRIPTS: ("sdxl",), SIMPLETUNER: ("sdxl",), AI_TOOLKIT: ("sdxl",), DIFFUSION_PIPE: ("sdxl",)},
@@ -92,7 +93,6 @@ FAMILIES: Final = (
     Family(
         name="sd3",
         pipeline="StableDiffusion3Pipeline",
-        vae_class="AutoencoderKL",
         channels=16,
         scale=Scale(1.5305, 0.0609),
         names={SD_SCRIPTS: ("sd3",), SIMPLETUNER: ("sd3",), AI_TOOLKIT: ("sd3",)},
@@ -103,7 +103,6 @@ FAMILIES: Final = (
     Family(
         name="flux",
         pipeline="FluxPipeline",
-        vae_class="AutoencoderKL",
         channels=16,
         scale=Scale(0.3611, 0.1159),
         names={
@@ -142,7 +141,6 @@ FAMILIES: Final = (
     Family(
         name="z-image",
         pipeline="ZImagePipeline",
-        vae_class="AutoencoderKL",
         channels=16,
         scale=Scale(0.3611, 0.1159),
         names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",)},
@@ -170,3 +168,18 @@ def family_of_pipeline(pipeline: str) -> Family | None:
     """The family of a diffusers pipeline; FLUX.1 Kontext is cached as FLUX.1 is."""
     wanted = "FluxPipeline" if pipeline == "FluxKontextPipeline" else pipeline
     return next((family for family in FAMILIES if family.pipeline == wanted), None)
+
+
+def marked(trainer: str, tensors: Mapping[str, Raw]) -> dict[str, Raw]:
+    """What a trainer keeps beside a value, by the names that it has in an entry."""
+    return {f"{trainer}.{name}": raw for name, raw in tensors.items()}
+
+
+def own_of(trainer: str, others: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Of what lies beside a value what this trainer kept there, by its own names."""
+    return {name.removeprefix(f"{trainer}."): raw for name, raw in others.items() if name.startswith(f"{trainer}.")}
+
+
+def unframed(raw: Raw) -> Raw:
+    """Latents `[C, h, w]`; an axis of one frame, and a batch axis of 1, are left out. Raises EncodeFailed for another shape."""
+    return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)

@@ -1,12 +1,10 @@
-"""Whose file is it: what a trainer's naming rules tell of samples and files, as values. Pure.
-
-A file that could be of two samples is of none: nothing is ever paired by luck.
-"""
+"""Whose file is it, by a trainer's naming rules. Pure. What could be of two samples is of none: nothing is ever paired by luck."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from cachestore.core.keys import Json
@@ -35,8 +33,6 @@ class Place:
     """Further places that hold the rest of the value."""
     beside: str | None = None
     """Of text that is found by its picture's name that picture's reference."""
-    rivals: tuple["Place", ...] = ()
-    """Further latents of the picture, of other resolutions or of its other side: which of all counts is seen when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +66,10 @@ class Looks(NamedTuple):
     """How its name calls the family; None where it calls none."""
     family: Family | None = None
     """The family of that name; None of one that is not known here."""
+    stem: str = ""
+    """What stands in the name for the picture or caption; empty where nothing does, or where it counts for nothing."""
+    facts: Mapping[str, Json] = MappingProxyType({})
+    """What else the name tells of the picture."""
 
 
 class Rule(NamedTuple):
@@ -90,10 +90,10 @@ class Matches:
     """By caption, how else the trainer has it: as it reads the caption's file, with spaces and line ends that a data set is without."""
     text: dict[str, list[Place]] = field(default_factory=dict[str, list[Place]])
     """By caption, every file that is of it."""
-    latents: dict[str, Place] = field(default_factory=dict[str, Place])
-    """By the picture's reference."""
-    used: set[str] = field(default_factory=set[str])
-    """Every file that is some sample's."""
+    latents: dict[str, Sequence[Place]] = field(default_factory=dict[str, Sequence[Place]])
+    """By the picture's reference, latents of several resolutions or of either side: which counts is seen when they are read."""
+    used: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """By kind every file that is some sample's."""
     families: dict[str, Family] = field(default_factory=dict[str, Family])
     """Those that names of files tell, by name."""
     remarks: list[str] = field(default_factory=list[str])
@@ -112,7 +112,7 @@ class Matches:
 
     def take_text(self, caption: str, place: Place) -> None:
         """A file is of this caption."""
-        self.used.update(one.path for one in (place, *place.more))
+        self.used.setdefault("text", set()).update(one.path for one in (place, *place.more))
         self.text.setdefault(caption, []).append(place)
 
     def take_text_of(self, samples: Sequence[Sample], place: Place) -> None:
@@ -129,11 +129,19 @@ class Matches:
         for caption in captions:
             self.doubtful.setdefault(caption, f"{reason}, so it is nobody's")
 
-    def take_latents(self, reference: str, place: Place) -> None:
-        """A file is of this picture, or one of its rivals is. What else may be of it no longer matters."""
-        self.used.update(one.path for one in (place, *place.rivals))
-        self.latents[reference] = place
+    def take_latents(self, reference: str, places: Sequence[Place]) -> None:
+        """One of these files is of this picture. What else may be of it no longer matters."""
+        self.used.setdefault("latents", set()).update(place.path for place in places)
+        self.latents[reference] = places
         self.doubtful_latents.pop(reference, None)
+
+    def take_only(self, reference: str, places: Sequence[Place]) -> None:
+        """A file is of this picture; of several none is taken, and the picture's latents are doubtful."""
+        if len(places) == 1:
+            self.take_latents(reference, places)
+        else:
+            paths = " and ".join(place.path for place in places[:3])
+            self.doubt_latents([reference], f"{paths} are all of {reference!r}: leave the one that counts in the folder")
 
     def doubt_latents(self, references: Iterable[str], reason: str) -> None:
         """Of these pictures it is not known which latents are theirs, or how they were cut."""
@@ -215,7 +223,7 @@ def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
     """
     ends = {path: _ends_of(path, pictures) for path in dict.fromkeys(paths)}
     counts = Counter(root for those in ends.values() for root in those)
-    pairs = [(one, other) for one in counts for other in _above(one) if other in counts]
+    pairs = [(one, one[:length]) for one in counts for length in range(len(one)) if one[:length] in counts]
     beaten = {min(pair, key=counts.__getitem__) for pair in pairs if counts[pair[0]] != counts[pair[1]]}
     tied = {root for pair in pairs if counts[pair[0]] == counts[pair[1]] for root in pair}
     left = {path: {root: end for root, end in those.items() if root not in beaten} for path, those in ends.items()}
@@ -227,10 +235,6 @@ def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]
     """References at the end of a path, by what stands before them."""
     parts = tuple(path.replace("\\", "/").split("/"))
     return {parts[:start]: end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures}
-
-
-def _above(root: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    return (root[:count] for count in range(len(root)))
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:
@@ -256,11 +260,3 @@ def same_words(one: str, other: str) -> bool:
 def first_caption(sample: Sample) -> str:
     """The caption that a trainer with one file a picture means."""
     return sample.captions[0] if sample.captions else ""
-
-
-def only(candidates: Sequence[Place], reference: str, matches: Matches) -> Place | None:
-    """The only file of a picture; None of none. Of several none is taken, and the picture's latents are doubtful."""
-    if len(candidates) > 1:
-        paths = " and ".join(place.path for place in candidates[:3])
-        matches.doubt_latents([reference], f"{paths} are all of {reference!r}: leave the one that counts in the folder")
-    return candidates[0] if len(candidates) == 1 else None

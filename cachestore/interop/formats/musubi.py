@@ -7,18 +7,19 @@ NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtyp
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Final
 
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, reshaped, without_batch
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.interop.formats.containers import dtype_name, dtype_names
-from cachestore.interop.formats.families import MUSUBI, Family, family_of
-from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption, only, stem_of
+from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
+from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
+from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
-_DTYPES: Final = "|".join(sorted(dtype_names(), key=len, reverse=True))
+_DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
 _LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
 _KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")
@@ -30,7 +31,6 @@ _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
     "z-image": {"varlen_llm_embed": PROMPT},
 }
 """By family: its tensors by their names in files."""
-_PREFIX: Final = f"{MUSUBI}."
 _VERSION: Final = "1.0.1"
 _SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
 """Families whose control images are numbered."""
@@ -39,18 +39,15 @@ _STEP: Final = 16
 """Of what the sides of its buckets are multiples."""
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file may be of such a cache."""
-    return path.endswith(".safetensors")
-
-
 def looks(path: str) -> Looks | None:
     """What a file holds, by the end of its name."""
     name = PurePosixPath(path).name
-    found = _TEXT.fullmatch(name) or _LATENTS.fullmatch(name)
-    if found is None:
+    if (found := _TEXT.fullmatch(name)) is not None:
+        return Looks("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
+    if (found := _LATENTS.fullmatch(name)) is None:
         return None
-    return Looks("text" if found.re is _TEXT else "latents", found["arch"], family_of(MUSUBI, found["arch"]))
+    size = {"size": [int(found["width"]), int(found["height"])]}
+    return Looks("latents", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"], size)
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
@@ -58,21 +55,16 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     pictures = by_name(samples, matches, is_flat=True)
     latents: dict[str, list[Place]] = {}
     for path in paths:
-        name = PurePosixPath(path).name
-        text, found = _TEXT.fullmatch(name), _LATENTS.fullmatch(name)
-        named = text or found
-        family = None if named is None else family_of(MUSUBI, named["arch"])
-        if named is None or family is None or named["stem"] not in pictures or not matches.counts(family):
+        look = looks(path)
+        if look is None or look.family is None or look.stem not in pictures or not matches.counts(look.family):
             continue
-        reference, sharing = pictures[named["stem"]]
-        if text is not None:
+        reference, sharing = pictures[look.stem]
+        if look.kind == "text":
             matches.take_text_of(sharing, Place(path, expected=first_caption(sharing[0])))
         else:
-            facts = {"size": [int(named["width"]), int(named["height"])]}
-            latents.setdefault(reference, []).append(Place(path, facts=facts))
+            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
     for reference, places in latents.items():
-        if (place := only(places, reference, matches)) is not None:
-            matches.take_latents(reference, place)
+        matches.take_only(reference, places)
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
@@ -81,19 +73,9 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     if len(keys) != 1:
         raise refuse(f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[keys[0]]
-    tensor = _framed(raw) if family.has_frames else _unframed(raw)
-    others = {_PREFIX + name: other for name, other in contents.tensors.items() if name != keys[0]}
-    state = family.states[MUSUBI]
-    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=place.facts, info=contents.values)
-
-
-def _framed(raw: Raw) -> Raw:
-    return without_batch("latents", raw, 4)
-
-
-def _unframed(raw: Raw) -> Raw:
-    """`[C, h, w]`; an axis of one frame is left out."""
-    return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)
+    tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
+    others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
+    return replace(family.latents(MUSUBI, tensor, others, place.facts), info=contents.values)
 
 
 def read_text(contents: Contents, family: Family, place: Place) -> Text:
@@ -102,15 +84,9 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
         raise refuse(f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now")
     names = _TEXTS[family.name]
-    made: dict[str, Raw] = {}
-    others: dict[str, Raw] = {}
-    for key, raw in contents.tensors.items():
-        found = _KEY.fullmatch(key)
-        name = names.get(found["name"]) if found is not None else None
-        if name is None:
-            others[_PREFIX + key] = raw
-        else:
-            made[name] = without_batch(key, raw, 1 if name == POOLED else 2)
+    found = {key: names.get(parts["name"]) for key in contents.tensors if (parts := _KEY.fullmatch(key)) is not None}
+    others = {key: raw for key, raw in contents.tensors.items() if found.get(key) is None}
+    made = {name: without_batch(key, contents.tensors[key], 1 if name == POOLED else 2) for key, name in found.items() if name is not None}
     if lacking := sorted(set(names.values()) - set(made)):
         raise refuse(f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     return Text(made, others, contents.values)
@@ -121,46 +97,37 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     named, latents = views[0].named, views[0].latents
     if named.size is None:
         raise refuse("the picture's own size is not known, and it is part of the name")
-    shape = latents.tensor[1]
-    frames = shape[1] if len(shape) == 4 else 1
-    key = f"latents_{frames}x{shape[-2]}x{shape[-1]}_{dtype_name(latents.tensor[0])}"
-    own = {name.removeprefix(_PREFIX): raw for name, raw in latents.others.items() if name.startswith(_PREFIX)}
-    own |= _controls(family, views[0].controls)
-    if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in own):
+    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, views[0].controls)}
+    if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which it trains on latents of control images too,"
             " and it has none: precompute the source with a column `control`"
         )
     width, height = named.size
-    metadata = {"architecture": _architecture(family), "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
-    stem = PurePosixPath(stem_of(named.reference)).name
-    path = f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors"
-    return path, Contents({key: latents.tensor, **own}, metadata)
+    metadata = {"architecture": family.names[MUSUBI][1], "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
+    stem = PurePosixPath(named.reference).stem
+    return f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors", Contents(made, metadata)
+
+
+def _key(prefix: str, raw: Raw) -> str:
+    frames, (height, width) = raw[1][1] if len(raw[1]) == 4 else 1, raw[1][-2:]
+    return f"{prefix}{frames}x{height}x{width}_{dtype_name(raw[0])}"
 
 
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
         raise refuse(f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}")
-    made: dict[str, Raw] = {}
-    for number, raw in enumerate(controls):
-        shape = raw[1]
-        prefix = f"latents_control_{number}_" if family.name in _SEVERAL_CONTROLS else "latents_control_"
-        made[f"{prefix}{shape[1] if len(shape) == 4 else 1}x{shape[-2]}x{shape[-1]}_{dtype_name(raw[0])}"] = raw
-    return made
+    is_numbered = family.name in _SEVERAL_CONTROLS
+    return {_key(f"latents_control_{number}_" if is_numbered else "latents_control_", raw): raw for number, raw in enumerate(controls)}
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Name and contents of a picture's text."""
-    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
     made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
-    metadata = {"architecture": _architecture(family), "caption1": named.caption, "format_version": _VERSION}
-    stem = PurePosixPath(stem_of(named.reference)).name
-    return f"{stem}_{family.written_as(MUSUBI)}_te.safetensors", Contents({**made, **own}, metadata)
-
-
-def _architecture(family: Family) -> str:
-    return family.names[MUSUBI][1]
+    metadata = {"architecture": family.names[MUSUBI][1], "caption1": named.caption, "format_version": _VERSION}
+    path = f"{PurePosixPath(named.reference).stem}_{family.written_as(MUSUBI)}_te.safetensors"
+    return path, Contents({**made, **own_of(MUSUBI, text.others)}, metadata)
 
 
 def stacks(named: Named, resolution: int) -> tuple[int, int] | None:

@@ -4,10 +4,7 @@
     STEM.npz                                  the older name of SD's and SDXL's, which tells no family
     STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
 
-Latents of another part than the middle of the whole picture, which sd-scripts itself never makes, have `cachestore_view` beside them: so an
-import knows which part. sd-scripts passes over keys that it does not know.
-
-Latents of SD, SDXL and SD3 are raw, those of FLUX scaled. Their keys end in `_hxw` (in latent pixels); SD's and SDXL's may not.
+Keys of latents end in `_hxw` (in latent pixels); SD's and SDXL's may not.
 """
 
 import re
@@ -22,9 +19,9 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
 from cachestore.encode.buckets import Size, bucket_list, placement
-from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, only, pictures_of, stem_of
-from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of
+from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of, own_of
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, pictures_of, stem_of
+from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, taken
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
@@ -32,9 +29,11 @@ _OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
-_PREFIX: Final = f"{SD_SCRIPTS}."
 _VIEW: Final = "cachestore_view"
-"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents."""
+"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents.
+
+Stands beside latents of another part than the middle, which sd-scripts itself never makes. It passes over keys that it does not know.
+"""
 BARE: Final = frozenset({"sd15", "sdxl"})
 """Whose keys bear no size."""
 CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
@@ -42,25 +41,20 @@ CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
 LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file may be of such a cache."""
-    return path.endswith(".npz")
-
-
 def looks(path: str) -> Looks | None:
     """What a file holds, by the end of its name; None of an older name, `STEM.npz`, which anything may have."""
     for name, suffix in _TEXT.items():
         if path.endswith(suffix):
-            return Looks("text", name, family_of(SD_SCRIPTS, name))
-    found = _LATENTS.fullmatch(path) or _OTHER_TEXT.fullmatch(path)
-    if found is None:
-        return None
-    return Looks("text" if found.re is _OTHER_TEXT else "latents", found["family"], family_of(SD_SCRIPTS, found["family"]))
+            return Looks("text", name, family_of(SD_SCRIPTS, name), path.removesuffix(suffix))
+    if (found := _LATENTS.fullmatch(path)) is not None:
+        size = {"size": [int(found["width"]), int(found["height"])]}
+        return Looks("latents", found["family"], family_of(SD_SCRIPTS, found["family"]), found["stem"], size)
+    found = _OTHER_TEXT.fullmatch(path)
+    return None if found is None else Looks("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
 
 
-def captions_of(text: str, added: Added) -> list[str]:
+def captions_of(text: str, _added: Added) -> list[str]:
     """The caption that sd-scripts takes of a caption file's text: its first line."""
-    del added
     return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 
 
@@ -70,37 +64,22 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     stems = {stem_of(reference): reference for reference in pictures_of(samples)}
     latents: dict[str, list[Place]] = {}
     for path in paths:
-        stem, family, facts = _parse_text(path) or _parse_latents(path)
-        older = path.removesuffix(".npz")
-        if stem not in pictures or not matches.counts(family):
+        look, older = looks(path), path.removesuffix(".npz")
+        if look is None or look.family is None or not look.stem:
+            look = Looks("latents", stem=older)
+        if look.stem not in pictures or not matches.counts(look.family):
             continue
-        if older != stem and older in stems:
-            those = (pictures[stem][0], stems[older])
+        reference, sharing = pictures[look.stem]
+        if older != look.stem and older in stems:
+            those = (reference, stems[older])
             matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is nobody's")
-        elif facts is None:
-            matches.take_text_of(pictures[stem][1], Place(path))
+        elif look.kind == "text":
+            matches.take_text_of(sharing, Place(path))
         else:
-            latents.setdefault(stem, []).append(Place(path, facts=facts))
-    for stem, places in latents.items():
-        reference = pictures[stem][0]
-        older = [place for place in places if not place.facts]  # which sd-scripts itself prefers
-        if (place := only(older or places, reference, matches)) is not None:
-            matches.take_latents(reference, place)
-
-
-def _parse_text(path: str) -> tuple[str, Family | None, None] | None:
-    for name, suffix in _TEXT.items():
-        if path.endswith(suffix):
-            return path.removesuffix(suffix), family_of(SD_SCRIPTS, name), None
-    return None
-
-
-def _parse_latents(path: str) -> tuple[str, Family | None, dict[str, list[int]]]:
-    found = _LATENTS.fullmatch(path)
-    family = None if found is None else family_of(SD_SCRIPTS, found["family"])
-    if found is None or family is None:
-        return path.removesuffix(".npz"), None, {}
-    return found["stem"], family, {"size": [int(found["width"]), int(found["height"])]}
+            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
+    for reference, places in latents.items():
+        older_names = [place for place in places if not place.facts]  # which sd-scripts itself prefers
+        matches.take_only(reference, older_names or places)
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
@@ -110,18 +89,13 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     key = max(keys, key=lambda key: (int(np.prod(contents.tensors[key][1])), key))
     suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
-    others = {
-        _PREFIX + (name.removesuffix(suffix) if suffix else name): raw
-        for name, raw in contents.tensors.items()
-        if name != key and not (_KEY.fullmatch(name))
-    }
-    others |= {_PREFIX + name: contents.tensors[name] for name in keys if name != key}
-    facts = {**place.facts, **_viewed(others.pop(_PREFIX + _VIEW, None), tensor)}
-    size = _size_of(others.get(_PREFIX + "original_size"))
+    others = {name.removesuffix(suffix): raw for name, raw in contents.tensors.items() if name not in keys}
+    others |= {name: contents.tensors[name] for name in keys if name != key}
+    facts = {**place.facts, **_viewed(others.pop(_VIEW, None), tensor)}
+    size = _size_of(others.get("original_size"))
     if size is not None and "size" not in facts:
         facts["size"] = size
-    state = family.states[SD_SCRIPTS]
-    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=facts)
+    return family.latents(SD_SCRIPTS, tensor, others, facts)
 
 
 def _size_of(raw: Raw | None) -> list[int] | None:
@@ -150,36 +124,28 @@ def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
     return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
     tensors = dict(contents.tensors)
     match family.name:
         case "sdxl":
-            first, second, pooled = _taken(tensors, "hidden_state1", "hidden_state2", "pool2")
+            first, second, pooled = taken(tensors, "hidden_state1", "hidden_state2", "pool2")
             made = {f"{PROMPT}.text_encoder": _rows(first), f"{PROMPT}.{SECOND}": _rows(second), POOLED: without_batch("pool2", pooled, 1)}
         case "sd3":
-            both, pooled, third = _taken(tensors, "lg_out", "lg_pooled", "t5_out")
+            both, pooled, third = taken(tensors, "lg_out", "lg_pooled", "t5_out")
             made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both), family)}
             made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1), family)
         case _:
-            pooled, rows = _taken(tensors, "l_pooled", "t5_out")
+            pooled, rows = taken(tensors, "l_pooled", "t5_out")
             ids = tensors.pop("txt_ids", None)
             if ids is not None and not is_zero(ids):
                 raise refuse("its txt_ids are not zeros")
             made = {PROMPT: _rows(rows), POOLED: without_batch("l_pooled", pooled, 1)}
-    return Text(made, {_PREFIX + name: raw for name, raw in tensors.items()})
+    return Text(made, tensors)
 
 
 def _rows(raw: Raw) -> Raw:
     return without_batch("its embedding", raw, 2)
-
-
-def _taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
-    """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
-    if lacking := [name for name in names if name not in tensors]:
-        raise refuse(f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}")
-    return [tensors.pop(name) for name in names]
 
 
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
@@ -206,14 +172,13 @@ def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, R
     suffix = "" if family.name in BARE else f"_{height}x{width}"
     if view.is_flipped:
         return {f"latents_flipped{suffix}": view.latents.tensor}
-    own = {name.removeprefix(_PREFIX): raw for name, raw in view.latents.others.items() if name.startswith(_PREFIX)}
     made = {
         "latents": view.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
         "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
         **_view_of(view.named, view.latents.tensor),
         **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
-        **own,
+        **own_of(SD_SCRIPTS, view.latents.others),
     }
     return {(name if _SIZED.search(name) else name + suffix): raw for name, raw in made.items()}
 
@@ -242,12 +207,11 @@ def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, f
     return left, top, left + across, top + down
 
 
-def finds(family: Family, named: Named, rule: Rule) -> bool:
+def finds(_family: Family, named: Named, rule: Rule) -> bool:
     """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
 
     Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
     """
-    del family
     if named.size is None or named.bucket is None:
         return True  # what is not known is no reason
     return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
@@ -282,7 +246,6 @@ def _stepped(side: float, step: int) -> int:
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Name and contents of a picture's text. Masks and flags are those of the imported file, else as an encoder without masks has them."""
-    own = {name.removeprefix(_PREFIX): raw for name, raw in text.others.items() if name.startswith(_PREFIX)}
     no = from_array(np.array(False))  # noqa: FBT003 - a value, not a flag
     match family.name:
         case "sdxl":
@@ -299,4 +262,4 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
             ids = from_array(np.zeros((rows[1][0], 3), np.float32))
             made = {"l_pooled": text.tensors[POOLED], "t5_out": rows, "txt_ids": ids}
             made |= {"t5_attn_mask": mask_of(text, rows[1][0], named.tokens), "apply_t5_attn_mask": no}
-    return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **own})
+    return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **own_of(SD_SCRIPTS, text.others)})

@@ -22,19 +22,18 @@ from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of
-from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, only, pictures_of, references_of, stem_of
-from cachestore.interop.formats.text import POOLED, PROMPT, apart, batched, mask_of, together
+from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
+from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, pictures_of, references_of, stem_of
+from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken_apart, together
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
-_PREFIX: Final = f"{SIMPLETUNER}."
 _WHOLE: Final = "value"
 _BOTH: Final = "vae/"
 """Where latents lie in a folder that holds text too, as an export does."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-_TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _UNFRAMED: Final = frozenset({"qwen-image"})
 """Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
@@ -42,28 +41,17 @@ _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """What older files hold, by position."""
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file may be of such a cache."""
-    return path.endswith(".pt")
-
-
 def looks(path: str) -> Looks | None:
     """What a file holds; None of an older name, `STEM.pt`, which anything may have."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
-        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]))
+        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]), found["digest"])
     return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
-def captions_of(text: str, added: Added) -> list[str]:
+def captions_of(text: str, _added: Added) -> list[str]:
     """The captions that SimpleTuner takes of a caption file's text: its lines, with the white space around them but for the new line."""
-    del added
     return [line for line in text.split("\n") if line] if "\n" in text else [text]
-
-
-def text_name(caption: str, family: Family) -> str:
-    """The file of a caption."""
-    return f"{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt"
 
 
 def _md5(caption: str) -> str:
@@ -85,16 +73,11 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     """Find whose files these are, by the digests of captions and of pictures' names."""
     own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
     captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
-    others: list[str] = []
-    for path in paths:
-        named = _TEXT.fullmatch(PurePosixPath(path).name)
-        if named is None:
-            others.append(path)
-            continue
-        caption, family = captions.get(named["digest"]), family_of(SIMPLETUNER, named["family"])
-        if caption is not None and family is not None and matches.counts(family):
-            matches.take_text(caption, Place(path))
-    _match_latents(others, samples, matches)
+    texts = {path: look for path in paths if (look := looks(path)) is not None and look.kind == "text"}
+    for path, look in texts.items():
+        if look.stem in captions and look.family is not None and matches.counts(look.family):
+            matches.take_text(captions[look.stem], Place(path))
+    _match_latents([path for path in paths if path not in texts], samples, matches)
 
 
 def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
@@ -112,13 +95,7 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
     for reference, places in latents.items():
         digest = PurePosixPath(latents_name(reference)).name
         newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now
-        if (place := only(newer or places, reference, matches)) is not None:
-            matches.take_latents(reference, place)
-
-
-def tells(name: str) -> bool:
-    """Whether a file of this name says how pictures were cut, or which are trained on."""
-    return _TELLS.fullmatch(name) is not None
+        matches.take_only(reference, newer or places)
 
 
 def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
@@ -131,19 +108,19 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
         body: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre") from error
-    found = _TELLS.fullmatch(PurePosixPath(name).name)
+    found = TELLS.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
     senseless, entries = 0, _as_mapping(body)
     known = references_of(entries, references)
-    for path, entry in entries.items():
-        reference = known.known.get(path)
-        facts = _facts_of(_as_mapping(entry)) if reference is not None else None
-        if reference is not None and facts is not None:
-            info = {key: value for key, value in _as_mapping(entry).items() if key not in _SIZES and key != "crop_coordinates"}
+    for path, reference in known.known.items():
+        entry = _as_mapping(entries[path])
+        if (facts := _facts_of(entry)) is None:
+            senseless += 1
+        else:
+            info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
             matches.told.setdefault(reference, []).append(Told(name, facts, info))
-        senseless += reference is not None and facts is None
     if known.doubtful:
         what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)
@@ -170,20 +147,16 @@ def _as_mapping(value: object) -> Mapping[str, Any]:
 
 def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     """Sizes and crop as the catalog keeps them; None where they are not all there, or cannot be."""
-    pairs = {name: _pair(entry.get(name), least=1) for name in _SIZES} | {"crop": _pair(entry.get("crop_coordinates"), least=0)}
-    if None in pairs.values():
+    facts, crop = {fact: entry.get(name) for name, fact in _SIZES.items()}, entry.get("crop_coordinates")
+    if not all(_is_pair(size, least=1) for size in facts.values()) or not _is_pair(crop, least=0):
         return None
-    top, left = cast("tuple[int, int]", pairs.pop("crop"))
-    facts: dict[str, Any] = {_SIZES[name]: list(cast("tuple[int, int]", pair)) for name, pair in pairs.items()}
-    width, height = facts["bucket"]
+    (top, left), (width, height) = cast("tuple[list[int], list[int]]", (crop, facts["bucket"]))
     return {**facts, "crop": [left, top, left + width, top + height]}
 
 
-def _pair(value: object, *, least: int) -> tuple[int, int] | None:
+def _is_pair(value: object, *, least: int) -> bool:
     numbers = cast("list[object]", value) if isinstance(value, list) else []
-    if len(numbers) != 2 or not all(type(number) is int and least <= number < 1 << 31 for number in numbers):
-        return None
-    return cast("tuple[int, int]", tuple(numbers))
+    return len(numbers) == 2 and all(type(number) is int and least <= number < 1 << 31 for number in numbers)
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
@@ -193,9 +166,8 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[name]
     tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
-    others = {_PREFIX + other: value for other, value in contents.tensors.items() if other != name}
-    state = family.states[SIMPLETUNER]
-    return Latents(tensor, is_scaled=state.is_scaled, kind=state.kind, others=others, facts=place.facts)
+    others = {other: value for other, value in contents.tensors.items() if other != name}
+    return family.latents(SIMPLETUNER, tensor, others, place.facts)
 
 
 def _with_frames(raw: Raw) -> Raw:
@@ -203,18 +175,14 @@ def _with_frames(raw: Raw) -> Raw:
     return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed."""
-    del place
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
-    if PROMPT not in tensors or POOLED not in tensors:
-        raise refuse(f"it has no {PROMPT} with {POOLED}, but {', '.join(sorted(tensors)) or 'nothing'}")
-    prompt = without_batch(PROMPT, tensors.pop(PROMPT), 2)
-    pooled = without_batch(POOLED, tensors.pop(POOLED), 1)
     ids = tensors.pop(_TIME_IDS, None)
+    text = taken_apart(family, tensors, PROMPT, POOLED)
     if ids is not None and not is_zero(ids):
         raise refuse(f"its {_TIME_IDS} are not zeros")
-    return Text(apart(family, prompt, pooled), {_PREFIX + name: raw for name, raw in tensors.items()})
+    return text
 
 
 def _by_position(name: str) -> str:
@@ -224,8 +192,8 @@ def _by_position(name: str) -> str:
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents."""
     raw = views[0].latents.tensor
-    if family.name in _UNFRAMED and len(raw[1]) == 4 and raw[1][1] == 1:
-        raw = reshaped(raw, (raw[1][0], *raw[1][2:]))
+    if family.name in _UNFRAMED and raw[1][1:2] == (1,):
+        raw = unframed(raw)
     return latents_path(views[0].named.reference), Contents({_WHOLE: raw})
 
 
@@ -236,14 +204,14 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     if family.name == "flux":
         length = prompt[1][0]
         made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
-        own = text.others.get(_PREFIX + _MASKS)
-        made[_MASKS] = own if own is not None else batched(mask_of(text, length, named.tokens))
-    return f"text/{text_name(named.caption if named.read_as is None else named.read_as, family)}", Contents(made)
+        masks = own_of(SIMPLETUNER, text.others)
+        made[_MASKS] = masks[_MASKS] if _MASKS in masks else batched(mask_of(text, length, named.tokens))
+    caption = named.caption if named.read_as is None else named.read_as
+    return f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt", Contents(made)
 
 
-def stacks(named: Named, resolution: int) -> str | None:
+def stacks(named: Named, _resolution: int) -> str | None:
     """What SimpleTuner puts into one batch: pictures of one aspect ratio, as the exported note of sizes says it. None where none says."""
-    del resolution
     return None if named.bucket is None else str(_ratio(named.bucket))
 
 

@@ -1,5 +1,6 @@
 """The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -30,16 +31,26 @@ class Writing:
     latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Dtypes that are not kept, and what they become."""
     text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
-    is_text_shared: bool = False
-    """Whether text is named by its caption, so that all sources and resolutions share one folder of it."""
+    text_by: Literal["picture", "caption", "picture and caption"] = "picture"
+    """What text is named by. By captions alone all sources share one folder; a caption is digested as the trainer reads it."""
     one_resolution: frozenset[str] = frozenset()
     """Families whose files hold one resolution, where others' hold several."""
-    is_text_digested: bool = False
-    """Whether the name of text is a digest of the caption as the trainer reads it."""
     finds: Callable[[Family, Named, Rule], bool] | None = None
     """Whether the trainer looks for latents like these; None where it takes all of that name."""
     stacks: Callable[[Named, int], Hashable] | None = None
     """What the trainer puts into one batch at this resolution, so that all of it must be of one shape; None where shapes decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a format's files are told apart and read."""
+
+    looks: Callable[[str], Looks | None]
+    """What a file holds by its name alone; None where that tells nothing."""
+    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
+    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
+    latents: Callable[[Contents, Family, Place], Latents]
+    text: Callable[[Contents, Family, Place], Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +59,14 @@ class Format:
 
     name: str
     container: Container
-    is_ours: Callable[[str], bool]
-    looks: Callable[[str], Looks | None]
-    """What a file holds by its name alone; None where that tells nothing."""
-    match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
-    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
-    read_latents: Callable[[Contents, Family, Place], Latents]
-    read_text: Callable[[Contents, Family, Place], Text]
+    files: re.Pattern[str]
+    """How the path of a file that may be of such a cache ends."""
+    reading: Reading
     writing: Writing | None
     is_beside: bool = False
     """Whether its files lie beside the pictures, so that their paths are those of the source."""
-    tells: Callable[[str], bool] = lambda _name: False
-    """Whether a file of this name, beside the pictures or the cache, says how pictures were cut."""
+    tells: re.Pattern[str] | None = None
+    """The names of files beside the pictures or the cache that say how pictures were cut."""
     read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
     """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
     captions_of: Callable[[str, Added], list[str]] | None = None
@@ -76,11 +83,8 @@ FORMATS: Final = {
         Format(
             SD_SCRIPTS,
             "npz",
-            sd_scripts.is_ours,
-            sd_scripts.looks,
-            sd_scripts.match,
-            sd_scripts.read_latents,
-            sd_scripts.read_text,
+            re.compile(r"\.npz\Z"),
+            Reading(sd_scripts.looks, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
             Writing(
                 sd_scripts.latents_file,
                 sd_scripts.text_file,
@@ -97,21 +101,17 @@ FORMATS: Final = {
         Format(
             SIMPLETUNER,
             "torch",
-            simpletuner.is_ours,
-            simpletuner.looks,
-            simpletuner.match,
-            simpletuner.read_latents,
-            simpletuner.read_text,
+            re.compile(r"\.pt\Z"),
+            Reading(simpletuner.looks, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
             Writing(
                 simpletuner.latents_file,
                 simpletuner.text_file,
                 "a folder each",
                 frozenset({"drawn crops", "own crops"}),
-                is_text_shared=True,
-                is_text_digested=True,
+                text_by="caption",
                 stacks=simpletuner.stacks,
             ),
-            tells=simpletuner.tells,
+            tells=simpletuner.TELLS,
             read_told=simpletuner.read_told,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
@@ -123,27 +123,21 @@ FORMATS: Final = {
         Format(
             MUSUBI,
             "safetensors",
-            musubi.is_ours,
-            musubi.looks,
-            musubi.match,
-            musubi.read_latents,
-            musubi.read_text,
+            re.compile(r"\.safetensors\Z"),
+            Reading(musubi.looks, musubi.match, musubi.read_latents, musubi.read_text),
             Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
         ),
         Format(
             AI_TOOLKIT,
             "safetensors",
-            ai_toolkit.is_ours,
-            ai_toolkit.looks,
-            ai_toolkit.match,
-            ai_toolkit.read_latents,
-            ai_toolkit.read_text,
+            re.compile(r"(^|/)(_latent_cache|_t_e_cache)/[^/]+\.safetensors\Z"),
+            Reading(ai_toolkit.looks, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
             Writing(
                 ai_toolkit.latents_file,
                 ai_toolkit.text_file,
                 "one folder",
                 frozenset({"flips"}),
-                is_text_digested=True,
+                text_by="picture and caption",
                 finds=ai_toolkit.finds,
             ),
             is_beside=True,
@@ -156,12 +150,9 @@ FORMATS: Final = {
         Format(
             DIFFUSION_PIPE,
             "torch",
-            diffusion_pipe.is_ours,
-            diffusion_pipe.looks,
-            None,
-            diffusion_pipe.read_latents,
-            diffusion_pipe.read_text,
-            None,
+            re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
+            Reading(diffusion_pipe.looks, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
+            writing=None,
         ),
     )
 }
@@ -176,9 +167,9 @@ def format_named(name: str) -> Format:
 
 def written_format(name: str) -> tuple[Format, Writing]:
     """A format that can be exported, by its name. Raises BadInput that lists those that can."""
-    able = {one.name: one.writing for one in FORMATS.values() if one.writing is not None}
-    if name in FORMATS and name not in able:
+    able = {one.name: (one, one.writing) for one in FORMATS.values() if one.writing is not None}
+    if name in able:
+        return able[name]
+    if name in FORMATS:
         raise BadInput(f"{name} can be imported, not exported: it throws away a cache that its own code did not make")
-    if name not in able:
-        raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")
-    return FORMATS[name], able[name]
+    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from cachestore.core.raw_tensors import Raw, Text, as_array, columns, from_array, is_zero, joined, refuse, reshaped, rows, widened
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.raw_tensors import Raw, Text, as_array, columns, from_array, is_zero, joined, reshaped, rows, widened, without_batch
 from cachestore.interop.formats.families import Family
 
 CLIP_ROWS: Final = 77
@@ -23,24 +24,34 @@ _MASKS: Final = ("sd-scripts.t5_attn_mask", "simpletuner.attention_masks", "ai-t
 """Under which names the mask of T5's rows may stand beside an imported text, `[L]` or `[1, L]`."""
 
 
+def taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
+    """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
+    if lacking := [name for name in names if name not in tensors]:
+        raise EncodeFailed(f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}")
+    return [tensors.pop(name) for name in names]
+
+
+def taken_apart(family: Family, tensors: dict[str, Raw], prompt: str, pooled: str) -> Text:
+    """The text of a file that has both under these names; the rest stays beside it. Raises EncodeFailed."""
+    rows, vector = taken(tensors, prompt, pooled)
+    return Text(apart(family, without_batch(PROMPT, rows, 2), without_batch(POOLED, vector, 1)), tensors)
+
+
 def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
-    """`prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` as each encoder's own. Raises EncodeFailed for other widths."""
+    """`prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` as each encoder's own. Raises EncodeFailed."""
     widths = family.widths
     match family.name:
         case "sdxl":
-            _check(POOLED, pooled, widths[SECOND].pooled)
             return {**clip_apart(PROMPT, prompt, family), POOLED: pooled}
         case "sd3":
             both = widths[FIRST].rows + widths[SECOND].rows
             _check(PROMPT, prompt, widths[THIRD].rows)
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
-                raise refuse(f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros")
+                raise EncodeFailed(f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
-            _check(PROMPT, prompt, widths[SECOND].rows)
-            _check(POOLED, pooled, widths[FIRST].pooled)
             return {PROMPT: prompt, POOLED: pooled}
 
 
@@ -99,4 +110,4 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        raise refuse(f"{name} is {list(raw[1])}, where its last axis should be {width}")
+        raise EncodeFailed(f"{name} is {list(raw[1])}, where its last axis should be {width}")

@@ -1,13 +1,13 @@
-"""Files of `torch.save`: read with `weights_only=True`, which belongs into a limited process (`untrusted`), and written. Imports torch.
+"""Files of `torch.save`: read with `weights_only=True`, which belongs into a limited process (`sandbox`), and written. Imports torch.
 
-What is read is flattened: tensors by the path of names that leads to them (`a.b`), of lists and tuples by number, and plain values beside
-them. Nothing else that a pickle can hold comes out, and nothing of it is executed.
+What is read is flattened by the path of names that leads to it (`a.b`), or of numbers. Nothing but tensors and plain values comes out.
 """
 
 import gzip
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, cast
 
 import torch
 
@@ -15,9 +15,6 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Contents, Raw
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.interop.formats.containers import LARGEST_BYTES
-
-if TYPE_CHECKING:
-    from cachestore.core.keys import Json
 
 _GZIP: Final = b"\x1f\x8b"
 _DEPTH: Final = 8
@@ -34,16 +31,11 @@ def read_torch(data: bytes) -> Contents:
         loaded: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # The boundary to torch's unpickler, which refuses what is no tensor, and fails on damage, in many ways.
         raise EncodeFailed(f"torch refuses it ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})") from error
-    tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Json] = {}
-    for number, (name, leaf) in enumerate(_leaves(loaded, "", 0)):
-        if number >= _LEAVES:
-            raise EncodeFailed(f"it holds more than {_LEAVES} values")
-        if isinstance(leaf, torch.Tensor):
-            tensors[name or WHOLE] = leaf
-        else:
-            values[name or WHOLE] = leaf
-    return Contents(to_raw(tensors), values)
+    leaves = [(name or WHOLE, leaf) for name, leaf in islice(_leaves(loaded, "", 0), _LEAVES + 1)]
+    if len(leaves) > _LEAVES:
+        raise EncodeFailed(f"it holds more than {_LEAVES} values")
+    tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return Contents(to_raw(tensors), {name: leaf for name, leaf in leaves if not isinstance(leaf, torch.Tensor)})
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -58,16 +50,12 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Tensors and plain values with their names, in order."""
     if depth > _DEPTH:
         raise EncodeFailed(f"it is nested deeper than {_DEPTH}")
-    prefix = f"{name}." if name else ""
-    if isinstance(value, Mapping):
-        for key, inner in cast("Mapping[object, object]", value).items():
-            yield from _leaves(inner, f"{prefix}{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(cast("Sequence[object]", value)):
-            yield from _leaves(inner, f"{prefix}{number}", depth + 1)
+    if isinstance(value, Mapping | list | tuple):
+        parts = cast("Mapping[object, object]", value).items() if isinstance(value, Mapping) else enumerate(cast("list[object]", value))
+        for key, part in parts:
+            yield from _leaves(part, f"{name}.{key}" if name else str(key), depth + 1)
     elif value is None or isinstance(value, torch.Tensor | bool | int | float | str):
         yield name, value
     else:
