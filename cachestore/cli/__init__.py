@@ -147,12 +147,13 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     from cachestore.core.arguments import refuse_address
     from cachestore.core.errors import BadInput
 
-    for text in given or ():
-        name, equals, path = text.partition("=")
-        refuse_address("--source", path if equals and name and "/" not in name else text)
-    if given is None or (len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists())):
-        return given[0] if given else None
+    if given is None:
+        return None
     pairs = [text.partition("=") for text in given]
+    for text, (name, equals, path) in zip(given, pairs, strict=True):
+        refuse_address("--source", path if equals and name and "/" not in name else text)
+    if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
+        return given[0]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
         raise BadInput(f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others")
     places = {name: path for name, _equals, path in pairs}

@@ -55,23 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         request = request_from(arguments)
-        find_placement(request.rank, request.world_size)
+        placement = find_placement(request.rank, request.world_size)
         count = process_count(request)
     except BadInput as error:
         print_error(error, as_json=arguments.json)
         return USAGE
+    # Under a foreign launcher rank 0 alone prints the result, so that stdout holds one object.
+    speaks = placement.rank in {0, None} or placement.found_in in {"arguments", "cachestore"}
     say = silence if arguments.quiet else to_stderr
     if arguments.plan_only:
         _print_forecast(arguments, request)
         return OK
     with stopping(say, arguments.line, is_parent=count > 1) as stop:
-        if count > 1:
-            report = _run_ranks(request, count)
-        else:
-            report = run_here(request, say, stop, is_shown=not arguments.quiet and _speaks(request))
-    if arguments.json and _speaks(request):
+        report = _run_ranks(request, count) if count > 1 else run_here(request, say, stop, is_shown=not arguments.quiet and speaks)
+    if arguments.json and speaks:
         print_json(report.as_json())
-    elif _speaks(request):
+    elif speaks:
         _print_report(report, None if arguments.quiet else request)
     return OK if report.complete else FAILURES
 
@@ -97,14 +96,6 @@ def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
 
     layout = open_for_pass(request.store)
     return run_ranks(layout, request, count, Care(Observer(layout).look_at, warn=to_stderr, words="inherited"))
-
-
-def _speaks(request: "PrecomputeRequest") -> bool:
-    """Whether this process prints the result: under a foreign launcher only rank 0, so that stdout holds one object."""
-    from cachestore.jobs.placement import find_placement
-
-    placement = find_placement(request.rank, request.world_size)
-    return placement.rank in (0, None) or placement.found_in in {"arguments", "cachestore"}
 
 
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
