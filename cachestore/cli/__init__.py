@@ -13,21 +13,8 @@ from keyword import iskeyword
 from typing import Any, Final
 
 COMMANDS: Final = (
-    "precompute",
-    "status",
-    "verify",
-    "repair",
-    "stats",
-    "ls",
-    "show",
-    "report",
-    "why",
-    "gc",
-    "compact",
-    "drop",
-    "doctor",
-    "import",
-    "export",
+    *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
+    *("gc", "compact", "drop", "doctor", "import", "export"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """What `import` and `precompute` start for themselves; `--help` and messages do not list them."""
@@ -56,7 +43,7 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.core.errors import CacheStoreError, naming_extras
+    from cachestore.core.errors import BadUsage, CacheStoreError, StoreNotFound, Superseded, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
@@ -66,24 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with naming_extras():
             return int(command.run(parsed))
-    except CacheStoreError as error:
-        print_error(error, as_json=getattr(parsed, "json", False))
-        return _exit_code(error)
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except OSError as error:
-        # What the system refuses while a store is only looked at, such as to list a folder: the path stands in the error.
+    except (CacheStoreError, OSError) as error:  # OSError: what the system refuses while a store is only looked at; it names the path
         print_error(error, as_json=getattr(parsed, "json", False))
-        return ERROR
-
-
-def _exit_code(error: Exception) -> int:
-    from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
-
-    codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
+        codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
+        return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -95,7 +72,7 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
+    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Any = _module_of(name)
@@ -124,11 +101,8 @@ def _module_of(command: str) -> Any:
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:
     """`--batch_size 4` works as `--batch-size 4`; values are left alone."""
-    fixed: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        fixed.append(name.replace("_", "-") + equals + value if name.startswith("--") else argument)
-    return fixed
+    parts = (argument.partition("=") for argument in arguments)
+    return [(name.replace("_", "-") if name.startswith("--") else name) + equals + value for name, equals, value in parts]
 
 
 def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
@@ -158,6 +132,14 @@ def add_source(add_argument: Callable[..., Any], what: str) -> None:
     )
 
 
+def add_moved(add_argument: Callable[..., Any], when: str = "") -> None:
+    """`--source` and the models of a data set; `when` begins what is said of models."""
+    add_source(add_argument, "")
+    add_argument("--model", metavar="MODEL", help=f"{when}where the model is now, if it moved; it must have the same fingerprint")
+    add_argument("--vae", metavar="PATH", help=f"{when}where the VAE is now, if it moved")
+    add_argument("--text-encoder", metavar="PATH", help=f"{when}where the text encoder is now, if it moved")
+
+
 def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     """Where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for one name twice."""
     from pathlib import Path
@@ -165,12 +147,13 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     from cachestore.core.arguments import refuse_address
     from cachestore.core.errors import BadInput
 
-    for text in given or ():
-        name, equals, path = text.partition("=")
-        refuse_address("--source", path if equals and name and "/" not in name else text)
-    if given is None or (len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists())):
-        return given[0] if given else None
+    if given is None:
+        return None
     pairs = [text.partition("=") for text in given]
+    for text, (name, equals, path) in zip(given, pairs, strict=True):
+        refuse_address("--source", path if equals and name and "/" not in name else text)
+    if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
+        return given[0]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
         raise BadInput(f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others")
     places = {name: path for name, _equals, path in pairs}
@@ -212,8 +195,18 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
     return f"; near to it: {', '.join(map(repr, found))}" if found else ""
 
 
+def words_of(text: str) -> tuple[str, ...]:
+    """A list with commas: `text,latents`."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def options_of(arguments: argparse.Namespace, **instead: Any) -> dict[str, Any]:
+    """A command's own arguments, for a call that takes them by the same names; some `instead` of those that were given."""
+    return {name: value for name, value in vars(arguments).items() if name not in {"command", "line", "json"}} | instead
+
+
 def _bare(sample: str) -> str:
-    """An id without folders, extension and case."""
+    """Without folders, extension and case."""
     last = sample.casefold().rpartition("/")[2]
     return last.rpartition(".")[0] or last
 
@@ -228,6 +221,16 @@ def print_error(error: Exception, *, as_json: bool) -> None:
 def say(line: str) -> None:
     """Print one line of a result for a person: whatever came from files and names reaches the terminal escaped, line ends too."""
     print(printable(line).replace("\n", "\\n"))
+
+
+def tell(arguments: argparse.Namespace, found: object, lines: Iterable[str], *, is_ok: bool = True, otherwise: int = ERROR) -> int:
+    """Print a result: `found` with `--json`, else `lines` for a person. Returns the exit code: 0 if it is ok."""
+    if arguments.json:
+        print_json(found)
+    else:
+        for line in lines:
+            say(line)
+    return OK if is_ok else otherwise
 
 
 def print_json(value: object) -> None:

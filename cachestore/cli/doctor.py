@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import ERROR, OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 
 HELP = "probe this machine, and a store's file system, and say what to do"
 
@@ -19,11 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     checks = examine(arguments.store, ask_torch=arguments.torch)
     is_ok = all(check.state != PROBLEM for check in checks)
-    if arguments.json:
-        print_json({"ok": is_ok, "checks": [check.as_json() for check in checks]})
-        return OK if is_ok else ERROR
+    lines: list[str] = []
     for check in checks:
-        say(f"{check.state:>7}  {check.name}: {check.found}")
-        if check.advice:
-            say(f"         {check.advice}")
-    return OK if is_ok else ERROR
+        lines += [f"{check.state:>7}  {check.name}: {check.found}", *([f"         {check.advice}"] if check.advice else [])]
+    return tell(arguments, {"ok": is_ok, "checks": [check.as_json() for check in checks]}, lines, is_ok=is_ok)

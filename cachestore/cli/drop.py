@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 
 HELP = "remove a data set's catalogs and plans; its values go by `gc`, where nothing else needs them"
 
@@ -19,10 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.maintain.collect import drop
 
     report = drop(arguments.store, arguments.name, apply=not arguments.dry_run)
-    if arguments.json:
-        print_json(report.as_json())
-        return OK
     would = "" if report.applied else "would be "
     counts = f"{len(report.generations)} catalogs and {len(report.plans)} plans {would}removed"
-    say(f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs")
-    return OK
+    return tell(arguments, report.as_json(), [f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs"])

@@ -1,16 +1,15 @@
 """`cachestore gc`: remove what nothing needs, in two steps."""
 
 import argparse
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cachestore.cli import OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
 HELP = "remove what no data set needs any more; without --apply only say what would go"
-_HOURS: Final = 24.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("--apply", action="store_true", help="do it: condemn what is not needed, remove what was condemned before")
     parser.add_argument(
-        "--grace", metavar="HOURS", type=_hours, default=_HOURS, help="how long what is condemned stays readable (default 24)"
+        "--grace", metavar="HOURS", type=_hours, default=24.0, help="how long what is condemned stays readable (default 24)"
     )
 
 
@@ -27,12 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.maintain.collect import collect
 
     report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600)
-    if arguments.json:
-        print_json(report.as_json())
-        return OK
-    for line in _in_words(report, arguments.grace):
-        say(line)
-    return OK
+    return tell(arguments, report.as_json(), _in_words(report, arguments.grace))
 
 
 def _in_words(report: "GcReport", hours: float) -> list[str]:
@@ -57,7 +51,6 @@ def _amount(amount: "Amount") -> str:
 
 
 def _hours(text: str) -> float:
-    """A number of hours; what is none is a usage error."""
     hours = float(text)
     if not 0 <= hours < float("inf"):
         raise argparse.ArgumentTypeError(f"a number of hours from 0 on, not {text!r}")

@@ -1,7 +1,6 @@
 """The lines of Python that train from a store, printed after precompute. Tests run them."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -9,7 +8,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.samples import CONTROL, IMAGE, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.report.counting import count_buckets
-from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
 if TYPE_CHECKING:
@@ -26,28 +25,31 @@ def training_lines(
     If there are few samples, batches are smaller than `batch_size`, so that there is one. `captions` and `sources` are what the job was
     given: the policy is handed on, and samples come as often as their source says.
     """
-    path = Path(report.store)
     least = min((source.share for source in sources if source.share), default=1)
-    batch_size = max(1, min(batch_size, int(_fullest_bucket(path, report.name) * min(1, least))))
+    with Reader(report.store) as reader:
+        catalog = newest_catalog(reader.layout, report.name)
+        fullest = 0 if catalog is None else _fullest_bucket(catalog)
+        columns = () if catalog is None else catalog.columns
+        stored = list(filter(None, (_stored(reader, column) for column in columns))) or ["nothing was made yet"]
+    sizes = [int(column.options["resolution"]) for column in columns if column.role == IMAGE and "resolution" in column.options]
+    batch_size = max(1, min(batch_size, int(fullest * min(1, least))))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
     return [
         "import cachestore as cs",
         "from torch.utils.data import DataLoader",
         "",
         *([f"captions = cs.CaptionPolicy({policy})"] if policy else []),
-        f"data = {_opened(report, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
+        f"data = {_opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
         f"sampler = cs.BucketBatchSampler(data, batch_size={batch_size}, rank=0, num_replicas=1)",
         "loader = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=2)",
         "for batch in loader:",
-        "    ...  # a dict; " + "; ".join(_stored(path, report.name)),
+        "    ...  # a dict; " + "; ".join(stored),
     ]
 
 
-def _opened(report: "Report", *, has_policy: bool, has_weights: bool) -> str:
+def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_weights: bool) -> str:
     """The expression that opens the data set: at every resolution, and of weighted sources as often as these say."""
-    path = Path(report.store)
-    sizes = _resolutions(path, report.name)
-    one = f"cs.CachedDataset({str(path)!r}, name={report.name!r}, generation={report.generation}"
+    one = f"cs.CachedDataset({str(Path(report.store))!r}, name={report.name!r}, generation={report.generation}"
     one += ", captions=captions" if has_policy else ""
     several = len(sizes) > 1
     opened = f"[{one}, resolution=size) for size in ({', '.join(map(str, sizes))})]" if several else f"{one})"
@@ -56,35 +58,17 @@ def _opened(report: "Report", *, has_policy: bool, has_weights: bool) -> str:
     return f"cs.MixedDataset({opened})" if several else opened
 
 
-def _fullest_bucket(path: Path, name: str) -> int:
+def _fullest_bucket(catalog: Catalog) -> int:
     """How many samples the fullest bucket has, among a data set's first: with batches of that size there is at least one."""
-    with closing(Reader(path)) as reader:
-        catalog = newest_catalog(reader.layout, name)
-        if catalog is None:
-            return 0
-        rows = [row for row in range(min(len(catalog), _LOOKED_AT)) if catalog.is_complete(row)]
-        return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
+    rows = [row for row in range(min(len(catalog), _LOOKED_AT)) if catalog.is_complete(row)]
+    return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
 
 
-def _resolutions(path: Path, name: str) -> list[int]:
-    """The resolutions at which a data set's pictures were encoded."""
-    with closing(Reader(path)) as reader:
-        catalog = newest_catalog(reader.layout, name)
-        columns = [column for column in catalog.columns if column.role == IMAGE] if catalog is not None else []
-        return [int(column.options["resolution"]) for column in columns if "resolution" in column.options]
-
-
-def _stored(path: Path, name: str) -> list[str]:
-    """What the entries of a data set's first samples hold, by encoder."""
-    with closing(Reader(path)) as reader:
-        catalog = newest_catalog(reader.layout, name)
-        found: list[str] = []
-        for column in catalog.columns if catalog is not None else ():
-            key = next(
-                (key for row in range(len(column.at) - 1) for key in column.row_keys(row) if key is not None and key in reader), None
-            )
-            if key is not None:
-                tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
-                made = f"control_{column.encoder}" if column.role == CONTROL else column.encoder
-                found.append(f"{made} from {', '.join(tensors)}")
-        return found or ["nothing was made yet"]
+def _stored(reader: Reader, column: KeyColumn) -> str:
+    """What a column's first entry holds; nothing without one."""
+    keys = (key for row in range(len(column.at) - 1) for key in column.row_keys(row))
+    key = next((key for key in keys if key is not None and key in reader), None)
+    if key is None:
+        return ""
+    tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
+    return f"{f'control_{column.encoder}' if column.role == CONTROL else column.encoder} from {', '.join(tensors)}"

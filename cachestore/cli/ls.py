@@ -1,8 +1,9 @@
 """`cachestore ls`: list the entries of a store."""
 
 import argparse
+from typing import Any
 
-from cachestore.cli import OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 from cachestore.core.words import human_bytes
 
 HELP = "list entries"
@@ -21,14 +22,11 @@ def run(arguments: argparse.Namespace) -> int:
     with Reader(arguments.store) as reader:
         keys = sorted(reader.keys())
         if arguments.keys and not arguments.json:
-            for key in keys:
-                say(str(key))
-            return OK
+            return tell(arguments, None, map(str, keys))
         entries = [reader.describe(key).as_json() for key in keys]
-    if arguments.json:
-        print_json({"entries": entries})
-        return OK
-    for entry in entries:
-        tensors = ", ".join(f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
-        say(f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}")
-    return OK
+    return tell(arguments, {"entries": entries}, map(_in_a_line, entries))
+
+
+def _in_a_line(entry: dict[str, Any]) -> str:
+    tensors = ", ".join(f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
+    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}"

@@ -1,10 +1,9 @@
 """`cachestore precompute`: encode a data set into a store, on any number of ranks."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cachestore.cli import FAILURES, OK, USAGE, print_error, print_json, printable
 from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
@@ -28,12 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
 
-    parser.add_argument(
-        "data",
-        metavar="DATA",
-        nargs="*",
-        help="a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these",
-    )
+    data = "a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
+    parser.add_argument("data", metavar="DATA", nargs="*", help=data)
     groups = {name: parser.add_argument_group(name) if name else parser for name in _GROUPS}
     for one in fields(PrecomputeRequest):
         if one.name == "data":
@@ -46,9 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
-    parser.add_argument(
-        "--config", metavar="FILE.toml", help="take options and [[source]] tables from here; options given too have precedence"
-    )
+    config = "take options and [[source]] tables from here; options given too have precedence"
+    parser.add_argument("--config", metavar="FILE.toml", help=config)
     output = parser.add_argument_group("output")
     output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -61,25 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         request = request_from(arguments)
-        find_placement(request.rank, request.world_size)
+        placement = find_placement(request.rank, request.world_size)
         count = process_count(request)
     except BadInput as error:
         print_error(error, as_json=arguments.json)
         return USAGE
+    # Under a foreign launcher rank 0 alone prints the result, so that stdout holds one object.
+    speaks = placement.rank in {0, None} or placement.found_in in {"arguments", "cachestore"}
     say = silence if arguments.quiet else to_stderr
     if arguments.plan_only:
         _print_forecast(arguments, request)
         return OK
     with stopping(say, arguments.line, is_parent=count > 1) as stop:
-        if count > 1:
-            report = _run_ranks(request, count)
-        else:
-            report = run_here(request, say, stop, is_shown=not arguments.quiet and _speaks(request))
-    if not _speaks(request):
-        return OK if report.complete else FAILURES
-    if arguments.json:
+        report = _run_ranks(request, count) if count > 1 else run_here(request, say, stop, is_shown=not arguments.quiet and speaks)
+    if arguments.json and speaks:
         print_json(report.as_json())
-    else:
+    elif speaks:
         _print_report(report, None if arguments.quiet else request)
     return OK if report.complete else FAILURES
 
@@ -107,14 +98,6 @@ def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
     return run_ranks(layout, request, count, Care(Observer(layout).look_at, warn=to_stderr, words="inherited"))
 
 
-def _speaks(request: "PrecomputeRequest") -> bool:
-    """Whether this process prints the result: under a foreign launcher only rank 0, so that stdout holds one object."""
-    from cachestore.jobs.placement import find_placement
-
-    placement = find_placement(request.rank, request.world_size)
-    return placement.rank in (0, None) or placement.found_in in {"arguments", "cachestore"}
-
-
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     """The request in parsed arguments. Raises BadInput for a malformed one."""
     from cachestore.core.samples import Source
@@ -127,8 +110,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     if arguments.config is not None:
         from cachestore.cli.config import read_config
 
-        found = read_config(arguments.config)
-        values = found | values
+        values = read_config(arguments.config) | values
     for name in ("model", "store"):
         if not values.get(name):
             raise BadInput(f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else ""))
@@ -149,9 +131,8 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
     forecast = look_ahead(request)
     if arguments.json:
         print_json(forecast.as_json())
-        return
-    for line in in_words(forecast, Path(request.store)):
-        print(printable(line))
+    else:
+        print(printable("\n".join(in_words(forecast, Path(request.store)))))
 
 
 def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None:
@@ -166,14 +147,10 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:
-        print(printable(f"failed: {_shown(failure)}"))
+        print(printable(f"failed: {failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
     if report.not_made_here:
         print(printable(not_made(report.not_made_here)))
     if report.samples and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
         print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in lines)))
-
-
-def _shown(failure: Mapping[str, Any]) -> str:
-    return f"{failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"

@@ -16,7 +16,7 @@ from cachestore.work.progress import Observer, PassStatus, RankStatus
 TERMINAL_SECONDS: Final = 1.0
 LINE_SECONDS: Final = 30.0
 NAMED: Final = 3
-"""So many silent ranks and dead ones are named at most."""
+"""Silent ranks, and dead ones, at most."""
 
 
 class Bar:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_source, add_store, print_json, say, source_of
+from cachestore.cli import add_source, add_store, source_of, tell
 from cachestore.core.words import human_bytes
 
 HELP = "write what a store holds as one page of HTML"
@@ -11,13 +11,8 @@ HELP = "write what a store holds as one page of HTML"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="report.html",
-        help="the page (default report.html); its folder is made if it does not exist",
-    )
+    output = "the page (default report.html); its folder is made if it does not exist"
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="for what buckets leave out (default 8)")
     add_source(parser.add_argument, ": thumbnails take their colours from its pictures")
@@ -38,16 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         source=source_of(arguments.source),
     )
-    if arguments.json:
-        print_json(told)
-        return OK
     of = f"data set {told['name']!r}" if told["name"] else "no data set"
-    say(f"{told['output']}: {of}, {told['samples']} samples, {told['entries']} entries ({human_bytes(told['page_bytes'])})")
-    return OK
+    line = f"{told['output']}: {of}, {told['samples']} samples, {told['entries']} entries ({human_bytes(told['page_bytes'])})"
+    return tell(arguments, told, [line])
 
 
 def _positive(text: str) -> int:
-    """A whole number from 1 on; what is none is a usage error."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
     return int(text)

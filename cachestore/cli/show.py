@@ -3,9 +3,11 @@
 import argparse
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import OK, add_source, add_store, near_to, print_json, say, shared_by, source_of
+from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -19,11 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
-    parser.add_argument(
-        "--png",
-        metavar="FILE",
-        help="write the sample's latents as a picture, one pixel for each place; its folder is made if it does not exist",
-    )
+    png = "write the sample's latents as a picture, one pixel for each place; its folder is made if it does not exist"
+    parser.add_argument("--png", metavar="FILE", help=png)
     add_source(parser.add_argument, ": --png takes the colours from its pictures")
 
 
@@ -37,29 +36,20 @@ def run(arguments: argparse.Namespace) -> int:
         shown = _find(reader, arguments.what)
         if arguments.png is not None:
             shown["png"] = _draw(reader, arguments)
-    if arguments.json:
-        print_json(shown)
-    elif "in" in shown:
-        for found in shown["in"]:
-            _print_sample(found)
-    else:
-        _print_entry(shown)
-    if "png" in shown and not arguments.json:
+    lines = [line for found in shown["in"] for line in _of_sample(found)] if "in" in shown else _of_entry(shown)
+    if "png" in shown:
         width, height = shown["png"]["size"]
-        say(f"{shown['png']['path']}: {width}x{height} pixels. {shown['png']['colours']}")
-    return OK
+        lines += [f"{shown['png']['path']}: {width}x{height} pixels. {shown['png']['colours']}"]
+    return tell(arguments, shown, lines)
 
 
 def _find(reader: "Reader", what: str) -> dict[str, Any]:
     """An entry by its key, else a sample. Raises BadInput where it is neither."""
     from cachestore.core.keys import Key
 
-    try:
-        key: Key | None = Key.parse(what)
-    except BadInput:
-        key = None
-    if key is not None and key in reader:
-        return reader.describe(key).as_json()
+    with suppress(BadInput):
+        if (key := Key.parse(what)) in reader:
+            return reader.describe(key).as_json()
     sample = unicodedata.normalize("NFC", what)
     return {"sample": sample, "in": _samples(reader, sample)}
 
@@ -97,31 +87,28 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     if not found:
         lists = f"{reader.layout.command('ls')}, {reader.layout.command('stats')}"
         message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
-        message += near_to(sample, (catalog.ids for catalog in catalogs))
-        raise BadInput(message)
+        raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
     return found
 
 
-def _print_sample(found: dict[str, Any]) -> None:
+def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     """A sample in one data set; what several of its captions share is said once."""
-    say(f"data set {found['name']} (generation {found['generation']})")
+    yield f"data set {found['name']} (generation {found['generation']})"
     captions: list[str] = found["captions"]
     for caption, count in Counter(captions).items():
-        say(f"  caption: {caption}" + (f" ({count} times)" if count > 1 else ""))
+        yield f"  caption: {caption}" + (f" ({count} times)" if count > 1 else "")
     for column, entries in found["entries"].items():
         by_key = {entry["key"] if entry else None: entry for entry in entries}
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
             title = f"  {column}{shared_by(count, column)}:"
-            if entry := by_key[key]:
-                say(title)
-                _print_entry(entry, indent="    ")
-            else:
-                say(f"{title} nothing, see `cachestore why`")
+            entry = by_key[key]
+            yield title if entry else f"{title} nothing, see `cachestore why`"
+            yield from _of_entry(entry, indent="    ") if entry else ()
 
 
-def _print_entry(entry: dict[str, Any], indent: str = "") -> None:
-    say(f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}")
-    for name, tensor in entry["tensors"].items():
-        say(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}")
-    for name, value in entry["meta"].items():
-        say(f"{indent}  {name}: {value}")
+def _of_entry(entry: dict[str, Any], indent: str = "") -> list[str]:
+    return [
+        f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}",
+        *(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()),
+        *(f"{indent}  {name}: {value}" for name, value in entry["meta"].items()),
+    ]

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 from cachestore.core.words import human_bytes
 
 HELP = "count entries, segments, bytes, recipes and data sets"
@@ -18,12 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.storage.stats import stats
 
     found = stats(arguments.store)
-    if arguments.json:
-        print_json(found.as_json())
-        return OK
-    say(f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}")
-    say(f"index {found.generation}, {len(found.recipes)} recipes")
+    lines = [f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}"]
+    lines += [f"index {found.generation}, {len(found.recipes)} recipes"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
-        say(f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}")
-    return OK
+        lines += [f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"]
+    return tell(arguments, found.as_json(), lines)

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cachestore.cli import OK, add_store, print_json, say
+from cachestore.cli import add_store, tell
 
 if TYPE_CHECKING:
     from cachestore.work.progress import PassStatus, RankStatus
@@ -21,15 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.maintain.status import status
 
     found = status(arguments.store)
-    if arguments.json:
-        print_json(found.as_json())
-        return OK
-    if not found.plans:
-        say("no pass was ever begun here")
-    for one in found.plans:
-        for line in _in_words(one):
-            say(line)
-    return OK
+    lines = [line for one in found.plans for line in _in_words(one)]
+    return tell(arguments, found.as_json(), lines or ["no pass was ever begun here"])
 
 
 def _in_words(status: "PassStatus") -> list[str]:

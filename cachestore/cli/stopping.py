@@ -37,8 +37,7 @@ def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Gen
         yield stop
         return
 
-    def handle(number: int, frame: object) -> None:
-        del frame
+    def handle(number: int, _frame: object) -> None:
         # Ctrl-C reaches the ranks too, and then their parent's SIGTERM: only a second Ctrl-C means "at once".
         is_repeated = stop.signal is not None
         stop.signal = stop.signal or number
@@ -72,6 +71,5 @@ def to_stderr(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
-def silence(line: str) -> None:
+def silence(_line: str) -> None:
     """Say nothing."""
-    del line

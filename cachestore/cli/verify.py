@@ -1,10 +1,10 @@
 """`cachestore verify`: find damage, change nothing."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, OK, USAGE, add_source, add_store, print_error, print_json, say, source_of
+from cachestore.cli import DAMAGE, USAGE, add_moved, add_store, print_error, source_of, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -26,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_argument_group("making again")
     again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
     again.add_argument("--seed", metavar="S", type=int, help="another choice of these entries (default 0)")
-    add_source(again.add_argument, "")
-    again.add_argument("--model", metavar="MODEL", help="where the model is now, if it moved; it must have the same fingerprint")
-    again.add_argument("--vae", metavar="PATH", help="where the VAE is now, if it moved")
-    again.add_argument("--text-encoder", metavar="PATH", help="where the text encoder is now, if it moved")
+    add_moved(again.add_argument)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,23 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"--{unused[0].replace('_', '-')} goes with --recompute N, which was not asked for"
         print_error(BadInput(message), as_json=arguments.json)
         return USAGE
-    from cachestore.storage.findings import HARMLESS
-
     report = _verify(arguments)
-    if arguments.json:
-        print_json(report.as_json())
-    else:
-        for finding in report.findings:
-            about = f" (sample {finding.sample!r})" if finding.sample else ""
-            say(f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}")
-        for remark in report.remarks:
-            say(f"note: {remark}")
-        rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
-        counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
-        if report.recomputed is not None:
-            _tell(report.recomputed)
-        say(f"{'ok' if report.ok else 'DAMAGED'}: {counts}")
-    return OK if report.ok else DAMAGE
+    return tell(arguments, report.as_json(), _in_words(report), is_ok=report.ok, otherwise=DAMAGE)
 
 
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":
@@ -67,20 +49,27 @@ def _verify(arguments: argparse.Namespace) -> "VerifyReport":
     from cachestore.maintain import recompute
 
     again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
-    again |= {"source": source_of(arguments.source)} if arguments.source is not None else {}
+    again |= {"source": source_of(arguments.source)}
     return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, **again)
 
 
-def _tell(recomputed: Mapping[str, Any]) -> None:
-    """What was made again, for a person."""
-    for remark in recomputed["remarks"]:
-        say(f"note: {remark}")
-    chosen = f"{recomputed['chosen']} of {recomputed['of']} entries made again (seed {recomputed['seed']})"
-    say(f"{chosen}: {recomputed['equal']} as stored, up to rounding, {recomputed['wrong']} wrong")
+def _in_words(report: "VerifyReport") -> Iterator[str]:
+    from cachestore.storage.findings import HARMLESS
+
+    for finding in report.findings:
+        about = f" (sample {finding.sample!r})" if finding.sample else ""
+        yield f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"
+    again: Mapping[str, Any] = report.recomputed or {}
+    yield from (f"note: {remark}" for remark in (*report.remarks, *again.get("remarks", ())))
+    if again:
+        chosen = f"{again['chosen']} of {again['of']} entries made again (seed {again['seed']})"
+        yield f"{chosen}: {again['equal']} as stored, up to rounding, {again['wrong']} wrong"
+    rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
+    counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
+    yield f"{'ok' if report.ok else 'DAMAGED'}: {counts}"
 
 
 def _subset(text: str) -> tuple[int, int]:
-    """N/T as numbers; what is none is a usage error."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise argparse.ArgumentTypeError(f"N/T with 1 <= N <= T, not {text!r}")

@@ -4,9 +4,10 @@ import argparse
 import json
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import DAMAGE, OK, add_store, near_to, print_json, say, shared_by
+from cachestore.cli import DAMAGE, add_store, near_to, shared_by, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
@@ -35,14 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
         answers = [_answer(reader, catalog, list(catalog.ids).index(sample)) for catalog in listing]
         if not answers:
             message = f"no data set in {reader.layout.root} lists {sample!r} ({reader.layout.command('stats')} names the data sets)"
-            message += near_to(sample, (catalog.ids for catalog in catalogs))
-            raise BadInput(message)
-    if arguments.json:
-        print_json({"sample": sample, "in": answers})
-    else:
-        for answer in answers:
-            _print(answer)
-    return OK if all(answer["ready"] for answer in answers) else DAMAGE
+            raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
+    lines = (line for answer in answers for line in _lines_of(answer))
+    is_ready = all(answer["ready"] for answer in answers)
+    return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
 
 
 def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
@@ -67,12 +64,8 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
                     "reason": "" if present else _reason(reader, catalog, column.encoder, row, has_key=cell.key is not None),
                 }
             )
-    return {
-        "name": catalog.name,
-        "generation": catalog.generation,
-        "ready": all(cell["state"] == "present" for cell in cells),
-        "cells": cells,
-    }
+    is_ready = all(cell["state"] == "present" for cell in cells)
+    return {"name": catalog.name, "generation": catalog.generation, "ready": is_ready, "cells": cells}
 
 
 def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has_key: bool) -> str:
@@ -105,14 +98,13 @@ def _which(cell: dict[str, Any]) -> str:
     return " ".join([*words, "mirrored"] if options.get("flip") and view % 2 else words)
 
 
-def _print(answer: dict[str, Any]) -> None:
+def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
     """A sample in one data set; cells of which there is nothing else to say than of an earlier one are counted with it."""
-    say(f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}")
+    yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
     told = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
     for (which, state, *more), count in told.items():
-        say(f"  {which}{shared_by(count, which)}: {state}")
-        for line in more:
-            say(f"    {line}")
+        yield f"  {which}{shared_by(count, which)}: {state}"
+        yield from (f"    {line}" for line in more)
 
 
 def _in_words(cell: dict[str, Any]) -> list[str]:

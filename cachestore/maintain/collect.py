@@ -6,11 +6,11 @@ A pass publishes its catalog before its end, so what an ended pass made is named
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
@@ -77,7 +77,16 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class GcReport:
+class _Report:
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """The object that the command prints with `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GcReport(_Report):
     """What `gc` did, or would do."""
 
     applied: bool
@@ -96,15 +105,9 @@ class GcReport:
     freed_bytes: int
     remarks: tuple[str, ...] = ()
 
-    __repr__ = in_short
-
-    def as_json(self) -> dict[str, Json]:
-        """The object that `cachestore gc --json` prints."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CompactReport:
+class CompactReport(_Report):
     """What `compact` did, or would do."""
 
     applied: bool
@@ -116,15 +119,9 @@ class CompactReport:
     """Bytes of entries that nothing needs and that were not copied."""
     remarks: tuple[str, ...] = ()
 
-    __repr__ = in_short
-
-    def as_json(self) -> dict[str, Json]:
-        """The object that `cachestore compact --json` prints."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DropReport:
+class DropReport(_Report):
     """What `drop` removed, or would remove."""
 
     applied: bool
@@ -133,21 +130,13 @@ class DropReport:
     plans: tuple[str, ...]
     freed_bytes: int
 
-    __repr__ = in_short
 
-    def as_json(self) -> dict[str, Json]:
-        """The object that `cachestore drop --json` prints."""
-        return asdict(self)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found out of a store."""
-
     needs: Needs
-    kept: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
+    kept: dict[str, list[int]]
     """Generations that stay, by data set."""
-    old: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
+    old: dict[str, list[int]]
 
 
 def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS) -> GcReport:
@@ -251,20 +240,17 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
         raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
     if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        raise BadInput(
-            f"pid {beats[0]['pid']} on {beats[0]['host']} is at work on the data set {name!r}: stop it, or wait until it has ended"
-        )
+        raise BadInput(f"{_who(beats[0])} is at work on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
         mark_dropped(layout, name)
-        freed += sum(remove_plan(layout, plan) for plan in plans)
+        freed = sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
 
 def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now: float) -> list[Path]:
-    """Files beside segments and plans that may go."""
     return [
         *stale_temporaries(layout, now=now),
         *(layout.catalog(name, generation) for name, generations in found.old.items() for generation in generations),
@@ -277,9 +263,8 @@ def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now:
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
     """Condemned segments that are there and stay for now."""
-    digests = (condemned_segments(layout) & list_segments(layout)) - without
     contents: list[SegmentContents] = []
-    for digest in digests:
+    for digest in (condemned_segments(layout) & list_segments(layout)) - without:
         with suppress(FormatError, OSError):
             contents.append(read_contents(layout.segment(digest)))
     return _amount_of(contents)
@@ -318,10 +303,7 @@ def _needs_now(layout: Layout, now: float) -> _Found:
     used = generations_of_passes(layout, passes)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in old_generations(layout, now=now).items()}
     kept = {name: [n for n in list_generations(layout, name) if n not in old.get(name, ())] for name in list_names(layout)}
-    keys: set[Key] = set()
-    for name, generations in kept.items():
-        for generation in generations:
-            keys.update(_keys_of(layout, name, generation))
+    keys = {key for name, generations in kept.items() for generation in generations for key in _keys_of(layout, name, generation)}
     keys.update(keys_of_plans(layout))
     keys.update(keys_of_passes(layout, passes))
 
@@ -404,8 +386,12 @@ def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tu
     for each in lists:
         beats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
         if beats:
-            who = f"pid {beats[0]['pid']} on {beats[0]['host']}"
-            remarks.append(f"{len(each.segments)} condemned segments wait: {who} began before they were condemned and is at work")
+            wait = f"{len(each.segments)} condemned segments wait"
+            remarks.append(f"{wait}: {_who(beats[0])} began before they were condemned and is at work")
         else:
             free.append(each)
     return free, remarks
+
+
+def _who(beat: Mapping[str, Any]) -> str:
+    return f"pid {beat['pid']} on {beat['host']}"

@@ -37,19 +37,8 @@ NOTE: Final = "note"
 PROBLEM: Final = "problem"
 
 _NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash")
-_ENCODING: Final = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "tokenizers",
-    "accelerate",
-    "pillow",
-    "ftfy",
-    "beautifulsoup4",
-    "simplejpeg",
-    "av",
-)
 _CLEANERS: Final = ("ftfy", "beautifulsoup4")
+_ENCODING: Final = ("torch", "diffusers", "transformers", "tokenizers", "accelerate", "pillow", *_CLEANERS, "simplejpeg", "av")
 _SHARED: Final = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "fuse", "fuse.sshfs", "cifs", "smb3", "beegfs", "9p"})
 _ROOM_BYTES: Final = 1 << 30
 _ROOM_FILES: Final = 10_000
@@ -79,6 +68,10 @@ class Check:
         return asdict(self)
 
 
+def _look(name: str, found: str, advice: str, *, is_bad: bool, state: State = NOTE) -> Check:
+    return Check(name, state, found, advice) if is_bad else Check(name, OK, found)
+
+
 def examine(store: str | Path | None = None, *, ask_torch: bool = False) -> list[Check]:
     """Look at this process, this machine and, where one is named, a store.
 
@@ -98,12 +91,8 @@ def _versions() -> Iterator[Check]:
     yield Check("python", OK, f"{platform.python_version()} on {platform.platform()}")
     needed, encoding = _installed(_NEEDED), _installed(_ENCODING)
     missing = [name for name, number in needed.items() if number is None]
-    yield Check(
-        "packages",
-        PROBLEM if missing else OK,
-        _named(needed),
-        f"install {', '.join(missing)}: `pip install .` in a clone of cachestore brings them" if missing else "",
-    )
+    advice = f"install {', '.join(missing)}: `pip install .` in a clone of cachestore brings them"
+    yield _look("packages", _named(needed), advice, is_bad=bool(missing), state=PROBLEM)
     yield _encoding(encoding)
 
 
@@ -121,16 +110,9 @@ def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
 def _encoding(found: Mapping[str, str | None]) -> Check:
     without = [name for name in _CLEANERS if found[name] is None]
     if found["torch"] is None or found["transformers"] is None:
-        return Check(
-            "encoding",
-            NOTE,
-            _named(found),
-            f"{how_to_install('encode')}; reading as numpy needs none of it",
-        )
-    if without:
-        advice = f"install {', '.join(without)}: without them some pipelines silently make other embeddings of the same captions"
-        return Check("encoding", PROBLEM, _named(found), advice)
-    return Check("encoding", OK, _named(found))
+        return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy needs none of it")
+    advice = f"install {', '.join(without)}: without them some pipelines silently make other embeddings of the same captions"
+    return _look("encoding", _named(found), advice, is_bad=bool(without), state=PROBLEM)
 
 
 def _named(found: Mapping[str, str | None]) -> str:
@@ -142,39 +124,22 @@ def _named(found: Mapping[str, str | None]) -> str:
 
 def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) -> Iterator[Check]:
     """What matters when this process forks DataLoader workers."""
-    method = default_start_method(sys.platform, sys.version_info[:2])
-    threads = threading.active_count()
+    method, threads = default_start_method(sys.platform, sys.version_info[:2]), threading.active_count()
+    forks = method == "fork"
+    start = f"DataLoader workers start by {method} unless told otherwise; {threads} threads here"
     advice = "stop what started them before workers are forked, or pass `multiprocessing_context='forkserver'` to the DataLoader"
-    is_risky = method == "fork" and threads > 1
-    yield Check(
-        "start method",
-        NOTE if is_risky else OK,
-        f"DataLoader workers start by {method} unless told otherwise; {threads} threads here",
-        advice if is_risky else "",
-    )
+    yield _look("start method", start, advice, is_bad=forks and threads > 1)
+    loaded = {name: "loaded here" if name in modules else "not loaded here" for name in ("tokenizers", "jax")}
     parallel = environment.get("TOKENIZERS_PARALLELISM", "")
-    is_risky = "tokenizers" in modules and parallel.lower() not in {"", "false", "0", "off", "no"} and method == "fork"
-    yield Check(
-        "tokenizers",
-        NOTE if is_risky else OK,
-        f"{'loaded' if 'tokenizers' in modules else 'not loaded'} here, TOKENIZERS_PARALLELISM={parallel or 'unset'}",
-        "set TOKENIZERS_PARALLELISM=false: with it on, a worker that is forked after a tokenizer was used hangs" if is_risky else "",
-    )
-    is_risky = "jax" in modules and method == "fork"
-    yield Check(
-        "jax",
-        NOTE if is_risky else OK,
-        "loaded here" if "jax" in modules else "not loaded here",
-        "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader" if is_risky else "",
-    )
+    is_risky = forks and "tokenizers" in modules and parallel.lower() not in {"", "false", "0", "off", "no"}
+    advice = "set TOKENIZERS_PARALLELISM=false: with it on, a worker that is forked after a tokenizer was used hangs"
+    yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
+    advice = "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader"
+    yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
     placement = discover(environment)
     rank = "no preferred rank" if placement.rank is None else f"rank {placement.rank} of {placement.world_size}"
-    yield Check(
-        "rank",
-        NOTE if placement.conflict else OK,
-        f"{rank} ({placement.found_in})",
-        f"{placement.conflict}: pass --rank and --world-size" if placement.conflict else "",
-    )
+    advice = f"{placement.conflict}: pass --rank and --world-size"
+    yield _look("rank", f"{rank} ({placement.found_in})", advice, is_bad=bool(placement.conflict))
 
 
 def default_start_method(system: str, python: tuple[int, ...]) -> str:
@@ -190,15 +155,11 @@ def default_start_method(system: str, python: tuple[int, ...]) -> str:
 def _machine() -> Iterator[Check]:
     yield Check("processors", OK, f"{processors()} usable")
     gpus = gpu_count()
-    yield Check("gpu", OK if gpus else NOTE, f"{gpus} NVIDIA GPUs usable", "" if gpus else "encoding runs on the CPU (`--device cpu`)")
+    yield _look("gpu", f"{gpus} NVIDIA GPUs usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
     limit = descriptor_limit()
-    few = limit < 4 * _FILES
-    yield Check(
-        "open files",
-        NOTE if few else OK,
-        f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open",
-        "raise `ulimit -n` to 1024 or more: segments are opened again and again otherwise" if few else "",
-    )
+    held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
+    advice = "raise `ulimit -n` to 1024 or more: segments are opened again and again otherwise"
+    yield _look("open files", held, advice, is_bad=limit < 4 * _FILES)
 
 
 def _ask_torch() -> Check:
@@ -206,8 +167,7 @@ def _ask_torch() -> Check:
     try:
         ended = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        advice = "`nvidia-smi` shows whether the driver hangs"
-        return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", advice)
+        return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", "`nvidia-smi` shows whether the driver hangs")
     if ended.returncode:
         said = (ended.stderr.strip().splitlines() or ["nothing was said"])[-1]
         return Check("torch", PROBLEM, f"it could not be loaded: {said}", "mend the installation of torch")
@@ -219,16 +179,13 @@ def _ask_torch() -> Check:
 
 def _store(layout: Layout) -> Iterator[Check]:
     kind = file_system_of(layout.root, _mounts())
-    is_shared = kind in _SHARED
+    found = f"{layout.root} is on {kind}, mode {layout.mode.value}"
     shared = "ranks on several machines may share it; a view of it is fresh after `refresh()`, and locks may not reach other machines"
-    yield Check(
-        "file system", NOTE if is_shared else OK, f"{layout.root} is on {kind}, mode {layout.mode.value}", shared if is_shared else ""
-    )
+    yield _look("file system", found, shared, is_bad=kind in _SHARED)
     yield from _room(layout)
     try:
         make_folder(layout, layout.temporary)
-        probes = [_probe("publish", layout, _probe_publish), _probe("rename", layout, _probe_rename), _probe("locks", layout, _probe_locks)]
-        yield from (*probes, _probe("clock", layout, _probe_clock))
+        yield from [_probe(layout, look) for look in (_probe_publish, _probe_rename, _probe_locks, _probe_clock)]
     except OSError as error:
         can = "reading works; to write, use an account that may, or mount it writable"
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
@@ -260,22 +217,20 @@ def file_system_of(path: Path, mounts: str) -> str:
 
 def _room(layout: Layout) -> Iterator[Check]:
     free = shutil.disk_usage(layout.root).free
-    is_low = free < _ROOM_BYTES
-    yield Check(
-        "free space", NOTE if is_low else OK, f"{free} bytes", f"make room, or run {layout.command('gc --apply')}" if is_low else ""
-    )
+    advice = f"make room, or run {layout.command('gc --apply')}"
+    yield _look("free space", f"{free} bytes", advice, is_bad=free < _ROOM_BYTES)
     if hasattr(os, "statvfs"):
         status = os.statvfs(layout.root)
         is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
-        advice = f"a pass makes a few small files for each partition: make room, or run {layout.command('gc --apply')}" if is_low else ""
-        yield Check("free files", NOTE if is_low else OK, f"{status.f_favail}" if status.f_files else "not limited", advice)
+        found = f"{status.f_favail}" if status.f_files else "not limited"
+        yield _look("free files", found, f"a pass makes a few small files for each partition: {advice}", is_bad=is_low)
 
 
-def _probe(name: str, layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check:
+def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check:
     """Look at two files of our own in `tmp/`, the first of which is there, and remove both."""
     one, other = layout.new_temporary(), layout.new_temporary()
     try:
-        one.write_bytes(name.encode())
+        one.write_bytes(b"cachestore doctor")
         return look(layout, one, other)
     finally:
         for path in (one, other):
@@ -289,8 +244,8 @@ def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
             os.fsync(file.fileno())
         sync_folder(layout.temporary)
     except OSError as error:
-        message = f"syncing is refused: {error.strerror or error}"
-        return Check("publish", PROBLEM, message, "use another file system: nothing that is written here survives a power cut for certain")
+        advice = "use another file system: nothing that is written here survives a power cut for certain"
+        return Check("publish", PROBLEM, f"syncing is refused: {error.strerror or error}", advice)
     try:
         other.hardlink_to(one)
     except (OSError, NotImplementedError) as error:
@@ -309,9 +264,8 @@ def _probe_rename(layout: Layout, one: Path, other: Path) -> Check:
         one.rename(other)
         sync_folder(layout.temporary)
     except OSError as error:
-        return Check(
-            "rename", PROBLEM, f"it is refused: {error.strerror or error}", "workers cannot show that they live: use another file system"
-        )
+        advice = "workers cannot show that they live: use another file system"
+        return Check("rename", PROBLEM, f"it is refused: {error.strerror or error}", advice)
     is_there = other.exists() and not one.exists()
     return Check("rename", OK if is_there else PROBLEM, "rename and sync of the folder work" if is_there else "the new name is not seen")
 
@@ -328,6 +282,5 @@ def _probe_locks(layout: Layout, one: Path, _other: Path) -> Check:
 
 def _probe_clock(_layout: Layout, one: Path, _other: Path) -> Check:
     skew = one.stat().st_mtime - time.time()
-    is_off = abs(skew) > _SKEW_SECONDS
-    advice = "set both clocks: pictures modified just now may be read again, and `gc` reckons ages by them" if is_off else ""
-    return Check("clock", NOTE if is_off else OK, f"the file system's is {skew:+.1f} s from this machine's", advice)
+    advice = "set both clocks: pictures modified just now may be read again, and `gc` reckons ages by them"
+    return _look("clock", f"the file system's is {skew:+.1f} s from this machine's", advice, is_bad=abs(skew) > _SKEW_SECONDS)

@@ -48,9 +48,8 @@ def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
     told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
     known = {label for one in told for label in labels_of([Source(**one)])}
     if unknown := sorted(set(source) - known):
-        raise BadInput(
-            f"no data set here was made of a source called {unknown[0]!r}; sources are {', '.join(sorted(known)) or 'not named'}"
-        )
+        sources = ", ".join(sorted(known)) or "not named"
+        raise BadInput(f"no data set here was made of a source called {unknown[0]!r}; sources are {sources}")
 
 
 def request_at(request: PrecomputeRequest, moved: NewPlaces) -> PrecomputeRequest:

@@ -5,9 +5,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
@@ -41,7 +42,6 @@ from cachestore.work.workers import host_name
 T = TypeVar("T")
 
 SEED: Final = 0
-"""Samples that a remark names."""
 
 _log = logging.getLogger("cachestore")
 
@@ -80,7 +80,6 @@ class _Cell:
 
     @property
     def recipe(self) -> Recipe:
-        """What it is said to be of."""
         return self.catalog.recipes[self.column.fingerprint]
 
 
@@ -90,8 +89,6 @@ class _Maker:
 
     encoder: Encoder
     files: Files
-    name: str = ""
-    """Of the first data set, for messages."""
 
     def __call__(self, reference: str, /) -> bytes:
         """The bytes behind a reference. Raises OSError."""
@@ -117,16 +114,16 @@ class _Tally:
 
     def remarks(self) -> list[str]:
         """What was chosen and could not be compared, in words."""
-        words: list[str] = []
-        if self.gone:
-            words.append(
-                f"{len(self.gone)} could not be made again, as their source is gone ({first_of(self.gone)}); --source says where it is"
-            )
-        if self.changed:
-            words.append(f"{len(self.changed)} could not be made again, as their file has changed since ({first_of(self.changed)})")
-        if self.refused:
-            words.append(f"{len(self.refused)} could not be made again ({first_of(self.refused)}): {self.why_refused}")
-        return words
+        reasons = [
+            (self.gone, f", as their source is gone ({first_of(self.gone)}); --source says where it is"),
+            (self.changed, f", as their file has changed since ({first_of(self.changed)})"),
+            (self.refused, f" ({first_of(self.refused)}): {self.why_refused}"),
+        ]
+        return [f"{len(samples)} could not be made again{why}" for samples, why in reasons if samples]
+
+    def refuse(self, cell: _Cell, why: str) -> None:
+        self.refused.append(cell.sample)
+        self.why_refused = self.why_refused or why
 
 
 @naming_extras()
@@ -166,9 +163,9 @@ def verify(
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
     moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
-    if recompute == 0 and (given := [*moved.models, *(["source"] if source is not None else [])]):
-        raise BadInput(f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)")
     if recompute == 0:
+        if given := [*moved.models, *(["source"] if source is not None else [])]:
+            raise BadInput(f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)")
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
     layout = open_layout(Layout.at(path))
@@ -212,16 +209,14 @@ def _library_defaults() -> Generator[None]:
     """What tokenizers and models want in the environment; taken back afterwards, as this process is the caller's."""
     from cachestore.encode.environment import SETTINGS, set_library_defaults
 
-    before = {name: os.environ.get(name) for name in SETTINGS}
+    before = {name: os.environ[name] for name in SETTINGS if name in os.environ}
     set_library_defaults(os.environ)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in SETTINGS:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 _ColumnName = tuple[str, int]
@@ -263,10 +258,8 @@ def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: N
     encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
     if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
-        raise RecipeMismatch(
-            f"{hints['model']} is not what {column.encoder} of the data set {catalog.name!r} is claimed to be of"
-            f" ({_changes(claimed, now.make)}); nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
-        )
+        made = f"{column.encoder} of the data set {catalog.name!r} is claimed to be of"
+        raise _another_model(f"{hints['model']} is not what {made}", claimed, now.make)
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
@@ -281,20 +274,17 @@ def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn
     if found is not None:
         return found
     now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
-    changes = _changes(catalog.recipes[column.fingerprint].make, now.make)
-    made = f"{column.encoder} of the data set {catalog.name!r}"
-    raise RecipeMismatch(
-        f"{request.model} is not what {made} was made with ({changes}); nothing was encoded;"
-        " pass --model (or --vae, --text-encoder) with the right one"
-    )
+    made = f"{column.encoder} of the data set {catalog.name!r} was made with"
+    raise _another_model(f"{request.model} is not what {made}", catalog.recipes[column.fingerprint].make, now.make)
 
 
-def _changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:
-    """The first files and settings in which two recipes differ."""
+def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:
+    """Names the first files and settings in which two recipes differ."""
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
-    return first_of(names)
+    advice = "nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
+    return RecipeMismatch(f"{what} ({first_of(names)}); {advice}")
 
 
 _Groups = list[list[list[list[_Cell]]]]
@@ -303,14 +293,10 @@ _Groups = list[list[list[list[_Cell]]]]
 
 def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping[_ColumnName, _Maker]) -> _Groups:
     """Every present entry that a column names and that can be made again, once a column."""
-    groups: _Groups = []
-    for catalog in catalogs:
-        columns: list[list[list[_Cell]]] = []
-        for number, column in enumerate(catalog.columns):
-            if (catalog.name, number) in makers:
-                columns.append(_segments_of(catalog, column, snapshot))
-        groups.append(columns)
-    return groups
+    return [
+        [_segments_of(catalog, column, snapshot) for number, column in enumerate(catalog.columns) if (catalog.name, number) in makers]
+        for catalog in catalogs
+    ]
 
 
 def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:
@@ -334,9 +320,7 @@ def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, se
     def shuffled(items: Sequence[T]) -> list[T]:
         return draw.sample(items, len(items))
 
-    turns = _in_turn(
-        [_in_turn([_in_turn([iter(shuffled(cells)) for cells in shuffled(segments)]) for segments in columns]) for columns in groups]
-    )
+    turns = _in_turn(_in_turn(_in_turn(map(shuffled, shuffled(segments))) for segments in columns) for columns in groups)
     chosen: dict[Key, _Cell] = {}
     for cell in turns:
         if len(chosen) == count:
@@ -345,17 +329,9 @@ def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, se
     return list(chosen.values())
 
 
-def _in_turn(sources: Sequence[Iterator[T]]) -> Iterator[T]:
+def _in_turn(sources: Iterable[Iterable[_Cell]]) -> Iterator[_Cell]:
     """One of each, again and again, until none has any left."""
-    waiting = list(sources)
-    while waiting:
-        left: list[Iterator[T]] = []
-        for source in waiting:
-            for item in source:
-                yield item
-                left.append(source)
-                break
-        waiting = left
+    return (cell for turn in zip_longest(*sources) for cell in turn if cell is not None)
 
 
 def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_ColumnName, _Maker]) -> _Tally:
@@ -367,8 +343,7 @@ def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_Column
         by_encoder.setdefault(id(maker.encoder), []).append((cell, maker))
     with Reader(layout.root, verify="always") as reader:
         for cells in by_encoder.values():
-            encoder = cells[0][1].encoder
-            with closing(encoder):
+            with closing(cells[0][1].encoder) as encoder:
                 for batch in _batches(cells, reader, tally):
                     _remake(encoder, batch, reader, tally)
     return tally
@@ -391,8 +366,7 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
             tally.gone.append(cell.sample)
             continue
         except EncodeFailed as error:
-            tally.refused.append(cell.sample)
-            tally.why_refused = tally.why_refused or str(error)
+            tally.refuse(cell, str(error))
             continue
         if batch := batches.add(prepared, (cell, prepared.payload)):
             yield batch
@@ -426,12 +400,11 @@ def _remake(encoder: Encoder, batch: Sequence[_Ready], reader: Reader, tally: _T
     except BadInput:
         raise  # a model that cannot be loaded makes nothing
     except Exception as error:  # noqa: BLE001 - the boundary to models: whatever one raises is told of its entry
-        if len(batch) > 1:
-            for one in batch:
-                _remake(encoder, [one], reader, tally)
+        if len(batch) == 1:
+            tally.refuse(batch[0][0], str(error) or type(error).__name__)
             return
-        tally.refused.append(batch[0][0].sample)
-        tally.why_refused = tally.why_refused or str(error) or type(error).__name__
+        for one in batch:
+            _remake(encoder, [one], reader, tally)
         return
     for cell, _payload in batch:
         _compare(cell, raw[cell.key], encoder.recipe.encoder, reader, tally)

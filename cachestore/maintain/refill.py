@@ -75,17 +75,14 @@ def repair(
     check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
     rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
-    if not refill:
-        report = finish_report(layout.root, report, look_further=look_further) if lost else report
-        check_for_reading(layout)
-        return report
     refilled = 0
-    for name in list_names(layout):
+    for name in list_names(layout) if refill else ():
         catalog = newest_catalog(layout, name)
         if catalog is not None and (lacking := _lacking(layout, catalog)):
             refilled += _refill(layout, catalog, moved)
             note_unmade(layout, _unmade(layout, name, lacking))
-    report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
+    if refill or lost:
+        report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
     check_for_reading(layout)
     return report
 
@@ -93,9 +90,8 @@ def repair(
 def _check_use(moved: NewPlaces) -> None:
     """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
     if moved.models:
-        _log.warning(
-            "%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", next(iter(moved.models))
-        )
+        given = next(iter(moved.models))
+        _log.warning("%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", given)
     if moved.source is not None:
         _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
 

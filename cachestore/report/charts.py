@@ -71,8 +71,7 @@ def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
     line: list[Html] = []
     if limit is not None and first < limit + 1 < last:
         x = _percent((limit + 1 - first) / (last - first))
-        anchor = "end" if limit > (first + last) / 2 else "start"
-        offset = "-6" if anchor == "end" else "6"
+        anchor, offset = ("end", "-6") if limit > (first + last) / 2 else ("start", "6")
         line = [
             Html(f'<line x1="{x}" x2="{x}" y1="2" y2="{_BASE}" class="limit"/>'),
             Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">{limit:,} are read</text>'),

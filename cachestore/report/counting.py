@@ -44,13 +44,13 @@ def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -
     """Of columns of one resolution, each row of which has its cells in one of them."""
     counted = Counter(_bucket_of(column, row) for column in columns for row in rows if column.count(row))
     fullest = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
-    resolution, losses = columns[0].options.get("resolution"), [_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})]
+    resolution = columns[0].options.get("resolution")
     return Buckets(
         resolution=resolution if isinstance(resolution, int) else None,
         samples=counted.total(),
         left_over=_lose(counted, batch_size).left_over,
         buckets=tuple(Bucket(name, samples, samples // batch_size, samples % batch_size) for name, samples in fullest),
-        losses=tuple(losses),
+        losses=tuple(_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})),
     )
 
 
@@ -117,18 +117,12 @@ def _bins_of(ordered: Sequence[int], limit: int | None) -> tuple[Bin, ...]:
 
 
 def _longest_of(catalog: Catalog, cut: Mapping[str, int]) -> tuple[Long, ...]:
-    longest = sorted(cut.items(), key=lambda item: (-item[1], item[0]))[:_LONGEST]
-    samples = _samples_of_captions(catalog, {caption for caption, _length in longest})
-    return tuple(Long(samples[caption], length, caption) for caption, length in longest)
-
-
-def _samples_of_captions(catalog: Catalog, wanted: set[str]) -> dict[str, str]:
-    """The first sample of each of these captions."""
-    found: dict[str, str] = {}
-    for row in range(len(catalog)) if wanted else ():
-        for caption in wanted.intersection(catalog.row_captions(row)):
-            found.setdefault(caption, catalog.ids[row])
-    return found
+    longest = dict(sorted(cut.items(), key=lambda item: (-item[1], item[0]))[:_LONGEST])
+    samples: dict[str, str] = {}
+    for row in range(len(catalog)) if longest else ():
+        for caption in longest.keys() & catalog.row_captions(row):
+            samples.setdefault(caption, catalog.ids[row])
+    return tuple(Long(samples[caption], length, caption) for caption, length in longest.items())
 
 
 def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Kind:
@@ -178,5 +172,4 @@ def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) ->
     place = column.row_keys(rows[0]).index(key)
     if column.role == CAPTION and place < len(captions):
         return captions[place] or "(the empty caption)"
-    named = list(dict.fromkeys(catalog.ids[row] for row in rows))
-    return first_of(named)
+    return first_of(dict.fromkeys(catalog.ids[row] for row in rows))

@@ -1,7 +1,7 @@
 """The page: one static file with its style inside, no script, and no address of anything else."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
@@ -22,7 +22,7 @@ from cachestore.report.html import (
     table,
     words,
 )
-from cachestore.report.numbers import Bucket, Buckets, Captions, Gallery, Kind, Numbers, Pass, Thumbnail
+from cachestore.report.numbers import Bucket, Buckets, Captions, Gallery, Kind, Loss, Numbers, Pass, Rank, Thumbnail
 from cachestore.report.style import STYLE
 
 MOST_ROWS: Final = 50
@@ -30,26 +30,26 @@ MOST_ROWS: Final = 50
 MOST_PASSES: Final = 10
 MOST_NAMES: Final = 10
 _SHORT: Final = 90
+"""Characters of text in a narrow cell."""
 _UNDER_A_PICTURE: Final = 120
 _LOSS: Final = (("Batches", "n"), ("Left out", "n"), ("Share", "n"))
 _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
-"""Characters of text in a narrow cell."""
 
 
 def make_page(numbers: Numbers, gallery: Gallery) -> bytes:
     """The whole report as UTF-8. A store without entries, and one without a data set, give a page that says so."""
-    parts: list[tuple[str, str, Callable[[], Html]]] = [
-        ("damage", "Damage map", lambda: _damage(numbers)),
-        ("buckets", "Buckets", lambda: _buckets(numbers)),
-        ("captions", "Captions", lambda: _captions(numbers.captions)),
-        ("sizes", "Size by kind", lambda: _sizes(numbers)),
-        ("shared", "Shared entries", lambda: _sharing(numbers.kinds)),
-        ("work", "Throughput", lambda: _work(numbers.passes)),
-        ("failures", "Not encoded", lambda: _failures(numbers)),
-        ("pictures", "Pictures from latents", lambda: _pictures(gallery)),
+    parts = [
+        ("damage", "Damage map", _damage(numbers)),
+        ("buckets", "Buckets", _buckets(numbers)),
+        ("captions", "Captions", _captions(numbers.captions)),
+        ("sizes", "Size by kind", _sizes(numbers)),
+        ("shared", "Shared entries", _sharing(numbers.kinds)),
+        ("work", "Throughput", _work(numbers.passes)),
+        ("failures", "Not encoded", _failures(numbers)),
+        ("pictures", "Pictures from latents", _pictures(gallery)),
     ]
-    links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _make in parts)
-    sections = join(Html(f'<section id="{anchor}"><h2>{title}</h2>{make()}</section>') for anchor, title, make in parts)
+    links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _body in parts)
+    sections = join(Html(f'<section id="{anchor}"><h2>{title}</h2>{body}</section>') for anchor, title, body in parts)
     title = attribute(f"{numbers.name or 'no data set'} · cachestore report")
     page = f"""<!DOCTYPE html>
 <html lang="en">
@@ -82,17 +82,16 @@ def _head(numbers: Numbers) -> Html:
     others = _named(numbers.other_names)
     verdict = "no damage found" if numbers.damage.ok else plural(len(numbers.damage.findings), "finding")
     level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers"
-    tiles = join(
-        [
-            _tile("Samples", count(numbers.samples), Html(f"{share(numbers.complete, numbers.samples)} complete")),
-            _tile("Entries", count(numbers.entries), _others_in_words(numbers.others)),
-            _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
-            _tile("Verify", Html(f'<span class="{"good" if numbers.damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide"),
-        ]
-    )
+    about_entries = f"{count(numbers.others)} not of this data set" if numbers.others else "all of this data set"
+    tiles = [
+        _tile("Samples", count(numbers.samples), Html(f"{share(numbers.complete, numbers.samples)} complete")),
+        _tile("Entries", count(numbers.entries), Html(about_entries)),
+        _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
+        _tile("Verify", Html(f'<span class="{"good" if numbers.damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide"),
+    ]
     return Html(
         f'<header><p class="kicker">cachestore report</p><h1>{name}</h1><p class="about">'
-        f'{words(numbers.store)}{generation} · {attribute(numbers.written)}{others}</p><dl class="tiles">{tiles}</dl></header>'
+        f'{words(numbers.store)}{generation} · {attribute(numbers.written)}{others}</p><dl class="tiles">{join(tiles)}</dl></header>'
     )
 
 
@@ -103,10 +102,6 @@ def _named(others: Sequence[str]) -> Html:
     more = len(others) - MOST_NAMES
     named = join((words(name, _SHORT) for name in others[:MOST_NAMES]), ", ")
     return Html(f"<br>Other data sets here: {named}" + (f" and {count(more)} more" if more > 0 else ""))
-
-
-def _others_in_words(others: int) -> Html:
-    return Html(f"{count(others)} not of this data set") if others else Html("all of this data set")
 
 
 def _tile(title: str, figure: Html, about: Html, css: str = "") -> Html:
@@ -120,35 +115,25 @@ def _damage(numbers: Numbers) -> Html:
     said = "every byte was read" if damage.level == "full" else "names, sizes and headers were looked at, and no bytes of entries (--full)"
     total = f"{plural(len(damage.map), 'segment')}, {plural(damage.entries, 'entry', 'entries')}, {size(damage.bytes)}: {said}"
     states = {segment.state for segment in damage.map}
-    legend = join(
-        Html(f'<li><span class="key {state}"></span>{state}</li>')
-        for state in ("sound", "damaged", "unreadable", "gone")
-        if state == "sound" or state in states
-    )
+    legend = [state for state in ("sound", "damaged", "unreadable", "gone") if state == "sound" or state in states]
+    keys = join(Html(f'<li><span class="key {state}"></span>{state}</li>') for state in legend)
     rows = [
         [words(found.kind), words(found.message, 2 * LONGEST_TEXT), DASH if found.sample is None else words(found.sample, _SHORT)]
         for found in damage.findings[:MOST_ROWS]
     ]
-    findings = table("What verify found", [("Kind", "k"), ("What", "t"), ("Sample", "k")], rows)
-    drawn = segment_map(damage.map) if damage.map else NOTHING
-    return join(
-        [
-            note(Html(f"{total}. Each square is {_of_a_square(len(damage.map))}.")),
-            drawn,
-            Html(f'<ul class="legend">{legend}</ul>'),
-            findings,
-            _more(len(damage.findings), "`cachestore verify` lists all"),
-        ]
-    )
-
-
-def _of_a_square(segments: int) -> Html:
-    each = neighbours(segments)
-    return Html("a segment" if each == 1 else f"{each} segments, and shows the worst of them")
+    each = neighbours(len(damage.map))
+    square = "a segment" if each == 1 else f"{each} segments, and shows the worst of them"
+    parts = [
+        note(Html(f"{total}. Each square is {square}.")),
+        segment_map(damage.map) if damage.map else NOTHING,
+        Html(f'<ul class="legend">{keys}</ul>'),
+        table("What verify found", [("Kind", "k"), ("What", "t"), ("Sample", "k")], rows),
+        _more(len(damage.findings), "`cachestore verify` lists all"),
+    ]
+    return join(parts)
 
 
 def _more(found: int, where: str) -> Html:
-    """Says how many rows were left out."""
     left = found - MOST_ROWS
     return note(Html(f"and {count(left)} more; {where}.")) if left > 0 else NOTHING
 
@@ -162,17 +147,12 @@ def _buckets(numbers: Numbers) -> Html:
 
 def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
     """One resolution's buckets; `where` tells it from others."""
-    total = Html(f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}")
-    lost = Html(f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})")
-    said = (
-        f"{total}. In full batches of {count(batch)} from one bucket each, on one rank, an epoch leaves out {lost}: others in every epoch."
-    )
+    total = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}"
+    lost = f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})"
+    batches = f"In full batches of {count(batch)} from one bucket each, on one rank"
+    said = f"{total}. {batches}, an epoch leaves out {lost}: others in every epoch."
     rows = [_bucket_row(bucket, batch, one.buckets[0].samples) for bucket in one.buckets[:MOST_ROWS]]
-    losses = [(loss, bar((loss.left_over / one.samples, "lost"))) for loss in one.losses]
-    sizes = [
-        [count(loss.batch_size), drawn, count(loss.batches), count(loss.left_over), share(loss.left_over, one.samples)]
-        for loss, drawn in losses
-    ]
+    sizes = [[count(loss.batch_size), bar((loss.left_over / one.samples, "lost")), *_lost(loss, one.samples)] for loss in one.losses]
     title = f"Samples by bucket{where}, with what batches of {batch} leave out"
     buckets = table(title, [("Bucket", "k"), ("", "bar"), ("Samples", "n"), *_LOSS], rows)
     other = table(f"What other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
@@ -182,22 +162,24 @@ def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
 def _bucket_row(one: Bucket, batch: int, most: int) -> list[Html]:
     name = words(one.name) if one.name else Html("size unknown")
     drawn = bar((one.batches * batch / most, "fill"), (one.left_over / most, "lost"))
-    return [name, drawn, count(one.samples), count(one.batches), count(one.left_over), share(one.left_over, one.samples)]
+    return [name, drawn, count(one.samples), *_lost(one, one.samples)]
+
+
+def _lost(one: Bucket | Loss, samples: int) -> list[Html]:
+    return [count(one.batches), count(one.left_over), share(one.left_over, samples)]
 
 
 def _captions(captions: Captions | None) -> Html:
     if captions is None or not captions.captions:
         return note(Html("No sample has a caption."))
-    limit = "" if captions.limit is None else f" The encoder reads {count(captions.limit)} {captions.unit}; "
-    cut = (
-        f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, and truncated."
-        if captions.limit is not None
-        else ""
-    )
+    cut = ""
+    if captions.limit is not None:
+        longer = f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, and truncated."
+        cut = f" The encoder reads {count(captions.limit)} {captions.unit}; {longer}"
     said = (
         f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them different,"
         f" {count(captions.empty)} empty. Half of them are longer than {count(captions.median)} {captions.unit}, the longest has"
-        f" {count(captions.most)}.{limit}{cut}"
+        f" {count(captions.most)}.{cut}"
     )
     drawn = histogram(captions.bins, captions.unit, captions.limit) if captions.bins else NOTHING
     filled = [one for one in captions.bins if one.captions]
@@ -213,31 +195,19 @@ def _sizes(numbers: Numbers) -> Html:
     if not numbers.kinds and not numbers.others:
         return note(Html("There are no entries yet."))
     most = max([one.bytes for one in numbers.kinds] + [numbers.others_bytes]) or 1
-    rows = [
-        [words(one.name), bar((one.bytes / most, "fill")), count(one.entries), size(one.bytes), _each(one.bytes, one.entries), _about(one)]
-        for one in numbers.kinds
-    ]
+
+    def row(name: Html, css: str, entries: int, total: int, about: Html) -> list[Html]:
+        each = size(total / entries) if entries else DASH
+        return [name, bar((total / most, css)), count(entries), size(total), each, about]
+
+    rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in numbers.kinds]
     if numbers.others:
-        each = _each(numbers.others_bytes, numbers.others)
-        others = bar((numbers.others_bytes / most, "other"))
-        rows.append(
-            [
-                Html("not of this data set"),
-                others,
-                count(numbers.others),
-                size(numbers.others_bytes),
-                each,
-                Html("other data sets, older inputs, the empty caption, values put by hand"),
-            ]
-        )
+        about = Html("other data sets, older inputs, the empty caption, values put by hand")
+        rows.append(row(Html("not of this data set"), "other", numbers.others, numbers.others_bytes, about))
     columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
     said = "Bytes of tensors; what segments take besides, for headers, alignment and second copies, is"
     overhead = max(0, numbers.bytes - numbers.tensor_bytes)
     return join([note(Html(f"{said} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
-
-
-def _each(total: int, entries: int) -> Html:
-    return size(total / entries) if entries else DASH
 
 
 def _about(kind: Kind) -> Html:
@@ -248,16 +218,10 @@ def _about(kind: Kind) -> Html:
 def _sharing(kinds: Sequence[Kind]) -> Html:
     if not kinds:
         return note(Html("Nothing was encoded yet."))
+    bars = [bar((one.entries / max(1, one.cells), "fill"), (one.shared / max(1, one.cells), "other")) for one in kinds]
     rows = [
-        [
-            words(one.name),
-            bar((one.entries / one.cells if one.cells else 0.0, "fill"), (one.shared / one.cells if one.cells else 0.0, "other")),
-            count(one.cells),
-            count(one.entries),
-            count(one.shared),
-            size(one.saved_bytes),
-        ]
-        for one in kinds
+        [words(one.name), drawn, count(one.cells), count(one.entries), count(one.shared), size(one.saved_bytes)]
+        for one, drawn in zip(kinds, bars, strict=True)
     ]
     columns = [("Kind", "k"), ("", "bar"), ("Named", "n"), ("Entries", "n"), ("Shared", "n"), ("Saved", "n")]
     repeats = [[words(one.name), count(repeat.cells), words(repeat.what)] for one in kinds for repeat in one.repeats]
@@ -273,43 +237,28 @@ def _work(passes: Sequence[Pass]) -> Html:
         [
             Html(f"{words(one.plan[:8])} / {one.number}"),
             Html("ended" if one.complete else "unfinished"),
-            count(one.encoded),
-            count(one.reused),
-            count(one.failed),
+            *_counts(one),
             duration(one.seconds) if one.complete else DASH,
             Html(f"{one.encoded / one.seconds:,.1f}") if one.complete and one.seconds and one.encoded else DASH,
             Html(f"{size(one.bytes / one.seconds)}/s") if one.complete and one.seconds and one.bytes else DASH,
         ]
         for one in passes[:MOST_PASSES]
     ]
-    columns = [
-        ("Plan / pass", "k"),
-        ("State", "k"),
-        *_COUNTS,
-        ("Time", "n"),
-        ("Units/s", "n"),
-        ("Bytes", "n"),
-    ]
-    busiest = next((one for one in passes if one.stages), None)
-    manned = next((one for one in passes if one.ranks and any(rank.encoded for rank in one.ranks)), None)
-    parts = [
-        table("Passes, newest first", columns, rows),
-        NOTHING if busiest is None else _stages(busiest),
-        NOTHING if manned is None else _ranks(manned),
-    ]
-    return join(parts)
+    columns = [("Plan / pass", "k"), ("State", "k"), *_COUNTS, ("Time", "n"), ("Units/s", "n"), ("Bytes", "n")]
+    busiest = [one for one in passes if one.stages][:1]
+    manned = [one for one in passes if any(rank.encoded for rank in one.ranks)][:1]
+    return join([table("Passes, newest first", columns, rows), *map(_stages, busiest), *map(_ranks, manned)])
+
+
+def _counts(one: Pass | Rank) -> list[Html]:
+    return [count(one.encoded), count(one.reused), count(one.failed)]
 
 
 def _stages(one: Pass) -> Html:
+    bars = [bar((stage.share, "lost" if stage.name == one.limiting else "fill")) for stage in one.stages]
     rows = [
-        [
-            words(stage.name),
-            bar((stage.share, "lost" if stage.name == one.limiting else "fill")),
-            share(stage.share, 1),
-            duration(stage.busy_seconds),
-            duration(stage.wait_seconds),
-        ]
-        for stage in one.stages
+        [words(stage.name), drawn, share(stage.share, 1), duration(stage.busy_seconds), duration(stage.wait_seconds)]
+        for stage, drawn in zip(one.stages, bars, strict=True)
     ]
     named = Html(f"{words(one.plan[:8])} / {one.number}")
     said = Html(f"How much of their time the threads of each stage were busy in pass {named}; {words(one.limiting)} limits.")
@@ -323,23 +272,14 @@ def _ranks(one: Pass) -> Html:
         [
             DASH if rank.rank is None else count(rank.rank),
             bar((rank.encoded / most, "fill")),
-            count(rank.encoded),
-            count(rank.reused),
-            count(rank.failed),
+            *_counts(rank),
             Html(f"{rank.encoded / rank.seconds:,.1f}") if rank.seconds > 0 else DASH,
             Html(f"{words(rank.host, _SHORT)}, pid {rank.pid}"),
             words(rank.phase),
         ]
         for rank in one.ranks[:MOST_ROWS]
     ]
-    columns = [
-        ("Rank", "k"),
-        ("", "bar"),
-        *_COUNTS,
-        ("Units/s", "n"),
-        ("Process", "t"),
-        ("State", "k"),
-    ]
+    columns = [("Rank", "k"), ("", "bar"), *_COUNTS, ("Units/s", "n"), ("Process", "t"), ("State", "k")]
     return join([table(f"Ranks of pass {one.plan[:8]} / {one.number}", columns, rows), _more(len(one.ranks), "the first ones are shown")])
 
 

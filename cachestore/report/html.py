@@ -5,13 +5,14 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final, NewType
 
+from cachestore.core.words import human_bytes
+
 Html = NewType("Html", str)
 """Markup that is safe to put into a page."""
 
 NOTHING: Final = Html("")
 DASH: Final = Html("&ndash;")
 LONGEST_TEXT: Final = 280
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def words(text: str, limit: int = LONGEST_TEXT) -> Html:
@@ -51,10 +52,7 @@ def share(part: float, whole: float) -> Html:
 
 def size(size_bytes: float) -> Html:
     """Bytes for a person."""
-    unit = 0
-    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
-        size_bytes, unit = size_bytes / 1024, unit + 1
-    return Html(f"{size_bytes:.0f}&nbsp;B" if unit == 0 else f"{size_bytes:.1f}&nbsp;{_UNITS[unit]}")
+    return Html(human_bytes(size_bytes).replace(" ", "&nbsp;"))
 
 
 def duration(seconds: float) -> Html:
@@ -62,11 +60,9 @@ def duration(seconds: float) -> Html:
     if seconds < 60:
         return Html(f"{seconds:.1f}&nbsp;s")
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        Html(f"{minutes}&nbsp;min&nbsp;{rest:02}&nbsp;s")
-        if minutes < 60
-        else Html(f"{minutes // 60}&nbsp;h&nbsp;{minutes % 60:02}&nbsp;min")
-    )
+    if minutes < 60:
+        return Html(f"{minutes}&nbsp;min&nbsp;{rest:02}&nbsp;s")
+    return Html(f"{minutes // 60}&nbsp;h&nbsp;{minutes % 60:02}&nbsp;min")
 
 
 def join(parts: Iterable[Html], between: str = "") -> Html:
@@ -99,7 +95,6 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]])
 
 
 def _row(columns: Sequence[Column], row: Sequence[Html]) -> Html:
-    (_name, css), *_rest = columns
-    first = Html(f'<th scope="row" class="{css}">{row[0]}</th>')
+    first = Html(f'<th scope="row" class="{columns[0][1]}">{row[0]}</th>')
     cells = (Html(f'<td class="{css}">{cell}</td>') for (_name, css), cell in zip(columns[1:], row[1:], strict=True))
     return element("tr", join([first, *cells]))

@@ -215,7 +215,7 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
     """Everything a report says, but for its pictures."""
 
@@ -223,11 +223,11 @@ class Numbers:
     written: str
     """When, in UTC."""
     version: str
-    name: str
-    """Of the data set; empty where the store has none."""
-    generation: int
-    samples: int
-    complete: int
+    name: str = ""
+    """Of the data set; where the store has none, what is said of it is empty."""
+    generation: int = 0
+    samples: int = 0
+    complete: int = 0
     entries: int
     segments: int
     bytes: int
@@ -238,13 +238,13 @@ class Numbers:
     """Entries that this data set does not name."""
     others_bytes: int
     batch_size: int
-    buckets: tuple[Buckets, ...]
+    buckets: tuple[Buckets, ...] = ()
     """For each resolution."""
-    captions: Captions | None
-    kinds: tuple[Kind, ...]
-    passes: tuple[Pass, ...]
+    captions: Captions | None = None
+    kinds: tuple[Kind, ...] = ()
+    passes: tuple[Pass, ...] = ()
     """Newest first."""
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...] = ()
     """Of the newest pass that ended."""
     damage: Damage
     other_names: tuple[str, ...] = ()

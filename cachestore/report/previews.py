@@ -7,7 +7,7 @@ said to be that. Nothing is kept in the store: see `docs/design.md`.
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -78,10 +78,8 @@ class Colours:
 
     def paint(self, latents: Latents) -> Pixels:
         """Latents as RGB `[H, W, 3]` or grey `[H, W]`."""
-        _channels, height, width = latents.shape
-        flat = _with_one(latents) @ self.weights
-        painted = np.clip(np.rint(flat), 0, 255).astype(np.uint8)
-        return painted.reshape(height, width, 3) if painted.shape[1] == 3 else painted.reshape(height, width)
+        painted = np.clip(np.rint(_with_one(latents) @ self.weights), 0, 255).astype(np.uint8)
+        return painted.reshape(*latents.shape[1:], 3) if painted.shape[1] == 3 else painted.reshape(latents.shape[1:])
 
 
 def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | None:
@@ -198,8 +196,7 @@ def _pairs(
         return
     for one in shown:
         data = _picture_of(files, catalog, column, one)
-        scaled_down = _first_frame if column.role == VIDEO else _scaled_down
-        pixels = None if data is None else scaled_down(data, one)
+        pixels = None if data is None else _scaled_down(data, one, _first_frame if column.role == VIDEO else _picture)
         if pixels is not None:
             yield one, pixels
 
@@ -249,50 +246,45 @@ def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -
     return None
 
 
-def _scaled_down(data: bytes, one: Shown) -> NDArray[np.float64] | None:
+_Side = Sequence[int]
+
+
+def _scaled_down(data: bytes, one: Shown, read: Callable[[bytes, Shown, _Side, _Side], NDArray[np.float64]]) -> NDArray[np.float64] | None:
     """The part of a picture that was encoded, each pixel the mean over one place of the latents; None where it cannot be decoded."""
-    try:
-        from PIL import Image
-
-        from cachestore.encode.images import decode
-    except ImportError:
-        return None
-    facts, (_channels, height, width) = one.cell.facts, one.latents.shape
-    resized, crop = facts.get("resized", (0, 0)), facts.get("crop", ())
-    if min(resized) < 1 or len(resized) != _SIDES or len(crop) != 2 * _SIDES:
+    facts = one.cell.facts
+    resized, crop = facts.get("resized", ()), facts.get("crop", ())
+    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES:
         return None
     try:
-        picture = decode(data)
-        across, down = picture.width / resized[0], picture.height / resized[1]
-        left, top, right, bottom = crop
-        box = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
-        pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
-    except (EncodeFailed, ValueError):  # ValueError: a crop that is not within its picture
+        pixels = read(data, one, resized, crop)
+    except (ImportError, EncodeFailed, OSError, ValueError):  # ImportError: no Pillow, no PyAV; ValueError: a crop not within its picture
         return None
     return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
 
 
-def _first_frame(data: bytes, one: Shown) -> NDArray[np.float64] | None:
-    """As `_scaled_down`, of the first frame of the clip that was encoded."""
-    try:
-        from cachestore.encode import videos
-        from cachestore.encode.buckets import Placement, Size
-        from cachestore.encode.clips import as_rate
-    except ImportError:
-        return None
-    facts, (_channels, height, width) = one.cell.facts, one.latents.shape
-    resized, crop, start = (facts.get(name, ()) for name in ("resized", "crop", "start"))
-    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES or not start:
-        return None
-    try:
-        video = videos.look(BytesIO(data))
-        rate = None if one.rate is None else as_rate(one.rate)
-        first = video.timeline.take(rate, start[0], 1)
-        place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
-        pixels = videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
-    except (EncodeFailed, OSError, ValueError):  # ValueError: a crop that is not within its picture
-        return None
-    return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
+def _picture(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+    from PIL import Image
+
+    from cachestore.encode.images import decode
+
+    picture, (_channels, height, width) = decode(data), one.latents.shape
+    across, down = picture.width / resized[0], picture.height / resized[1]
+    left, top, right, bottom = crop
+    box = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
+    return np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
+
+
+def _first_frame(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+    """Of the clip that was encoded. Raises ValueError where nobody knows where that starts."""
+    from cachestore.encode import videos
+    from cachestore.encode.buckets import Placement, Size
+    from cachestore.encode.clips import as_rate
+
+    (_channels, height, width), (start, *_others) = one.latents.shape, one.cell.facts.get("start", ())
+    rate = None if one.rate is None else as_rate(one.rate)
+    first = videos.look(BytesIO(data)).timeline.take(rate, start, 1)
+    place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
+    return videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
 
 
 def reduce(pixels: Pixels, longest: int) -> Pixels:

@@ -5,9 +5,9 @@ Reads, and changes nothing in the store. Needs neither torch nor the models; Pil
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,19 +24,7 @@ from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.collect import verify
 from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.report.document import make_page
-from cachestore.report.numbers import (
-    Damage,
-    Failure,
-    Found,
-    Gallery,
-    Numbers,
-    Pass,
-    Rank,
-    Segment,
-    Stage,
-    State,
-    Thumbnail,
-)
+from cachestore.report.numbers import Damage, Failure, Found, Gallery, Numbers, Pass, Rank, Segment, Stage, State, Thumbnail
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Shown, choose_rows, find_colours, picture_column, read_shown, reduce, references_of
 from cachestore.source.combined import Moved
@@ -52,6 +40,7 @@ from cachestore.work.workers import lived, read_beats
 
 DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
+_SHOWN_OF_RANK: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 LONGEST_SIDE: Final = 128
 """Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page, whatever they show."""
 
@@ -110,20 +99,12 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
 def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **told: Any) -> Numbers:
     """What a report says; `told` are the fields that its caller knows."""
     snapshot = reader.snapshot
-    sizes = sizes_of(snapshot)
-    rows = [row for row in range(len(catalog)) if catalog.is_complete(row)] if catalog is not None else []
-    kinds = tuple(kind_of(catalog, column, sizes) for column in catalog.columns) if catalog is not None else ()
+    sizes, segments = sizes_of(snapshot), snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
     others = [size for key, size in sizes.items() if key not in named]
-    passes, failures = _passes_of(reader.layout, catalog.name) if catalog is not None else ((), ())
-    segments = snapshot.segments()
-    return Numbers(
+    numbers = Numbers(
         written=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
         version=version("cachestore"),
-        name=catalog.name if catalog is not None else "",
-        generation=catalog.generation if catalog is not None else 0,
-        samples=len(catalog) if catalog is not None else 0,
-        complete=len(rows),
         entries=len(sizes),
         segments=len(segments),
         bytes=sum(ref.size_bytes for ref in segments),
@@ -131,13 +112,24 @@ def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, bat
         others=len(others),
         others_bytes=sum(others),
         batch_size=batch_size,
-        buckets=count_buckets(catalog, rows, batch_size) if catalog is not None else (),
-        captions=measure_captions(catalog) if catalog is not None else None,
-        kinds=kinds,
-        passes=passes,
-        failures=failures,
         damage=_map_damage(snapshot, found),
         **told,
+    )
+    if catalog is None:
+        return numbers
+    rows = [row for row in range(len(catalog)) if catalog.is_complete(row)]
+    passes, failures = _passes_of(reader.layout, catalog.name)
+    return replace(
+        numbers,
+        name=catalog.name,
+        generation=catalog.generation,
+        samples=len(catalog),
+        complete=len(rows),
+        buckets=count_buckets(catalog, rows, batch_size),
+        captions=measure_captions(catalog),
+        kinds=tuple(kind_of(catalog, column, sizes) for column in catalog.columns),
+        passes=passes,
+        failures=failures,
     )
 
 
@@ -161,6 +153,7 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]])
     reused, encoded, failed = (int(report[name] if done else sum(beat[name] for beat in own)) for name in _COUNTS)
     stages: Mapping[str, Any] = report.get("stages") or sum_stages(own)
     shares = stage_shares(stages) if stages else {}
+    in_order = sorted(own, key=lambda beat: (beat["rank"] is None, beat["rank"], beat["started"]))
     one = Pass(
         started=_started(layout, ref, own),
         plan=ref.plan,
@@ -172,9 +165,13 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]])
         encoded=encoded,
         failed=failed,
         bytes=int(report.get("bytes", 0)),
-        stages=tuple(_stage(name, stages[name], shares[name]) for name in STAGES if name in shares),
+        stages=tuple(
+            Stage(name, float(stages[name]["busy_seconds"]), float(stages[name]["wait_seconds"]), shares[name])
+            for name in STAGES
+            if name in shares
+        ),
         limiting=str(stages.get("limiting", "")),
-        ranks=tuple(_rank(beat) for beat in sorted(own, key=lambda beat: (beat["rank"] is None, beat["rank"], beat["started"]))),
+        ranks=tuple(Rank(**{name: beat[name] for name in _SHOWN_OF_RANK}, seconds=round(lived(beat), 3)) for beat in in_order),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
     return one, tuple(failures)
@@ -187,23 +184,6 @@ def _started(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -
     return min((float(beat["started"]) for beat in beats), default=0.0)
 
 
-def _stage(name: str, told: Mapping[str, Any], share: float) -> Stage:
-    return Stage(name, float(told["busy_seconds"]), float(told["wait_seconds"]), share)
-
-
-def _rank(beat: Mapping[str, Any]) -> Rank:
-    return Rank(
-        rank=beat["rank"],
-        host=str(beat["host"]),
-        pid=int(beat["pid"]),
-        encoded=int(beat["encoded"]),
-        reused=int(beat["reused"]),
-        failed=int(beat["failed"]),
-        seconds=round(lived(beat), 3),
-        phase=str(beat["phase"]),
-    )
-
-
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
     """Each segment that is there, or was when the index was made, with what verify found of it."""
     states: dict[str, State] = {}
@@ -214,9 +194,8 @@ def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
             states.setdefault(Path(finding.path).stem, "unreadable")
     known = {ref.digest: ref for ref in snapshot.segments()}
     gone = {ref.digest: ref for ref in snapshot.index.segments.values()} if snapshot.index is not None and not found.ok else {}
-    listed = sorted({*snapshot.listed, *gone})
     segments: list[Segment] = []
-    for digest in listed:
+    for digest in sorted({*snapshot.listed, *gone}):
         ref = known.get(digest) or gone.get(digest)
         state = states.get(digest, "sound" if digest in snapshot.listed else "gone")
         segments.append(Segment(digest, ref.size_bytes if ref else 0, ref.entries if ref else 0, state))
@@ -230,7 +209,7 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     if column is None or not shown:
         return Gallery()
     colours = find_colours(catalog, column, shown, source)
-    thumbnails = tuple(_thumbnails(catalog, column, shown, lambda one: encode_png(reduce(colours.paint(one.latents), LONGEST_SIDE))))
+    thumbnails = tuple(_thumbnail(catalog, column, one, encode_png(reduce(colours.paint(one.latents), LONGEST_SIDE))) for one in shown)
     return Gallery(
         chosen=f"{len(thumbnails)} of {len(catalog):,} samples: those whose ids have the smallest digests, whatever their order.",
         colours=colours.in_words(),
@@ -239,13 +218,11 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     )
 
 
-def _thumbnails(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], draw: Callable[[Shown], bytes]) -> Iterator[Thumbnail]:
-    for one in shown:
-        captions = catalog.row_captions(one.row)
-        references = references_of(catalog, column, one.row)
-        bucket: Sequence[int] = one.cell.facts.get("bucket", ())
-        _channels, height, width = one.latents.shape
-        size = "x".join(map(str, bucket)) or f"{width}x{height} latents"
-        within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
-        size += f" of {within}" if within else ""
-        yield Thumbnail(one.sample, references[0] if references else "", captions[0] if captions else "", size, draw(one), width, height)
+def _thumbnail(catalog: Catalog, column: KeyColumn, one: Shown, png: bytes) -> Thumbnail:
+    source = next(iter(references_of(catalog, column, one.row)), "")
+    caption = next(iter(catalog.row_captions(one.row)), "")
+    _channels, height, width = one.latents.shape
+    size = "x".join(map(str, one.cell.facts.get("bucket", ()))) or f"{width}x{height} latents"
+    within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
+    size += f" of {within}" if within else ""
+    return Thumbnail(one.sample, source, caption, size, png, width, height)
