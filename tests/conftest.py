@@ -42,6 +42,14 @@ def makers(monkeypatch):
     return makers
 
 
+@pytest.fixture
+def torch_files_read_here(monkeypatch):
+    """The process that reads files with pickles is test_sandbox's: starting one takes seconds."""
+    from cachestore.interop.formats.torch_files import read_torch
+
+    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
+
+
 @pytest.fixture(scope="module")
 def one_zygote(tmp_path_factory):
     from tests.fakes import Zygote

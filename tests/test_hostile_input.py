@@ -41,8 +41,7 @@ from tests.storage.stores import flip, key_of, put
 
 def run(root, *texts, launch="launch"):
     """A pass over captions; returns what names it."""
-    report = fakes.run(root, captions(*texts), FakeEncoder(), launch=launch)
-    return PassRef(report.plan, 1)
+    return PassRef(fakes.run(root, captions(*texts), FakeEncoder(), launch=launch).plan, 1)
 
 
 def swap(one, other):
@@ -109,8 +108,7 @@ def test_what_stands_where_a_folder_should_be_is_told_and_left_alone(layout, mak
 
 
 def test_foreign_files_in_plans_and_passes_are_listed_and_left_alone(root):
-    ref = run(root, "a")
-    folder = ref.folder(Layout(root))
+    folder = run(root, "a").folder(Layout(root))
     strange = [
         folder.root.parent / "notes",
         folder.root / "1.tmp",
@@ -363,8 +361,7 @@ def test_own_values_of_a_segment_that_is_gone_stay_told_until_they_are_put_again
 
 
 def test_a_damaged_note_of_what_was_lost_is_gathered_again_from_the_segment_in_quarantine(root):
-    key = put_own(root, "own")
-    path, place = segment_of(root, key)
+    path, place = segment_of(root, put_own(root, "own"))
     flip(path, place.offset)
     repair(root)
     [note] = Layout(root).quarantine.glob("*.lost.json")

@@ -73,10 +73,8 @@ def test_stamps_that_are_rounded_to_milliseconds_take_every_frame_once():
 )
 def test_each_frame_of_a_clip_is_the_last_one_due_before_half_its_length_has_passed(gaps, rate, start):
     times = np.cumsum([5, *gaps])
-    line = Timeline(times, int(times[-1]) + 40, MS)
-    for number, time in enumerate(line.take(rate, start, 12), start=start):
-        due = [one for one in times.tolist() if (one - 5) * MS < (number + Fraction(1, 2)) / rate]
-        assert time == due[-1]
+    for number, time in enumerate(Timeline(times, int(times[-1]) + 40, MS).take(rate, start, 12), start=start):
+        assert time == [one for one in times.tolist() if (one - 5) * MS < (number + Fraction(1, 2)) / rate][-1]
 
 
 @given(gaps=st.lists(st.integers(1, 300), max_size=40), rate=st.sampled_from([Fraction(8), Fraction(24), Fraction(60)]))

@@ -10,6 +10,7 @@ import cachestore.encode.prompts
 import cachestore.encode.vae
 from cachestore.core.errors import BadInput
 from tests.encode import tiny_families
+from tests.fakes import raising
 
 pytestmark = pytest.mark.torch
 
@@ -62,10 +63,7 @@ def test_a_caption_of_the_probe_that_fails_fails_no_other_and_loads_nothing_agai
 
 
 def test_a_model_that_encodes_no_caption_of_the_probe_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
-    def broken(*_args, **_options):
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(cachestore.encode.prompts, "_named", broken)
+    monkeypatch.setattr(cachestore.encode.prompts, "_named", raising(RuntimeError("no kernel image is available")))
     with pytest.raises(BadInput, match=r"StableDiffusionPipeline was loaded and cannot encode: .*no kernel image is available"):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert loads == ["text_encoder"]
@@ -93,10 +91,7 @@ def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, p
 def test_a_model_that_does_not_fit_into_memory_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
     import torch
 
-    def full(*_args, **_options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
-
-    monkeypatch.setattr(torch.nn.Module, "to", full)
+    monkeypatch.setattr(torch.nn.Module, "to", raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")))
     with pytest.raises(BadInput, match=r"text_encoder from .* does not fit into memory .*Tried to allocate 9\.00 GiB.*smaller dtype"):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert loads == ["text_encoder"]

@@ -5,14 +5,13 @@ import weakref
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Key
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from tests.encode import tiny
+from tests.encode import asking, tiny
+from tests.encode.asking import batch_for
 
 pytestmark = pytest.mark.torch
 
@@ -35,17 +34,13 @@ def of_folder(folder, digest, encode, **options) -> Any:
 
 
 def entries(encoder):
-    batch = []
-    for caption in CAPTIONS:
-        resolved = encoder.resolve({"caption": caption}, None)
-        batch.append((resolved.key, encoder.prepare(resolved).payload))
+    batch = batch_for(encoder, CAPTIONS)
     groups = [batch] if len({type(payload) for _, payload in batch}) == 1 and isinstance(batch[0][1], str) else [[one] for one in batch]
     return [entry for group in groups for entry in encoder.encode(group).values()]
 
 
 def latents(encoder):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    return list(encoder.encode([(Key(bytes(16)), pixels)]).values())
+    return list(asking.latents(encoder).values())
 
 
 def assert_equal(found, expected):

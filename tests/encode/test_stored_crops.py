@@ -210,8 +210,7 @@ def test_the_note_of_sizes_tells_of_the_sample_whose_latents_the_file_holds(tmp_
 
 
 def test_no_note_of_sizes_tells_of_a_file_that_is_a_strangers(tmp_path, data, vae):
-    rows = write_rows(data, rows_of({"right": PARTS["right"]}))
-    encode(rows, vae, tmp_path / "store", latents="sample")
+    encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, tmp_path / "store", latents="sample")
     folder = tmp_path / "out"
     assert cs.export_cache(tmp_path / "store", format="simpletuner", folder=folder, family="sdxl").written == 3
     [latents] = (folder / "vae").iterdir()
@@ -223,8 +222,7 @@ def test_no_note_of_sizes_tells_of_a_file_that_is_a_strangers(tmp_path, data, va
 
 
 def test_a_picture_in_memory_is_exported_by_the_id_of_its_sample(tmp_path, data, vae):
-    samples = [cs.Sample("some/where.png", {"image": (data / "a.png").read_bytes()})]
-    encode(samples, vae, tmp_path / "store")
+    encode([cs.Sample("some/where.png", {"image": (data / "a.png").read_bytes()})], vae, tmp_path / "store")
     cs.export_cache(tmp_path / "store", format="sd-scripts", folder=tmp_path / "out", family="sdxl")
     assert [path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz")] == [
         "some/where_0120x0090_sdxl.npz"

@@ -11,7 +11,11 @@ from PIL import Image
 
 import cachestore as cs
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::FutureWarning:diffusers"),
+    pytest.mark.usefixtures("torch_files_read_here"),
+]
 
 OPTIONS: dict[str, Any] = {"resolution": 64, "bucket_step": 16, "latents": "sample", "vae_dtype": "float32", "text_dtype": "float32"}
 ROWS = {"a/one": ((100, 60), "a fox"), "a/two": ((60, 100), "a bird, in snow"), "two": ((70, 70), "a fox"), "four.v2": ((100, 60), "")}
@@ -35,14 +39,6 @@ def data(tmp_path):
         rows.append({"id": name, "image": f"{name}.png", "caption": caption})
     (folder / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "m.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def torch_files_read_here(monkeypatch):
-    """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
-    from cachestore.interop.formats.torch_files import read_torch
-
-    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 def check_same(one, other, *, but=()):

@@ -51,8 +51,7 @@ def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verifi
     assert batch["pooled_prompt_embeds"].shape[0] == 2
     assert "prompt_embeds" not in batch
     assert "prompt_embeds.text_encoder_2" in "\n".join(training_lines(report))
-    verified = cs.verify(store, recompute=3)
-    assert verified.ok
+    assert cs.verify(store, recompute=3).ok
     again = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
     assert (again.encoded, again.reused) == (0, 3)
 

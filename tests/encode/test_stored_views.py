@@ -306,8 +306,7 @@ def test_a_resolution_and_views_are_added_without_encoding_what_is_there(built, 
     for less in ({"resolution": 48}, {"resolution": (64, 48), "variants": 1}, {"resolution": (64, 48), "flip": False}):
         with pytest.raises(RecipeMismatch, match="--replace"):
             cs.precompute(manifest, **{"variants": 2, "crop": "random", "flip": True, **less}, **fixed)
-    again = cs.precompute(manifest, resolution=48, replace=True, **fixed)
-    assert again.complete
+    assert cs.precompute(manifest, resolution=48, replace=True, **fixed).complete
     assert {role_and_size[1:] for role_and_size in keys_of(store)} == {("image", 48), ("mask", 48)}
 
 

@@ -17,6 +17,7 @@ from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import padded_length
 from scripts.tiny_models import is_transformers_4
 from tests.encode import tiny
+from tests.encode.asking import entries_of as encode
 
 pytestmark = pytest.mark.torch
 
@@ -25,21 +26,6 @@ CAPTIONS = ["", "a cat", "a photograph of an astronaut riding a horse on the moo
 
 def text_encoder(folder, digest, **options) -> Any:
     return encoders_for(ModelRequest(model=str(folder), encode=["text"], **options), digest)[0]
-
-
-def encode(encoder, captions, together=True):
-    """Entries of captions, by caption, in one batch for each group or alone."""
-    batches = {}
-    for caption in captions:
-        resolved = encoder.resolve({"caption": caption}, None)
-        prepared = encoder.prepare(resolved)
-        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
-    found = {}
-    for batch in batches.values():
-        made = encoder.encode([(key, payload) for key, payload, _ in batch])
-        assert set(made) == {key for key, _, _ in batch}
-        found |= {caption: made[key] for key, _, caption in batch}
-    return found
 
 
 def joined(encoder, entry):
@@ -92,8 +78,7 @@ def test_entries_equal_what_encode_prompt_returns(tiny_model, digest, name):
     found = encode(encoder, CAPTIONS)
     for caption in CAPTIONS:
         assert set(found[caption]) == set(stored_names(encoder.setup.family))
-        final = joined(encoder, found[caption])
-        for output, value in final.items():
+        for output, value in joined(encoder, found[caption]).items():
             torch.testing.assert_close(value, expected[caption][output], rtol=1e-5, atol=1e-5)
     encoder.close()
 
@@ -430,9 +415,7 @@ def test_an_encoder_with_a_decoder_is_loaded_and_called_without_it(tmp_path, dig
     model.save_pretrained(tmp_path)
     tokenizer = tiny.t5_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    encoder = text_encoder(tmp_path, digest)
-    found = encode(encoder, ["", "a cat"])
-    for caption, entry in found.items():
+    for caption, entry in encode(text_encoder(tmp_path, digest), ["", "a cat"]).items():
         ids = tokenizer(caption, return_tensors="pt")
         with torch.inference_mode():
             expected = model.encoder(input_ids=ids.input_ids, attention_mask=ids.attention_mask).last_hidden_state[0]

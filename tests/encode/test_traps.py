@@ -113,8 +113,7 @@ def test_wans_zeros_are_dropped_and_made_again_to_calls_own_length(built, digest
     model = built("wan")
     encoder = encoder_of(model, digest, "text")
     assert encoder.max_tokens == 512
-    entry = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
-    assert len(entry) < 20
+    assert len(entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]) < 20
     embeds, _ = own(model, ["a cat"], max_sequence_length=512)
     torch.testing.assert_close(batch_of(encoder, ["a cat"])["prompt_embeds"], embeds, rtol=1e-5, atol=1e-6)
 
@@ -152,8 +151,7 @@ def test_ltx_is_encoded_at_full_length_although_it_is_kept_trimmed(built, digest
     import torch
 
     model = built("ltx")
-    encoder = encoder_of(model, digest, "text")
-    found = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
+    found = entries_of(encoder_of(model, digest, "text"), ["a cat"])["a cat"]["prompt_embeds"]
     full, short = (own(model, ["a cat"], max_sequence_length=length)[0][0, : len(found)] for length in (128, 16))
     torch.testing.assert_close(found, full, rtol=1e-5, atol=1e-6)
     assert float((full - short).norm() / full.norm()) > 0.05, "padding no longer changes what the encoder makes"
@@ -176,8 +174,7 @@ def test_cogview4s_captions_share_a_batch_only_at_one_padded_length(built, diges
     assert own_pair.shape != own_alone.shape
     found = entries_of(encoder, ["a cat", "x" * 40])["a cat"]["prompt_embeds"]
     assert float((found - own_alone).abs().max()) < 1e-5
-    batch = batch_of(encoder, ["a cat", "x" * 40])
-    assert batch["prompt_attention_mask"][0].tolist() == [0] * 32 + [1] * 16
+    assert batch_of(encoder, ["a cat", "x" * 40])["prompt_attention_mask"][0].tolist() == [0] * 32 + [1] * 16
 
 
 def test_hunyuanvideo15_has_rows_of_quoted_text_only_where_something_is_quoted(built, digest):
@@ -693,7 +690,5 @@ def test_a_vae_whose_batch_differs_is_called_one_by_one_and_says_so(built, diges
         return module
 
     monkeypatch.setattr(vae, "load_module", mixing)
-    encoder = encoder_of(built("sd15"), digest, "latents")
-    found = vae.Vae(encoder.setup, modules.choose_device("cpu"))
-    assert found.is_single
+    assert vae.Vae(encoder_of(built("sd15"), digest, "latents").setup, modules.choose_device("cpu")).is_single
     assert "AutoencoderKL: a picture gives other latents in a batch than alone" in caplog.text

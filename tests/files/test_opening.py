@@ -32,6 +32,7 @@ from cachestore.files.opening import (
     read_scattered,
     read_whole,
 )
+from tests.fakes import raising, refusing
 
 
 def file_of(tmp_path, content=b"0123456789"):
@@ -127,8 +128,7 @@ def test_a_read_is_the_slice_of_the_file(has_preadv, offset, size, tmp_path_fact
     with pytest.MonkeyPatch.context() as patch:
         if not has_preadv:
             patch.delattr(os, "preadv", raising=False)
-        path = file_of(tmp_path_factory.getbasetemp())
-        with opened(path) as (descriptor, status):
+        with opened(file_of(tmp_path_factory.getbasetemp())) as (descriptor, status):
             assert status.st_size == 10
             assert read_at(descriptor, size, offset) == b"0123456789"[offset : offset + size]
 
@@ -184,26 +184,19 @@ def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_pat
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     buffers = [memoryview(bytearray(4)), memoryview(bytearray(2))]
-
-    def refuse(*_arguments):
-        raise raised
-
     with opened(path) as (descriptor, _status):
         if (count := read_present(descriptor, buffers, 1)) is not None:
             assert (count, b"".join(buffers)) in {(6, b"123456"), (0, bytes(6))}
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
-        monkeypatch.setattr(os, "preadv", refuse)
+        monkeypatch.setattr(os, "preadv", raising(raised))
         assert read_present(descriptor, buffers, 1) == said
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 0)
         assert read_present(descriptor, buffers, 1) is None
 
 
 def test_an_input_error_while_looking_into_memory_is_passed_on(tmp_path, monkeypatch):
-    def fail(*_arguments):
-        raise OSError(errno.EIO, "")
-
     monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EIO, "")))
     with pytest.raises(OSError, match=r"\[Errno 5\]"):
         read_present(-1, [memoryview(bytearray(1))], 0)
 
@@ -256,10 +249,7 @@ def test_identities_of_an_untouched_file_are_equal(tmp_path):
 
 
 def test_an_input_error_is_passed_on(tmp_path, monkeypatch):
-    def fail(*_arguments):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", refusing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         read_whole(file_of(tmp_path), limit_bytes=100)
 
@@ -316,7 +306,7 @@ def test_a_look_that_is_refused_says_the_path_and_the_reason(tmp_path, monkeypat
     path = tmp_path / "file"
     path.write_bytes(b"content")
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, refusal(errno.EIO))
+        patch.setattr(os, name, refusing(errno.EIO))
         with pytest.raises(ReadFailed, match=rf"cannot read .*file: {os.strerror(errno.EIO)}") as caught:
             read_whole(path, limit_bytes=100)
     assert caught.value.errno == errno.EIO
@@ -324,7 +314,7 @@ def test_a_look_that_is_refused_says_the_path_and_the_reason(tmp_path, monkeypat
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "listdir", refusal(errno.EMFILE))
+    monkeypatch.setattr(os, "listdir", refusing(errno.EMFILE))
     with pytest.raises(ReadFailed, match=os.strerror(errno.EMFILE)):
         names_in(tmp_path)
 
@@ -332,20 +322,13 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatc
 def test_looking_at_nothing_is_no_error_and_being_refused_is_one(tmp_path, monkeypatch):
     assert look_at(tmp_path / "nothing") is None
     assert look_at(tmp_path) is not None
-    monkeypatch.setattr(os, "stat", refusal(errno.ESTALE))
+    monkeypatch.setattr(os, "stat", refusing(errno.ESTALE))
     with pytest.raises(ReadFailed, match=os.strerror(errno.ESTALE)):
         look_at(tmp_path)
 
 
 def test_room_that_cannot_be_asked_for_is_told(tmp_path, monkeypatch):
     assert free_bytes(tmp_path) > 0
-    monkeypatch.setattr(os, "statvfs", refusal(errno.EIO))
+    monkeypatch.setattr(os, "statvfs", refusing(errno.EIO))
     with pytest.raises(ReadFailed, match=re.escape(str(tmp_path))):
         free_bytes(tmp_path)
-
-
-def refusal(code):
-    def fail(*_arguments, **_named):
-        raise OSError(code, os.strerror(code))
-
-    return fail

@@ -219,8 +219,7 @@ def test_what_precompute_made_is_exported_as_a_training_would_see_it(tmp_path, o
     store = stores.make_store(tmp_path / "ours", [stores.Row("a.png"), stores.Row("b/c.png")], made)
     report = send("simpletuner", store, out)
     assert (report.complete, report.written) == (True, 4)
-    data = cs.CachedDataset(store, seed=0)
-    for sample in data:
+    for sample in cs.CachedDataset(store, seed=0):
         picture = trainers.Picture(sample["sample_id"], "", (640, 480), (6, 8))
         latents = torch.load(trainers.st_latents_path(out / "vae", picture), weights_only=True)
         assert torch.allclose(latents, sample["latents"], rtol=0, atol=1e-6)
@@ -316,8 +315,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):
     made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
     made = replace(made, latents=replace(made.latents, make={**made.latents.make, "family": "flux"}))
     store = stores.make_store(tmp_path / "ours", [stores.Row("../../../a.png")], made)
-    report = send("simpletuner", store, out / "deep")
-    assert "leads out of" in report.failures[0]["reason"]
+    assert "leads out of" in send("simpletuner", store, out / "deep").failures[0]["reason"]
     assert not list(tmp_path.rglob("*.pt"))
 
 

@@ -142,8 +142,7 @@ def same(array, tensor):
 
 
 def test_sd_scripts_finds_all_resolutions_sides_and_masks_of_a_picture_in_one_file(tmp_path, out):
-    store = make_store(tmp_path / "store", Wanted(options={"flip": True}, masks=True))
-    report = send("sd-scripts", store, out)
+    report = send("sd-scripts", make_store(tmp_path / "store", Wanted(options={"flip": True}, masks=True)), out)
     assert (report.complete, report.written) == (True, 4)
     for name, own in SIZES.items():
         for resolution in (256, 512):
@@ -232,8 +231,7 @@ def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(t
 def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
     """Two aspect ratios that are of one bucket there and of two here. Latents of control images part its groups, so they need none."""
     monkeypatch.setattr("tests.interop.test_exporting_views.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)})
-    store = without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image")))
-    report = send("musubi", store, out)
+    report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
         "1 of the 2 groups from which musubi makes batches hold latents of several shapes (2 pictures)"
@@ -347,8 +345,7 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
 
 @pytest.mark.parametrize(("kind", "trees"), [("sd-scripts", ""), ("ai-toolkit", ""), ("musubi", "256"), ("simpletuner", "256")])
 def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, trees):
-    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1))
-    report = send(kind, store, out)
+    report = send(kind, make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1)), out)
     assert (report.failures, report.samples) == ((), 4)
     for source in ("photos", "faces"):
         tree, picture = out / source / trees, picture_of("a/one.png", 256)

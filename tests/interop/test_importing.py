@@ -76,8 +76,7 @@ def test_raw_latents_of_sd_scripts_are_normalised_when_they_are_read(data, store
 
 def test_keys_with_their_size_and_older_names_of_sd_scripts_are_read_too(data, store):
     trainers.write_sd_scripts(data, "sdxl", ONE, bare=False)
-    path = trainers.sd_latents_path(data, ONE[0], "sdxl")
-    path.rename(data / f"{ONE[0].stem}.npz")
+    trainers.sd_latents_path(data, ONE[0], "sdxl").rename(data / f"{ONE[0].stem}.npz")
     report = bring("sd-scripts", data, store, data, encode=["latents"], family="sdxl")
     assert report.report.encoded == 1
     assert [failure["sample"] for failure in report.report.failures] == [picture.reference for picture in sorted(PICTURES[1:], key=str)]
@@ -290,8 +289,7 @@ def test_text_of_ai_toolkit_is_found_with_commas_final_newlines_and_line_ends_of
     trainers.write_ai_toolkit(data, "flux", pictures)
     report = bring("ai-toolkit", data, store, data)
     assert (report.complete, report.report.encoded, report.unmatched) == (True, 6, ())
-    kept = ["cat, looking up", "one, two, \r\nthree", ""]
-    for picture, caption in zip(pictures, kept, strict=True):
+    for picture, caption in zip(pictures, ["cat, looking up", "one, two, \r\nthree", ""], strict=True):
         sample = sample_of(store, picture)
         assert sample["caption"] == caption
         assert equal(sample["prompt_embeds"], trainers.text_of(picture.caption, "flux", torch.bfloat16)["prompt"])
@@ -378,8 +376,7 @@ def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
     exif = Image.Exif()
     exif[274] = 6
     Image.new("RGB", (80, 100)).save(data / "turned.jpg", exif=exif)
-    turned = trainers.Picture("turned.jpg", "", (100, 80), (6, 8))
-    trainers.write_sd_scripts(data, "flux", [*PICTURES, turned])
+    trainers.write_sd_scripts(data, "flux", [*PICTURES, trainers.Picture("turned.jpg", "", (100, 80), (6, 8))])
     report = bring("sd-scripts", data, store, data)
     assert report.complete
     assert any("1 pictures (turned.jpg) are turned by their EXIF data" in remark for remark in report.remarks)
@@ -590,8 +587,7 @@ def test_repair_and_verify_know_that_a_model_cannot_make_imported_values(data, s
         cs.BadInput, match="can be encoded again and compared: latents of the data set 'train' was not looked at: it was imported"
     ):
         cs.verify(store, recompute=3)
-    segment = next((store / "segments").rglob("*.safetensors"))
-    segment.unlink()
+    next((store / "segments").rglob("*.safetensors")).unlink()
     assert main(["repair", str(store), "--refill"]) == ERROR
     assert "cachestore import" in capsys.readouterr().err
 

@@ -105,8 +105,7 @@ def test_where_all_text_may_be_of_several_nothing_of_it_is_taken_and_each_row_sa
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_one_picture_and_one_caption_share_its_text_and_latents(data, store, kind):
-    report = bring_rows(kind, data, store, [row("m0"), row("again")])
-    assert report.complete
+    assert bring_rows(kind, data, store, [row("m0"), row("again")]).complete
     cached = cs.CachedDataset(store)
     one, other = (cached[cached.index(name)] for name in ("m0", "again"))
     assert equal(one["latents"], other["latents"])

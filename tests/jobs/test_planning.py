@@ -245,8 +245,7 @@ def test_a_start_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch)
     first = look_at_request(layout, asked(data, tmp_path / "store"))
     monkeypatch.setattr("cachestore.source.rows.from_row", None)
     second = look_at_request(layout, asked(data, tmp_path / "store"))
-    assert second.plan.name == first.plan.name
-    assert second.remarks == first.remarks
+    assert (second.plan.name, second.remarks) == (first.plan.name, first.remarks)
 
 
 def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_path, makers, monkeypatch):

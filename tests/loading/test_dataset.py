@@ -34,11 +34,6 @@ pytestmark = [
 ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two cats",), bucket=(48, 64)), Row("d.png", ("a photo",))]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def loader(data, **options):
     from torch.utils.data import DataLoader
 
@@ -78,8 +73,7 @@ def test_an_empty_data_set_has_no_samples_no_buckets_and_no_batches(path, made):
 
 
 def test_a_sample_holds_everything_by_diffusers_names_without_a_batch_axis(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean")
-    sample = data[0]
+    sample = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean")[0]
     assert {name: list(value.shape) for name, value in sample.items() if hasattr(value, "shape")} == {
         "latents": [4, 6, 8],
         "prompt_embeds": [LENGTH, 9],
@@ -157,8 +151,7 @@ def test_a_data_set_of_latents_alone_has_captions_and_no_embeddings(path):
 
 
 def test_samples_with_and_without_a_picture_are_in_different_buckets(path):
-    rows = [Row("a"), Row("prompt", bucket=None)]
-    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    data = cs.CachedDataset(make_store(path, [Row("a"), Row("prompt", bucket=None)], recipes()))
     assert data.buckets == {(): [1], (64, 48): [0]}
     with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
         batch_of(data, 0, 1)
@@ -356,8 +349,7 @@ def test_a_batch_is_one_read_in_which_each_key_comes_once(path, monkeypatch):
 
 @pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
 def test_samples_of_one_read_share_no_memory(path, latents):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), latents=latents)
-    samples = data.__getitems__([0, 3, 0])
+    samples = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), latents=latents).__getitems__([0, 3, 0])
     before = [{name: value.tolist() for name, value in sample.items() if hasattr(value, "tolist")} for sample in samples]
     for value in samples[0].values():
         if hasattr(value, "fill_"):
@@ -529,8 +521,7 @@ def control_mean(made, row, number=0):
 
 
 def test_a_data_set_without_control_images_has_no_name_for_them(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    assert "control_latents" not in data[0]
+    assert "control_latents" not in cs.CachedDataset(make_store(path, ROWS, recipes()))[0]
 
 
 def test_one_control_image_for_each_sample_is_stacked_and_never_drawn(path):

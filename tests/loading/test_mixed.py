@@ -16,10 +16,7 @@ from tests.loading.stores import FLUX, PLAIN, SDXL, Row, make_store, recipes
 from tests.loading.test_dataset import batch_of, equal, loader
 from tests.loading.test_read_batch import assert_read_straight
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 
 @pytest.fixture
@@ -112,8 +109,7 @@ def test_a_batch_is_one_read_of_each_data_set_in_the_order_asked_for(photos, dra
     for data in mixed.datasets:
         read = data._reader.get_raw
         monkeypatch.setattr(data._reader, "get_raw", lambda keys, read=read: calls.append(len(keys)) or read(keys))
-    batch = batch_of(mixed, 9, 1, 10, 2)
-    assert batch["sample_id"] == ["d0", "p1", "d1", "p2"]
+    assert batch_of(mixed, 9, 1, 10, 2)["sample_id"] == ["d0", "p1", "d1", "p2"]
     assert calls == [4, 4]
 
 

@@ -27,11 +27,6 @@ ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two
 ALIKE = [0, 3, 1, 0]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def assert_same(found, expected):
     import torch
 
@@ -100,13 +95,10 @@ def test_a_batch_is_the_one_that_its_samples_make(path, monkeypatch, family, lat
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("size", [(8, 8), (72, 40), (1024, 1016)], ids=str)
 @pytest.mark.parametrize(
-    "vae",
-    [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}],
-    ids=["scale", "shift", "channels"],
+    "vae", [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}], ids=["scale", "shift", "channels"]
 )
 def test_drawing_and_normalising_a_whole_batch_gives_the_bits_of_one_after_the_other(path, monkeypatch, dtype, size, vae):
-    rows = [Row(f"{n}.png", bucket=size) for n in range(3)]
-    make_store(path, rows, recipes(None, **vae), dtype=dtype)
+    make_store(path, [Row(f"{n}.png", bucket=size) for n in range(3)], recipes(None, **vae), dtype=dtype)
     for latents in ("sample", "mean"):
         data = cs.CachedDataset(path, latents=latents, seed=5)
         data.set_epoch(3)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
@@ -36,7 +36,7 @@ from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan
 from cachestore.work.workers import Beat
 from tests import fakes
-from tests.fakes import FakeEncoder, captions, open_pass
+from tests.fakes import FakeEncoder, captions, examples, open_pass, overtaken
 from tests.storage.stores import entry_of, flip, key_of, put
 
 DAY = 86_400
@@ -150,8 +150,7 @@ def test_without_apply_nothing_is_changed_and_the_same_is_said(root):
 def test_what_is_condemned_counts_as_absent_for_planners_and_stays_readable(root):
     run(root, "a", "b")
     drop(root, "train")
-    step = collect(root, apply=True)
-    assert step.condemned.entries == 2
+    assert collect(root, apply=True).condemned.entries == 2
     assert readable(root, "a", "b") == ["a", "b"]
     assert present(Layout(root), "a", "b") == []
 
@@ -204,15 +203,10 @@ def test_what_is_named_by_a_catalog_after_all_is_copied_before_its_segment_goes(
 def test_two_collectors_at_once_both_end_and_what_is_needed_is_there(root, monkeypatch):
     run(root, "a", "b")
     upkeep.condemn(Layout(root), list_segments(Layout(root)))
-    really = upkeep.remove_condemned
-
-    def other_first(layout, removals):
-        monkeypatch.setattr(upkeep, "remove_condemned", really)
-        assert collect(root, apply=True, grace_seconds=0).copied == 2
-        return really(layout, removals)
-
-    monkeypatch.setattr(upkeep, "remove_condemned", other_first)
+    others = []
+    overtaken(monkeypatch, upkeep, "remove_condemned", lambda: others.append(collect(root, apply=True, grace_seconds=0)))
     collect(root, apply=True, grace_seconds=0)
+    assert [other.copied for other in others] == [2]
     assert readable(root, "a", "b") == ["a", "b"]
     assert is_ok(root)
 
@@ -368,8 +362,7 @@ def test_stale_temporary_files_of_our_own_go_and_nothing_else_does(layout, tmp_p
         path.write_text("x")
     for path in (ours, foreign, tmp_path / "precious"):
         age(path, 2)
-    step = collect(layout.root, apply=True)
-    assert step.files == (f"tmp/{ours.name}",)
+    assert collect(layout.root, apply=True).files == (f"tmp/{ours.name}",)
     assert sorted(names_in(layout.temporary)) == sorted([fresh.name, foreign.name, link.name])
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -441,8 +434,7 @@ def test_workers_that_ended_a_month_ago_are_forgotten_and_living_ones_are_not(la
 def test_what_is_condemned_waits_while_a_worker_that_began_before_is_at_work(root):
     run(root, "a")
     drop(root, "train")
-    layout = Layout(root)
-    with Beat(layout, "", 0, "launch", 0, 1):
+    with Beat(Layout(root), "", 0, "launch", 0, 1):
         collect(root, apply=True)
         step = collect(root, apply=True, grace_seconds=0)
         assert (step.removed.segments, step.waiting.segments) == (0, 1)
@@ -584,7 +576,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(actions=st.lists(ACTIONS, max_size=12))
 def test_whatever_is_made_dropped_collected_and_compacted_what_is_named_can_be_read(tmp_path_factory, actions):
     root = tmp_path_factory.mktemp("any") / "store"
@@ -694,10 +686,7 @@ def play(root, monkeypatch, schedule, *, collector=None):
     drop(root, "old")
     one = job(root, "a", "b", "c", name="new")
     turns = Turns(monkeypatch)
-    threads = [
-        turns.start("planner", lambda: run_pass(one)),
-        turns.start("gc", collector or (lambda: sweep(root))),
-    ]
+    threads = [turns.start("planner", lambda: run_pass(one)), turns.start("gc", collector or (lambda: sweep(root)))]
     schedule(turns)
     turns.finish("gc", "planner")
     for thread in threads:
@@ -715,7 +704,7 @@ def unprotected(monkeypatch):
     monkeypatch.setattr(upkeep, "keys_of_passes", lambda *_args: iter(()))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps=st.lists(st.sampled_from(["planner", "gc"]), max_size=40))
 def test_however_a_pass_and_gc_take_turns_nothing_needed_is_ever_gone(tmp_path_factory, steps):
     root = tmp_path_factory.mktemp("turns") / "store"

@@ -157,8 +157,7 @@ def test_a_picture_that_changed_since_is_encoded_as_it_is_now_and_the_lost_value
 
 
 def test_every_data_set_of_a_store_is_refilled(store, data, makers):
-    other = PrecomputeRequest(str(data), "second model", str(store), encode=("latents",), name="other")
-    precompute_here(other)
+    precompute_here(PrecomputeRequest(str(data), "second model", str(store), encode=("latents",), name="other"))
     layout = Layout(store)
     for digest in list_segments(layout):
         layout.segment(digest).unlink()

@@ -22,7 +22,7 @@ from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.encode import tiny
-from tests.fakes import catalog
+from tests.fakes import catalog, raising
 
 COUNT = 6
 
@@ -200,8 +200,7 @@ def test_a_catalog_that_pairs_a_sample_with_anothers_entry_is_found(store, monke
 def test_findings_are_told_as_they_are_made(store):
     put_instead(store, swap(key_of(store, "1.png", "text"), key_of(store, "4.png", "text")))
     told = []
-    found = cs.verify(store, recompute=100, on_finding=told.append).findings
-    assert found == tuple(told)
+    assert cs.verify(store, recompute=100, on_finding=told.append).findings == tuple(told)
     assert len(told) == 2
 
 
@@ -241,10 +240,7 @@ def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
-    def fail(_items):
-        raise BadInput("no such weights")
-
-    makers.options["before_encode"] = fail
+    makers.options["before_encode"] = raising(BadInput("no such weights"))
     with pytest.raises(BadInput, match="no such weights"):
         cs.verify(store, recompute=100)
 
@@ -335,8 +331,7 @@ def test_the_seed_decides_the_choice_and_each_key_is_chosen_once():
 
 def test_the_seed_of_a_verify_is_said_and_chooses(store, makers):
     assert cs.verify(store, recompute=3, seed=7).recomputed["seed"] == 7
-    chosen = {tuple(makers.encoded()) for seed in range(8) if cs.verify(store, recompute=2, seed=seed)}
-    assert len(chosen) > 1
+    assert len({tuple(makers.encoded()) for seed in range(8) if cs.verify(store, recompute=2, seed=seed)}) > 1
 
 
 # The command

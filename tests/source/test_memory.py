@@ -178,13 +178,11 @@ def test_an_image_that_lies_on_its_side_is_turned_as_its_file_is():
     exif = Image.Exif()
     exif[0x0112] = 6
     raw = bits(Image.fromarray(np.arange(60, dtype=np.uint8).reshape(4, 5, 3)), "PNG", exif=exif)
-    opened = Image.open(io.BytesIO(raw))
-    assert np.array_equal(decoded(as_bytes(opened, "it")), decoded(raw))
+    assert np.array_equal(decoded(as_bytes(Image.open(io.BytesIO(raw)), "it")), decoded(raw))
 
 
 def test_a_transparent_palette_is_on_white_as_its_file_is():
-    picture = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6)).convert("P")
-    raw = bits(picture, "PNG", transparency=3)
+    raw = bits(Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6)).convert("P"), "PNG", transparency=3)
     assert np.array_equal(decoded(as_bytes(Image.open(io.BytesIO(raw)), "it")), decoded(raw))
 
 
@@ -206,8 +204,7 @@ def test_what_is_no_picture_is_an_error_that_names_it():
 def test_a_worker_lists_what_its_caller_gathered(tmp_path):
     layout = create_store(tmp_path / "store")
     held = gather([*samples(a=b"1", b=b"2"), Sample("c", {}, ()), Sample("d", {}, "two\nlines")])
-    path = write_rows(layout, held, "0")
-    theirs, before, after = list_rows(path, None), Remarks(), Remarks()
+    theirs, before, after = list_rows(write_rows(layout, held, "0"), None), Remarks(), Remarks()
     assert theirs.content == held.content
     assert list(theirs.samples(after)) == list(held.samples(before))
     assert after == before

@@ -213,8 +213,7 @@ class TestDigests:
         assert base not in others
 
     def test_request_generation_and_stats_do_not(self):
-        column = small().columns[0]
-        moved = dataclasses.replace(column, stats=[7] * 6)
+        moved = dataclasses.replace(small().columns[0], stats=[7] * 6)
         assert (
             encode_catalog(small(request={"text": {"data": "/elsewhere"}}, generation=9, columns=(moved,)))[0] == encode_catalog(small())[0]
         )
@@ -296,8 +295,7 @@ def test_the_catalog_that_the_malformed_ones_vary_is_good(path):
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_a_malformed_catalog_is_a_format_error(path, what):
-    changes = {name.replace("/", "__"): column for name, column in MALFORMED[what].items()}
-    reshape(path, **changes)
+    reshape(path, **{name.replace("/", "__"): column for name, column in MALFORMED[what].items()})
     with pytest.raises(FormatError, match=r"1\.safetensors"):
         read_catalog(path, generation=1)
 

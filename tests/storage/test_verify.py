@@ -19,7 +19,7 @@ from cachestore.storage.entry import TensorSpec
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes
 from cachestore.storage.verify import verify
-from tests.fakes import publish_catalog
+from tests.fakes import publish_catalog, raising, refusing
 from tests.storage.stores import RECIPE, catalog_of, flip, forge_index, found, key_of, put, read, segment_of, tensors_of, where
 
 
@@ -118,11 +118,7 @@ class TestIndexes:
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
         [name] = list_indexes(full)
-
-        def fail(_layout, _name):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "check", fail)
+        monkeypatch.setattr(verifying, "check", refusing(errno.EIO))
         assert found(full) == {("unreadable", where(full, full.index(name)), None, None)}
 
     def test_one_that_lacks_entries_of_its_segments_is_a_bad_index(self, full, monkeypatch):
@@ -177,11 +173,7 @@ class TestIndexes:
 
     def test_one_that_cannot_be_opened_just_now_is_unreadable(self, full, monkeypatch):
         [path] = full.indexes.glob("*.lmdb")
-
-        def refuse(*_arguments, **_named):
-            raise lmdb.Error("Too many open files")
-
-        monkeypatch.setattr(lmdb, "open", refuse)
+        monkeypatch.setattr(lmdb, "open", raising(lmdb.Error("Too many open files")))
         assert ("unreadable", where(full, path), None, None) in found(full)
 
     def test_one_that_a_segments_damaged_header_contradicts_is_fine_and_the_segment_is_damaged(self, full):
@@ -223,10 +215,7 @@ class TestRecipes:
         assert found(full) == {("bad-recipe", where(full, path), None, None)}
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
-        def fail(*_arguments):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "read_record", fail)
+        monkeypatch.setattr(verifying, "read_record", refusing(errno.EIO))
         assert ("unreadable", f"recipes/{RECIPE.fingerprint}.json", None, None) in found(full)
 
 
@@ -237,10 +226,7 @@ class TestCatalogs:
         assert found(full, "quick") == {("bad-catalog", where(full, path), None, None)}
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
-        def fail(_path, *, generation):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "read_catalog", fail)
+        monkeypatch.setattr(verifying, "read_catalog", refusing(errno.EIO))
         assert ("unreadable", "catalogs/train/1.safetensors", None, None) in found(full)
 
     def test_only_the_newest_of_a_name_says_what_is_needed(self, full):

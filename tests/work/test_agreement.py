@@ -50,8 +50,7 @@ def test_who_was_asked_for_something_else_does_not_differ(layout):
 
 def test_a_start_that_lists_other_samples_is_named_with_up_to_five_of_them(layout):
     here = published(layout, [Sample(f"here {n}") for n in range(7)])
-    there = published(layout, [Sample("there")])
-    with meaning(layout, there, content="other") as beat:
+    with meaning(layout, published(layout, [Sample("there")]), content="other") as beat:
         assert differ(layout, intent(here)) == [beat.worker]
         [found] = who_differs(layout, intent(here), worker="mine")
     words = in_words(layout, intent(here), found)

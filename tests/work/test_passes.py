@@ -110,8 +110,7 @@ def test_segments_say_which_pass_wrote_them():
 
 
 def test_a_round_of_nothing_has_no_partitions(layout):
-    ref = opened(layout, units=((), ()))
-    found = read_round(layout, ref, PLAN, 0)
+    found = read_round(layout, opened(layout, units=((), ())), PLAN, 0)
     assert found.unit_count == 0
     assert [found.partition_count(recipe) for recipe in range(2)] == [0, 0]
 
@@ -164,8 +163,7 @@ def test_the_round_of_another_pass_is_refused_and_the_next_pass_is_opened(layout
     first = opened(layout)
     publish_done(layout, first, REPORT, ["launch 1"])
     second = join_pass(layout, PLAN.name, "launch 2")
-    path = second.folder(layout).round(0)
-    path.write_bytes(first.folder(layout).round(0).read_bytes())
+    second.folder(layout).round(0).write_bytes(first.folder(layout).round(0).read_bytes())
     with pytest.raises(FormatError, match="another pass"):
         read_round(layout, second, PLAN, 0)
     assert join_pass(layout, PLAN.name, "launch 2").number == 3

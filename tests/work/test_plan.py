@@ -104,8 +104,7 @@ def test_an_outline_that_does_not_count_is_a_format_error(layout):
 def test_a_plan_is_the_same_bytes_for_another_root_another_listing_order_and_other_times(tmp_path):
     files = []
     for number in range(3):
-        names = random.Random(number).sample(NAMES, len(NAMES))
-        root = folder(tmp_path / f"root {number}" / "data", names)
+        root = folder(tmp_path / f"root {number}" / "data", random.Random(number).sample(NAMES, len(NAMES)))
         for name in NAMES:
             os.utime(root / name, (number * 1000, number * 1000))
         files.append(plan_file(create_store(tmp_path / f"store {number}"), list_source(root).samples()))
@@ -166,8 +165,7 @@ def test_one_caption_of_two_recipes_is_two_units():
 
 
 def test_units_that_no_sample_refers_to_are_planned_too_and_once():
-    plan = plan_of(captions("", "a"), [TEXT], extra=[(0, {"caption": ""})])
-    assert plan.unit_count == 2
+    assert plan_of(captions("", "a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
     assert plan_of(captions("a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
 
 

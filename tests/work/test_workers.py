@@ -23,7 +23,7 @@ from cachestore.work.workers import (
     seconds_between_beats,
     slow_after,
 )
-from tests.fakes import ROOT, Clock, program
+from tests.fakes import ROOT, Clock, program, raising
 
 PLAN = "0" * 32
 
@@ -137,11 +137,8 @@ def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
 
 
 def test_a_worker_gives_its_lock_back_even_if_its_last_beat_cannot_be_written(layout, monkeypatch):
-    def full(*_):
-        raise OSError("disk full")
-
     with pytest.raises(OSError, match="disk full"), beat(layout) as one:
-        monkeypatch.setattr("cachestore.work.workers.overwrite", full)
+        monkeypatch.setattr("cachestore.work.workers.overwrite", raising(OSError("disk full")))
     assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
 
 
