@@ -215,7 +215,6 @@ def run(root, samples, *encoders, **options):
 
 
 def reconciler(one: Job, number=None):
-    """The reconciler of a job's newest pass."""
     from cachestore.work.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
@@ -233,7 +232,6 @@ def publish_catalog(layout, catalog):
 
 
 def catalog(root, name="train") -> Any:
-    """The newest catalog of a store, which is there."""
     found = newest_catalog(Layout(Path(root)), name)
     assert found is not None
     return found
@@ -279,7 +277,6 @@ def as_launch(one: Job, launch, **options) -> Any:
 
 
 def open_pass(one: Job):
-    """Begin a job's pass; returns it."""
     ref = join_pass(one.layout, one.plan.name, one.launch)
     with closing(load_snapshot(one.layout)) as snapshot:
         reconciler(one).open_pass(snapshot)
@@ -325,7 +322,6 @@ def examples(most):
 
 
 def adds_up(report):
-    """What the contract says of every report."""
     return report.wanted == report.reused + report.encoded + report.failed + report.missing
 
 
@@ -334,17 +330,15 @@ def logged(path):
     return [tuple(json.loads(line)) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
+def started(arguments: list[Any], cwd: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """A Python process whose output is read by `communicate`."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=os.environ | environment, **pipes)
+
+
 def program(source: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Start a Python program beside the repository; its output is read by `communicate`. Ranks of this process are hidden from it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
+    """Start a Python program beside the repository. Ranks of this process are hidden from it."""
+    return started(["-c", source, *arguments], ROOT, {"PYTHONPATH": str(ROOT), **environment})
 
 
 # precompute with fake encoders: in this process, and in others through `at_start/sitecustomize.py`
@@ -418,7 +412,6 @@ class Gate:
         folder.mkdir()
 
     def wait(self):
-        """Wait until an encoder stands at the gate; returns its pid."""
         while not (standing := sorted(self.folder.glob("*.begun"))):
             time.sleep(0.01)
         return int(standing[0].stem)
@@ -430,15 +423,7 @@ class Gate:
 
 def command(*arguments, module="cachestore", cwd: Path = ROOT, **environment: str):
     """Start `python -m cachestore …` in which encoders are fake; `communicate` reads its output."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": PATHS, "FAKE_ENCODERS": "1", **environment},
-    )
+    return started(["-m", module, *arguments], cwd, {"PYTHONPATH": PATHS, "FAKE_ENCODERS": "1", **environment})
 
 
 # Whole jobs in processes of their own

@@ -118,8 +118,7 @@ def test_foreign_files_in_plans_and_passes_are_listed_and_left_alone(root):
     ]
     for path in strange:
         path.write_bytes(b"x")
-    found = {finding.path for finding in verify(root).findings}
-    assert found == {str(path.relative_to(root)) for path in strange}
+    assert {finding.path for finding in verify(root).findings} == {str(path.relative_to(root)) for path in strange}
     repair(root)
     collect(root, apply=True, grace_seconds=0)
     assert all(path.exists() for path in strange)
@@ -191,15 +190,11 @@ def test_another_plan_under_its_name_is_refused_and_put_aside(root):
     assert wrong(root) == set()
 
 
-def test_a_ledger_of_another_plan_is_left_out(root):
+def test_a_ledger_of_another_plan_is_left_out_and_its_end_ends_nothing(root):
     one, two = run(root, "a"), run(root, "b", launch="another")
     folders = [PassFolder(Layout(root).pass_folder(ref.plan, 1)) for ref in (one, two)]
     swap(*(folder.ledger(LedgerName(0, 0, 0)) for folder in folders))
     assert [list(read_ledgers(folder, 0)) for folder in folders] == [[], []]
-
-
-def test_the_end_of_another_plan_ends_nothing(root):
-    one, two = run(root, "a"), run(root, "b", launch="another")
     layout = Layout(root)
     swap(one.folder(layout).done, two.folder(layout).done)
     assert (read_done(layout, one), read_done(layout, two)) == (None, None)

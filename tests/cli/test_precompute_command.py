@@ -240,7 +240,6 @@ def test_no_rank_outlives_the_command(asked, gate):
 
 
 def standing(gate, count):
-    """Wait until so many ranks stand at the gate; returns their pids."""
     gate.wait()
     while len(found := sorted(gate.folder.glob("*.begun"))) < count:
         time.sleep(0.01)
@@ -268,7 +267,6 @@ def test_two_ranks_that_were_stopped_are_gone_on_with_by_any_number_and_nothing_
 
 
 def until(stream, words):
-    """Read lines until one holds these words; returns it."""
     return next(line for line in stream if words in line)
 
 

@@ -74,14 +74,12 @@ def shown(one, capsys, **changes):
 
 
 def show(one, beat, **changes):
-    """Change what a worker shows."""
     path = one.layout.worker(beat.worker)
     body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
     path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
 
 
 def killed(one, **changes):
-    """A worker that left its beat and its lock behind."""
     changes = {"launch": "launch", "rank": 2, "phase": "working", **changes}
     with Beat(one.layout, one.plan.name, 1, "launch", 2, 3) as beat:
         pass

@@ -135,8 +135,7 @@ def test_a_path_is_a_part_of_a_key_by_its_text():
 
 @pytest.mark.parametrize("given", [None, 5, ("a",)])
 def test_what_is_no_key_is_refused_by_every_call_that_takes_one(given, store):
-    calls = [cs.Key, cs.Key.parse, store.get, store.describe, store.__contains__, lambda key: store.get_many([key])]
-    for call in calls:
+    for call in [cs.Key, cs.Key.parse, store.get, store.describe, store.__contains__, lambda key: store.get_many([key])]:
         with pytest.raises(cs.BadInput, match="key"):
             call(given)
 

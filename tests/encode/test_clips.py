@@ -14,7 +14,6 @@ MS = Fraction(1, 1000)
 
 
 def even(count, rate=10):
-    """A timeline of milliseconds."""
     times = np.array([round(1000 * number / rate) for number in range(count)])
     return Timeline(times, round(1000 * count / rate), MS)
 
@@ -47,8 +46,7 @@ def test_a_video_that_fills_none_is_refused_with_what_it_has_and_what_it_needs()
 
 
 def test_clips_lie_evenly_between_beginning_and_end():
-    asked = [clip_of({"frames": [17], "clip": number, "clips": 4}, even(80))[1] for number in range(4)]
-    assert asked == [0, 21, 42, 63]
+    assert [clip_of({"frames": [17], "clip": number, "clips": 4}, even(80))[1] for number in range(4)] == [0, 21, 42, 63]
     assert [clip_of({"frames": [17], "clip": number, "clips": 3}, even(17))[1] for number in range(3)] == [0, 0, 0]
     assert clip_of({"frames": [17], "clip": 0, "clips": 1}, even(80))[1] == 0
 

@@ -7,7 +7,6 @@ from cachestore.encode.compiling import FIRST_GUESS, MOST_SHAPES, Compiling
 
 
 def spend(compiling, shape, seconds):
-    """A shape has taken so long."""
     assert not compiling.is_due(shape)
     compiling.took(shape, seconds)
 

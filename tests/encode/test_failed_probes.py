@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+import torch
 from PIL import Image
 
+import cachestore as cs
 import cachestore.encode.modules
 import cachestore.encode.prompts
 import cachestore.encode.vae
@@ -17,7 +19,6 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def loads(monkeypatch):
-    """The names of the modules that are loaded."""
     seen: list[str] = []
     load = cachestore.encode.modules.load_module
 
@@ -49,8 +50,6 @@ def without_first_token(built, tmp_path):
 
 
 def precomputed(data, model, tmp_path, **options):
-    import cachestore as cs
-
     return cs.precompute(data, model=model, store=tmp_path / "store", device="cpu", resolution=64, inline=True, **options)
 
 
@@ -70,8 +69,6 @@ def test_a_model_that_encodes_no_caption_of_the_probe_is_one_error(built, prompt
 
 
 def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, prompts, tmp_path, loads, monkeypatch):
-    import torch
-
     real = cachestore.encode.prompts._pipeline_call
 
     def small(*args):
@@ -89,8 +86,6 @@ def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, p
 
 
 def test_a_model_that_does_not_fit_into_memory_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.nn.Module, "to", raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")))
     with pytest.raises(BadInput, match=r"text_encoder from .* does not fit into memory .*Tried to allocate 9\.00 GiB.*smaller dtype"):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])

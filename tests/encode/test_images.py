@@ -200,8 +200,7 @@ def test_an_animated_gif_gives_its_first_frame():
     frames = [Image.new("P", (8, 8), 0), Image.new("P", (8, 8), 0)]
     for frame, colour in zip(frames, ((1, 2, 3), (200, 100, 0)), strict=True):
         frame.putpalette(colour)
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert decode(data).getpixel((0, 0)) == (1, 2, 3)
+    assert decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])).getpixel((0, 0)) == (1, 2, 3)
 
 
 def test_an_unusable_colour_profile_is_ignored():

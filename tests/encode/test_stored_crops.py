@@ -120,7 +120,7 @@ def test_what_is_checked_and_refilled_is_of_the_same_crop(tmp_path, data, vae):
     assert cs.verify(store, recompute=3).ok
 
 
-def test_why_says_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
+def test_why_and_the_report_say_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
     encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
     assert main(["why", str(tmp_path / "store"), "right"]) == OK
     assert "latents/image at 64 of the part [60, 10, 120, 90]: present" in capsys.readouterr().out
@@ -128,10 +128,6 @@ def test_why_says_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
     assert json.loads(capsys.readouterr().out)["in"][0]["cells"][0]["within"] == [60, 10, 120, 90]
     assert main(["why", str(tmp_path / "store"), "whole"]) == OK
     assert "part" not in capsys.readouterr().out
-
-
-def test_the_report_says_which_part_of_a_picture_is_shown(tmp_path, data, vae, capsys):
-    encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
     assert main(["report", str(tmp_path / "store"), "-o", str(tmp_path / "report.html")]) == OK
     page = (tmp_path / "report.html").read_text()
     assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]

@@ -42,7 +42,6 @@ def data(tmp_path):
 
 
 def check_same(one, other, *, but=()):
-    """Whether two samples have equal tensors under equal names."""
     names = {name for name, value in one.items() if isinstance(value, torch.Tensor)} - set(but)
     assert names <= other.keys()
     for name in sorted(names):

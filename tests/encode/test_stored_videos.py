@@ -52,7 +52,6 @@ def footage():
 
 @pytest.fixture
 def folder(tmp_path, footage):
-    """Videos with captions, and a picture beside them."""
     data = tmp_path / "data"
     data.mkdir()
     for name, content in footage.items():

@@ -21,8 +21,6 @@ WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
 
 
 class Files(dict):
-    """Bytes by reference, as a worker reads them."""
-
     def __call__(self, reference, /):
         return self[reference]
 

@@ -151,8 +151,7 @@ def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
 
 
 def test_high_dynamic_range_is_told():
-    data = write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)
-    assert look(data).transfer == "smpte2084"
+    assert look(write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)).transfer == "smpte2084"
     assert look(write(moving(2))).transfer == ""
 
 

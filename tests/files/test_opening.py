@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.files import opening
+from cachestore.files.checksum import digest_file
 from cachestore.files.opening import (
     FileIdentity,
     ask_for,
@@ -32,6 +34,8 @@ from cachestore.files.opening import (
     read_scattered,
     read_whole,
 )
+from cachestore.files.records import read_record
+from cachestore.files.table import read_table
 from tests.fakes import raising, refusing
 
 
@@ -63,9 +67,13 @@ def test_an_empty_file_reads_as_no_bytes(tmp_path):
     assert read_whole(file_of(tmp_path, b""), limit_bytes=0) == b""
 
 
-def test_a_missing_file_is_a_file_not_found(tmp_path):
+OF_A_THING = {"kind": "thing", "version": 1}
+
+
+@pytest.mark.parametrize("read", [open_regular, digest_file, partial(read_record, **OF_A_THING), partial(read_table, **OF_A_THING)])
+def test_a_missing_file_is_a_file_not_found(tmp_path, read):
     with pytest.raises(FileNotFoundError):
-        open_regular(tmp_path / "missing")
+        read(tmp_path / "missing")
 
 
 def link(path, target):
@@ -288,14 +296,10 @@ def test_a_system_that_cannot_give_memory_back_keeps_it(tmp_path):
     let_go(memoryview(b"not mapped"))
 
 
-def test_a_file_that_is_larger_than_it_may_be_is_not_mapped(tmp_path):
+def test_a_file_that_is_larger_than_it_may_be_and_a_link_are_not_mapped(tmp_path):
     (tmp_path / "f").write_bytes(b"abc")
     with pytest.raises(FormatError, match="3 bytes"):
         map_whole(tmp_path / "f", limit_bytes=2)
-
-
-def test_a_link_is_not_mapped(tmp_path):
-    (tmp_path / "f").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with pytest.raises(FormatError):
         map_whole(tmp_path / "link", limit_bytes=9)

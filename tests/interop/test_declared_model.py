@@ -14,6 +14,7 @@ from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_text
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.jobs.declared_model import Claimed
+from tests.encode import tiny_families
 from tests.interop import trainers
 from tests.interop.caches import bring
 from tests.interop.trainers import PICTURES
@@ -160,8 +161,6 @@ def test_latents_of_another_size_than_the_catalog_says_are_wrong(tmp_path, data,
 @pytest.mark.slow
 def test_a_real_vae_recognises_its_own_latents_and_no_others(tmp_path):
     """A tiny FLUX: its latents, scaled and sampled as a trainer does, are imported with the model as the claim."""
-    from tests.encode import tiny_families
-
     family, model = tiny_families.FAMILIES["flux"], tmp_path / "model"
     pipeline = family.build()
     with torch.no_grad():  # as little noise, and as much of the picture, as in trained ones

@@ -33,8 +33,7 @@ def test_sd_scripts_takes_back_what_it_had_cached_bit_for_bit(data, store, out, 
     assert (report.complete, report.written, report.casts) == (True, 6, ())
     for picture in PICTURES:
         before = trainers.read_sd_scripts(data, picture, family, bucket(picture))
-        after = trainers.read_sd_scripts(out, picture, family, bucket(picture))
-        for was, now in zip(before, after, strict=True):
+        for was, now in zip(before, trainers.read_sd_scripts(out, picture, family, bucket(picture)), strict=True):
             assert was.keys() == now.keys()
             assert all(was[name].dtype == now[name].dtype and np.array_equal(was[name], now[name]) for name in was)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
@@ -19,6 +20,7 @@ from cachestore.interop import import_matching, importing
 from cachestore.interop.formats.families import Width, family_named
 from cachestore.interop.formats.matching import Looks, Matches
 from cachestore.jobs.declared_model import IMPORTED
+from cachestore.storage.catalog import newest_catalog
 from tests.interop import trainers
 from tests.interop.caches import CLAIMS, bring, equal
 from tests.interop.trainers import PICTURES
@@ -35,8 +37,6 @@ def sample_of(store, picture, name="train", **options):
 
 def entry(store, picture, column="latents", name="train"):
     """An entry of a picture's, with its JSON value."""
-    from cachestore.storage.catalog import newest_catalog
-
     with cs.open(store) as reader:
         catalog = newest_catalog(reader.layout, name)
         found = next(one for one in catalog.columns if one.encoder == column)
@@ -147,8 +147,7 @@ def test_a_changed_note_of_crops_is_taken_over_by_the_next_import(tmp_path, data
 def test_of_the_notes_of_several_resolutions_that_of_the_latents_counts(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     trainers.write_st_sizes(data, "fitting", left=2)
-    larger = [dataclasses.replace(picture, latent=(16, 16)) for picture in PICTURES]
-    trainers.write_st_sizes(data, "larger", larger)
+    trainers.write_st_sizes(data, "larger", [dataclasses.replace(picture, latent=(16, 16)) for picture in PICTURES])
     assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").complete
     assert sizes_of(sample_of(store, ONE[0]))[1] == [3, 12]
 
@@ -371,8 +370,6 @@ def test_text_of_simpletuner_is_found_with_the_spaces_and_line_ends_that_it_dige
 
 
 def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
-    from PIL import Image
-
     exif = Image.Exif()
     exif[274] = 6
     Image.new("RGB", (80, 100)).save(data / "turned.jpg", exif=exif)
@@ -385,8 +382,7 @@ def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):
     trainers.write_sd_scripts(data, "sdxl")
     (data / "clip.mp4").write_bytes(b"never opened")
-    report = bring("sd-scripts", data, store, data)
-    assert "1 videos passed over (caches of videos are not imported)" in report.remarks
+    assert "1 videos passed over (caches of videos are not imported)" in bring("sd-scripts", data, store, data).remarks
 
 
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):

@@ -41,7 +41,6 @@ def texts_of(store, caption, made=None):
 
 
 def write_one(root, picture, caption="a fish", size=(64, 64)):
-    """One more picture of a source, with its caption."""
     made = trainers.Picture(picture, caption, size, (8, 8))
     trainers.make_source(root, [made])
     return made
@@ -251,8 +250,7 @@ def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobod
 
 def test_a_value_of_diffusion_pipe_from_a_folder_that_the_source_lacks_is_not_its_namesakes(tmp_path, data, store):
     """`b/two.png` was cached, and is gone; `two.png`, which was not, has the end of its path."""
-    gone = dataclasses.replace(BIRD, reference="b/two.png")
-    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=[FOX, gone, OTHER])
+    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=[FOX, dataclasses.replace(BIRD, reference="b/two.png"), OTHER])
     report = bring("diffusion-pipe", tmp_path / "flux", store, data)
     assert failures_of(report, "latents").keys() == {"two.png"}
     assert "3 values are of pictures that the source does not have" in report.remarks
@@ -386,8 +384,7 @@ def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_th
 
 def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, store):
     trainers.write_sd_scripts(data, "flux")
-    report = bring("sd-scripts", data, store, data)
-    said = [remark for remark in report.remarks if "no data set hands" in remark]
+    said = [remark for remark in bring("sd-scripts", data, store, data).remarks if "no data set hands" in remark]
     assert len(said) == 2
     assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in said)
     assert any(remark.startswith("latents_flipped of 3 pictures") for remark in said)

@@ -126,8 +126,7 @@ def test_text_named_by_its_caption_is_that_rows_though_its_picture_is_shared(dat
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_latents_of_a_whole_picture_are_not_of_a_row_with_its_own_crop(data, store, kind):
-    rows = [row("m0"), row("m0face", crop=list(PART)), row("all", crop=[0, 0, *BIRD.size])]
-    report = bring_rows(kind, data, store, rows)
+    report = bring_rows(kind, data, store, [row("m0"), row("m0face", crop=list(PART)), row("all", crop=[0, 0, *BIRD.size])])
     failed = failures_of(report, "latents")
     assert failed.keys() == {"m0face"}
     assert "its own crop [0, 0, 32, 32]" in failed["m0face"]
@@ -159,6 +158,5 @@ def test_latents_whose_note_tells_the_very_crop_of_a_row_are_its_own(data, store
 
 def test_a_crop_that_a_row_gets_later_takes_its_latents_away_again(data, store):
     assert bring_rows("sd-scripts", data, store, [row("m0")]).complete
-    report = bring_rows("sd-scripts", data, store, [row("m0", crop=list(PART))])
-    assert failures_of(report, "latents").keys() == {"m0"}
+    assert failures_of(bring_rows("sd-scripts", data, store, [row("m0", crop=list(PART))]), "latents").keys() == {"m0"}
     assert len(cs.CachedDataset(store)) == 0

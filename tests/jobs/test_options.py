@@ -72,7 +72,6 @@ PARSER = make_parser()
 
 
 def spell(request):
-    """A request as the arguments of `cachestore precompute`."""
     arguments = ["precompute", request.data]
     for one in fields(request):
         value, option = getattr(request, one.name), "--" + one.name.replace("_", "-")

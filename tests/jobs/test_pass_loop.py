@@ -101,8 +101,7 @@ def test_every_rank_returns_the_same_report_but_for_its_own_part(root):
 
 
 def test_more_ranks_than_units_is_fine(root):
-    reports = as_threads(*ranks(root, captions("a", "b"), 6))
-    assert {(report.complete, report.encoded) for report in reports} == {(True, 2)}
+    assert {(report.complete, report.encoded) for report in as_threads(*ranks(root, captions("a", "b"), 6))} == {(True, 2)}
 
 
 def test_a_rank_that_comes_when_all_is_done_gets_the_report_of_its_launch(root):
@@ -147,8 +146,7 @@ def test_ranks_that_believe_in_other_worlds_share_the_work(root):
 def test_two_runs_at_once_share_the_work_and_agree(root):
     samples = captions(*names(150))
     jobs = [fakes.job(root, samples, [FakeEncoder()], launch=launch) for launch in ("one", "other")]
-    reports = as_threads(*jobs)
-    assert {(report.complete, report.encoded, report.reused) for report in reports} == {(True, 150, 0)}
+    assert {(report.complete, report.encoded, report.reused) for report in as_threads(*jobs)} == {(True, 150, 0)}
     assert sorted(item for one in jobs for item in one.encoders[0].encoded) == sorted(names(150))
 
 

@@ -86,25 +86,11 @@ def wait_until_it_stops(pid):
 
 
 def sign(**changes):
-    body: dict[str, Any] = {
-        "rank": 0,
-        "host": "here",
-        "pid": 1,
-        "rate": 0.0,
-        "done": 0,
-        "beat_age_seconds": 0.0,
-        "phase": "working",
-        "reused": 0,
-        "encoded": 0,
-        "failed": 0,
-        "alive": True,
-        "worker": "w",
-        "launch": "l",
-        "count": 1,
-        "slowest_batch": 0.0,
-        "still_seconds": 0.0,
-    }
-    return RankStatus(**(body | changes))
+    who = {"rank": 0, "host": "here", "pid": 1, "worker": "w", "launch": "l", "phase": "working", "alive": True}
+    counts = {"done": 0, "reused": 0, "encoded": 0, "failed": 0, "count": 1}
+    times = {"rate": 0.0, "beat_age_seconds": 0.0, "slowest_batch": 0.0, "still_seconds": 0.0}
+    body: dict[str, Any] = who | counts | times | changes
+    return RankStatus(**body)
 
 
 # With nothing to encode

@@ -262,8 +262,6 @@ def test_it_is_pickled_without_its_threads():
 
 
 class Buffers:
-    """Memory that one batch after the other is read into."""
-
     def __init__(self, size, pin):
         self.flat = torch.empty(size, dtype=torch.int64)
         self.pin = pin
@@ -271,8 +269,6 @@ class Buffers:
 
 
 class Buffered(Samples):
-    """A data set that reads into buffers it is given."""
-
     def __init__(self, count=40):
         super().__init__(count)
         self.made = []

@@ -221,8 +221,7 @@ def test_setting_an_epoch_twice_is_setting_it_once():
 
 
 def test_a_data_set_without_epochs_is_fine():
-    data = SimpleNamespace(buckets={(): [0, 1, 2]}, digest="d")
-    assert sorted(sampler(data=data, batch_size=1)) == [[0], [1], [2]]
+    assert sorted(sampler(data=SimpleNamespace(buckets={(): [0, 1, 2]}, digest="d"), batch_size=1)) == [[0], [1], [2]]
 
 
 # Resuming

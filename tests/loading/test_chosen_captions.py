@@ -29,7 +29,6 @@ def encoded_for(path, policy, rows=ROWS, made=None, **options):
 
 
 def captions_of(data, epochs):
-    """The captions of all samples, one list for each epoch."""
     found = []
     for epoch in range(epochs):
         data.set_epoch(epoch)
@@ -42,8 +41,7 @@ def test_a_data_set_without_samples_takes_any_policy(path):
 
 
 def test_without_a_policy_it_is_the_first_text_as_it_was_encoded(path):
-    data = cs.CachedDataset(encoded_for(path, POLICY))
-    assert captions_of(data, 3) == [["sks red, small, cat", "sks dog", "sks one"]] * 3
+    assert captions_of(cs.CachedDataset(encoded_for(path, POLICY)), 3) == [["sks red, small, cat", "sks dog", "sks one"]] * 3
 
 
 def test_every_caption_comes_with_its_own_embeddings_in_every_epoch(path):

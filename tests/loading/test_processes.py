@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import cachestore as cs
 from cachestore.core.tensors import to_raw
@@ -33,14 +35,10 @@ METHODS = ("fork", "spawn", "forkserver")
 
 
 def loader(data, sampler, **options):
-    from torch.utils.data import DataLoader
-
     return DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, **options)
 
 
 def equal(one, other):
-    import torch
-
     same = {
         name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
     }

@@ -6,8 +6,9 @@ import torch
 from cachestore.loading.dataset import CachedDataset
 from tests.loading.stores import Row, make_store, recipes
 
+pytestmark = pytest.mark.torch
 
-@pytest.mark.torch
+
 def test_a_row_that_is_asked_for_twice_gives_tensors_of_its_own_each_time(tmp_path):
     one, two = CachedDataset(make_store(tmp_path, [Row("a"), Row("b")], recipes()))._read.samples([0, 0])
     tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor) and value.numel()]

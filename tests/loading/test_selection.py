@@ -7,6 +7,8 @@ import cachestore as cs
 from cachestore.loading.dataset import CachedDataset
 from tests.loading.stores import Row, make_store, recipes
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture
 def selection(tmp_path):

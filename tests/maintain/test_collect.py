@@ -21,15 +21,18 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.pass_loop import Job, run_pass
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import collect, compact, drop
+from cachestore.maintain.doctor import examine
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.condemned import condemned_segments, list_condemned
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
+from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import as_entry, read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
+from cachestore.storage.stats import stats
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
@@ -63,7 +66,6 @@ def job(root, *texts, name="train", encoder=None):
 
 
 def run(root, *texts, **options):
-    """Does a `job`; returns its report."""
     return run_pass(job(root, *texts, **options))
 
 
@@ -116,7 +118,18 @@ def test_an_empty_store_has_nothing_to_collect_or_compact(layout):
     assert compact(layout.root).segments == 0
 
 
-@pytest.mark.parametrize("action", [collect, compact, lambda root: drop(root, "train")], ids=["gc", "compact", "drop"])
+WITHOUT_STORE = {
+    "gc": collect,
+    "compact": compact,
+    "drop": lambda root: drop(root, "train"),
+    "verify": verify,
+    "repair": repair_store,
+    "stats": stats,
+    "doctor": examine,
+}
+
+
+@pytest.mark.parametrize("action", WITHOUT_STORE.values(), ids=WITHOUT_STORE)
 def test_where_there_is_no_store_it_is_said(tmp_path, action):
     with pytest.raises(StoreNotFound):
         action(tmp_path)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.core.errors import StoreNotFound
 from cachestore.maintain import doctor
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of
 from cachestore.storage.commit import create_store
@@ -26,11 +25,6 @@ def test_without_a_store_it_looks_at_the_machine_alone():
     assert {"python", "packages", "start method", "gpu", "open files"} <= set(names)
     assert "publish" not in names
     assert len(names) == len(set(names))
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        examine(tmp_path / "nothing")
 
 
 def test_a_sound_store_has_no_problem_and_is_left_as_it_was(layout):

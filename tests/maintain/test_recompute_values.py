@@ -39,7 +39,6 @@ def answer(batch):
 
 @pytest.fixture
 def makers(monkeypatch):
-    """Fake encoders for `precompute`, and for making again."""
     makers = fakes.Makers(options={"answer": answer})
     monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
     monkeypatch.setattr("cachestore.maintain.recompute.encoders_of", lambda request, known: makers(None, request))
@@ -48,7 +47,6 @@ def makers(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    """Pictures with captions, modified long ago."""
     return fakes.captioned(tmp_path / "data", COUNT)
 
 
@@ -393,7 +391,6 @@ def test_verify_without_recompute_imports_no_torch_and_nothing_of_the_whole_job(
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A tiny Stable Diffusion with random weights."""
     import torch
 
     torch.manual_seed(0)
@@ -403,7 +400,6 @@ def model(tmp_path_factory):
 
 
 def paint(data):
-    """Make every picture one that can be decoded."""
     for n in range(COUNT):
         pixels = np.random.default_rng(n).integers(0, 256, (64, 96, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(data / f"{n}.png")

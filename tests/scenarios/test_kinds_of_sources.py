@@ -264,8 +264,7 @@ def test_a_data_set_that_decodes_is_refused_with_the_line_that_helps(tmp_path, m
 @hub
 @pytest.mark.processes
 def test_a_single_column_of_pictures_may_have_any_name(tmp_path, makers):
-    data = hugging_face().rename_column("image", "photo")
-    report = cs.precompute(data, model="m", store=tmp_path / "store", inline=True)
+    report = cs.precompute(hugging_face().rename_column("image", "photo"), model="m", store=tmp_path / "store", inline=True)
     assert (report.wanted, report.failed) == (9, 0)
 
 

@@ -160,8 +160,7 @@ def test_equal_bytes_are_known_to_be_unchanged_and_others_to_be_changed():
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16"])
 def test_an_image_is_what_its_file_would_be_decoded_to(mode):
-    levels = np.arange(7 * 5 * 3, dtype=np.uint8).reshape(5, 7, 3)
-    picture = Image.fromarray(levels).convert(mode if mode != "I;16" else "L")
+    picture = Image.fromarray(np.arange(7 * 5 * 3, dtype=np.uint8).reshape(5, 7, 3)).convert(mode if mode != "I;16" else "L")
     if mode == "I;16":
         picture = Image.fromarray((np.arange(35, dtype=np.uint16) * 1800).reshape(5, 7))
     expected = decoded(bits(picture, "TIFF" if mode == "CMYK" else "PNG"))

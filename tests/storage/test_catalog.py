@@ -110,7 +110,6 @@ def newest(layout, name="train"):
 
 
 def seen(catalog):
-    """A catalog as plain values."""
     rows = range(len(catalog))
     return {
         "name": catalog.name,
@@ -331,8 +330,7 @@ class TestPublishing:
 
     def test_one_with_other_stats_is_published(self, layout):
         touched = dataclasses.replace(small().columns[0], stats=[5] * 6)
-        generations = [publish_catalog(layout, small())[0], publish_catalog(layout, small(columns=(touched,)))[0]]
-        assert generations == [1, 2]
+        assert [publish_catalog(layout, small())[0], publish_catalog(layout, small(columns=(touched,)))[0]] == [1, 2]
         assert list(newest(layout).columns[0].stats) == [5] * 6
 
     def test_names_do_not_see_each_other(self, layout):
@@ -366,7 +364,7 @@ class TestPublishing:
             read_catalog(layout.catalog("val", 2), generation=2)
         assert len(newest(layout, "val")) == 1
 
-    def test_files_that_are_not_ours_are_not_generations(self, layout):
+    def test_a_published_catalog_cannot_be_written_and_files_that_are_not_ours_are_not_generations(self, layout):
         publish_catalog(layout, small())
         for name in ("notes.txt", "01.safetensors", "2.safetensors.part"):
             (layout.catalog_folder("train") / name).touch()
@@ -374,8 +372,5 @@ class TestPublishing:
         Path(os.fsdecode(bytes(layout.catalogs) + b"/\xff")).mkdir()
         assert list_generations(layout, "train") == [1]
         assert list_names(layout) == ["train"]
-
-    def test_a_published_catalog_cannot_be_written(self, layout):
-        publish_catalog(layout, small())
         assert layout.catalog("train", 1).stat().st_mode & 0o777 == 0o444
         assert names_in(layout.temporary) == []

@@ -20,7 +20,6 @@ from tests.storage.stores import flip, key_of, put, read, tensors_of
 
 
 def planned(layout, *numbers, **options):
-    """Which entries somebody who plans would count on."""
     with closing(load_snapshot(layout, for_planning=True, **options)) as snapshot:
         return [n for n in numbers if key_of(n) in snapshot]
 

@@ -66,21 +66,13 @@ def test_an_entry_without_bytes_is_fetched(layout, fetcher, io):
     assert [len(reading.fetch(key_of(n), place_of(layout, n))) for n in (1, 2)] == [0, 0]
 
 
-def test_pread_gives_fresh_bytes_that_are_the_callers_own(layout, fetcher):
+def test_pread_gives_fresh_bytes_of_the_callers_own_and_mmap_a_view_that_cannot_be_written_and_outlives_the_fetcher(layout, fetcher):
     put(layout, 1)
     reading, place = fetcher(), place_of(layout, 1)
     first = reading.fetch(key_of(1), place)
     first[:] = bytes(len(first))
     assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
-
-
-def test_mmap_gives_a_view_that_cannot_be_written(layout, fetcher):
-    put(layout, 1)
     assert fetcher(io="mmap").fetch(key_of(1), place_of(layout, 1)).readonly
-
-
-def test_a_view_outlives_the_fetcher(layout, fetcher):
-    put(layout, 1)
     reading, place = fetcher(io="mmap"), place_of(layout, 1)
     view = reading.fetch(key_of(1), place)
     reading.close()
@@ -291,7 +283,6 @@ class TestFetchingInto:
     """How many of three reads are asked for."""
 
     def wanted(self, layout, *numbers):
-        """What `fetch_into` takes."""
         located = Located.of([place_of(layout, n) for n in numbers])
         targets = [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
         return [key_of(n) for n in numbers], located, targets

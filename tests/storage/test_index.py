@@ -38,7 +38,6 @@ def layout(tmp_path):
 
 
 def entries_in(layout, *digests):
-    """Segments and entries as `build` takes them."""
     contents = {digest: read_contents(layout.segment(digest)) for digest in digests}
     entries = [
         (each.key, digest, each.ordinal, each.offset, each.specs, each.checksum)

@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import FORMAT
@@ -54,11 +54,6 @@ def test_a_whole_store_is_left_as_it_is(layout):
     report = repair_store(layout.root)
     assert (outcome(report), report.findings) == ((0, [], [], 0), ())
     assert names(layout, layout.root) == before
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        repair_store(tmp_path)
 
 
 def test_a_newer_store_is_left_alone(layout):

@@ -58,8 +58,7 @@ def test_a_store_without_entries_has_an_empty_snapshot(layout):
 
 
 def test_an_index_without_entries_is_an_index(layout):
-    digest = put(layout, 1, is_committed=True)
-    layout.segment(digest).unlink()
+    layout.segment(put(layout, 1, is_committed=True)).unlink()
     with closing(commit(layout)) as snapshot:
         assert (snapshot.generation, len(snapshot), list(snapshot.keys())) == (2, 0, [])
         assert snapshot.find([key_of(1)]) == [[]]

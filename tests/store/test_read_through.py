@@ -157,16 +157,12 @@ def test_views_of_a_file_are_copied(tmp_path):
 # What is missing
 
 
-def test_by_default_a_missing_key_is_an_error_that_names_it(store):
+def test_by_default_a_missing_key_is_an_error_that_names_it_and_it_can_be_skipped(store):
     cs.fill(store, wanted(1), Encode())
     read = cs.ReadThrough(store)
     assert ask(read, 1) == [1]
     with pytest.raises(cs.MissingEntry, match=rf"1 of 2 keys are not in .*{wanted(2)[0][0]}.*cachestore.fill"):
         ask(read, 1, 2)
-
-
-def test_a_missing_key_can_be_skipped(store):
-    cs.fill(store, wanted(1), Encode())
     assert ask(cs.ReadThrough(store, on_miss="skip"), 2, 1, 2) == [None, 1, None]
 
 

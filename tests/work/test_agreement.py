@@ -90,7 +90,7 @@ def test_keys_are_named_where_there_are_no_samples(layout):
     assert f"only there: '{'62' * 16}'" in in_words(layout, intent(here), found)
 
 
-def test_who_has_ended_or_died_does_not_differ(layout):
+def test_who_has_ended_or_died_or_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):
     here, there = published(layout, captions("a")), published(layout, captions("b"))
     with meaning(layout, there):
         pass
@@ -98,10 +98,6 @@ def test_who_has_ended_or_died_does_not_differ(layout):
     with meaning(layout, there) as died:
         died._lock.release()
         assert differ(layout, intent(here)) == []
-
-
-def test_who_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):
-    here, there = published(layout, captions("a")), published(layout, captions("b"))
     ref = join_pass(layout, there.name, "launch")
     publish_done(layout, ref, ending(there.name), ["launch"])
     with meaning(layout, there) as beat:
@@ -116,14 +112,10 @@ def wait(layout, beat, is_done, clock, **options):
     return wait_for_rank_0(layout, beat, is_done, clock=clock, sleep=clock.sleep, **options)
 
 
-def test_what_is_done_already_is_not_waited_for(layout):
+def test_what_is_done_is_not_waited_for_and_without_a_rank_0_only_as_long_as_asked(layout):
     clock = Clock()
     assert wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: True, clock)
     assert clock.now == Clock().now
-
-
-def test_without_a_rank_0_it_is_waited_only_as_long_as_asked(layout):
-    clock = Clock()
     assert not wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: False, clock, unseen_seconds=3.0)
     assert 3.0 <= clock.now - Clock().now < 4.0
 

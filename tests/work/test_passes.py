@@ -133,18 +133,13 @@ def test_a_round_is_read_as_it_was_published(tmp_path_factory, units, generation
 def test_the_partitions_of_a_round_hold_each_of_its_units_once(units):
     found = Round(0, units, "launch", 0.0)
     for recipe, listed in enumerate(units):
-        parts = [place for p in range(found.partition_count(recipe)) for place in found.partition(recipe, p)]
-        assert parts == list(listed)
+        assert [place for p in range(found.partition_count(recipe)) for place in found.partition(recipe, p)] == list(listed)
 
 
-def test_of_two_that_open_a_round_the_first_counts(layout):
+def test_of_two_that_open_a_round_the_first_counts_and_rounds_are_listed_in_order(layout):
     ref = opened(layout)
     assert not publish_round(layout, ref, PLAN, Round(0, ((), ()), "launch 2", 0.0))
     assert read_round(layout, ref, PLAN, 0).launch == "launch 1"
-
-
-def test_rounds_are_listed_in_order(layout):
-    ref = opened(layout)
     for number in (10, 2, 1):
         opened(layout, number)
     assert list_rounds(ref.folder(layout)) == [0, 1, 2, 10]

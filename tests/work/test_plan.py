@@ -35,12 +35,10 @@ NAMES = ["a.png", "b c.png", "ünïcode.png", "sub/a.png", "sub/deep/a.png", "z.
 
 
 def same(one, other):
-    """Whether two plans say the same, however their rows are held."""
     return plain(one) == plain(other)
 
 
 def plain(plan):
-    """A plan in lists."""
     rows: dict[str, Any] = {
         name: list(getattr(plan, name)) for name in ("ids", "captions_at", "captions", "extras", "units_at", "unit_ids", "unit_requests")
     }
@@ -212,8 +210,7 @@ def test_a_recipes_further_column_is_there_if_a_sample_has_a_cell_in_it():
 
     def roles(*samples):
         columns = [images("image"), images("control"), images("mask")]
-        recipes = [LATENTS.recipe]
-        plan = build_plan(catalog="x", request="r", content="c", recipes=recipes, samples=samples, columns=columns)
+        plan = build_plan(catalog="x", request="r", content="c", recipes=[LATENTS.recipe], samples=samples, columns=columns)
         return {column.role: list(at) for column, (at, _units) in zip(plan.columns, plan.cells, strict=True)}
 
     assert roles() == {"image": [0]}
@@ -221,16 +218,12 @@ def test_a_recipes_further_column_is_there_if_a_sample_has_a_cell_in_it():
     assert roles(Sample("a", {"control": ("c", "d")}), Sample("b")) == {"image": [0, 0, 0], "control": [0, 2, 2]}
 
 
-def test_publishing_a_plan_twice_is_harmless(layout):
+def test_publishing_a_plan_twice_is_harmless_and_a_damaged_one_is_a_format_error(layout):
     plan = plan_of(captions("a", "b"), [TEXT])
     assert not is_published(layout, plan.name)
     publish_plan(layout, plan)
     publish_plan(layout, plan)
     assert is_published(layout, plan.name)
-
-
-def test_a_damaged_plan_is_a_format_error(layout):
-    plan = plan_of(captions("a", "b"), [TEXT])
     publish_plan(layout, plan)
     path = layout.plan(plan.name)
     path.chmod(0o644)

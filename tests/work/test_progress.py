@@ -19,7 +19,6 @@ from tests.fakes import Clock, FakeEncoder, captions
 
 
 def begun(root, samples, encoder):
-    """A pass that is open, with nothing done."""
     one = fakes.job(root, samples, [encoder])
     ref = join_pass(one.layout, one.plan.name, one.launch)
     with closing(load_snapshot(one.layout)) as snapshot:
@@ -120,7 +119,6 @@ def beat_of(one, **options):
 
 
 def show(one, beat, **changes):
-    """Change what a worker shows."""
     path = one.layout.worker(beat.worker)
     path.write_bytes(encode_record(FORMAT, VERSION, decode_record(FORMAT, VERSION, path.read_bytes(), where=path) | changes))
 
