@@ -102,7 +102,8 @@ def test_a_golden_catalog_pairs_what_it_did(layout):
     keys = {sample: [str(key) for column in found.columns for key in column.row_keys(row)] for row, sample in enumerate(found.ids)}
     assert {sample: sorted(listed) for sample, listed in keys.items()} == PAIRS
     assert found.digest == "8a28e3717288b603e51bcdac226c101d"
-    assert next(column for column in found.columns if column.encoder == "latents").cell(0).facts["bucket"] == (4, 4)
+    latents = next(column for column in found.columns if column.encoder == "latents")
+    assert latents.cell(0).facts["bucket"] == (4, 4)
 
 
 def test_a_golden_pass_says_what_became_of_it(layout):

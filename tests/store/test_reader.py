@@ -371,6 +371,18 @@ class TestDamage:
             with pytest.raises(MissingEntry):
                 call([key_of(1)])
 
+    @pytest.mark.parametrize("verify", ["first", "always", "never"])
+    def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(self, layout, reader, verify):
+        digest = put(layout, 1, 2)
+        reading = reader(verify=verify)
+        values(reading, 1, 2)
+        path = layout.segment(digest)
+        path.chmod(0o644)
+        os.truncate(path, min(place_of(layout, n).offset for n in (1, 2)) + 1)
+        for n in (1, 2):
+            with pytest.raises(CorruptEntry):
+                values(reading, n)
+
     @pytest.mark.parametrize("copies", [1, 2])
     def test_an_error_that_a_newer_snapshot_cannot_help_with_is_passed_on(self, layout, reader, monkeypatch, copies):
         for n in range(copies):
