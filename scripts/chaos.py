@@ -248,16 +248,16 @@ def _trust_ledgers() -> None:
     """Reconcile believes: a round whose ledgers are all there has everything, and what an ended pass had is still there."""
 
     def open_believing(self: Reconciler, *_arguments: object, **_options: object) -> None:
-        units = () if len(list_passes(self.layout, self.plan.name)) > 1 else self.plan.units_of(0)
-        publish_round(self.layout, self.ref, self.plan, Round(0, (units,), self.launch, time.time()))
+        units = () if len(list_passes(self.job.layout, self.job.plan.name)) > 1 else self.job.plan.units_of(0)
+        publish_round(self.job.layout, self.ref, self.job.plan, Round(0, (units,), self.job.launch, time.time()))
 
     def close_believing(self: Reconciler, *_arguments: object, **_options: object) -> Done:
-        commit(self.layout).close()
+        commit(self.job.layout).close()
         counts = dict.fromkeys(("samples", "reused", "failed", "missing", "seconds", "bytes", "generation"), 0)
-        names = {"store": "", "name": "", "plan": self.plan.name}
-        wanted = self.plan.unit_count
+        names = {"store": "", "name": "", "plan": self.job.plan.name}
+        wanted = self.job.plan.unit_count
         return publish_done(
-            self.layout, self.ref, {"complete": True, "wanted": wanted, "encoded": wanted, **counts, **names}, [self.launch]
+            self.job.layout, self.ref, {"complete": True, "wanted": wanted, "encoded": wanted, **counts, **names}, [self.job.launch]
         )
 
     _patch(Reconciler, "open_pass", open_believing)

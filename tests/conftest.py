@@ -1,6 +1,7 @@
 """What every test gets without asking: no waiting for disks, and no deadlines for generated examples. And processes that fork fast."""
 
 import os
+import re
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,15 @@ from hypothesis import settings
 settings.register_profile("cachestore", deadline=None, max_examples=60)
 settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
 settings.load_profile("cachestore")
+
+
+ABOUT_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files that are about torch as a whole are not even imported where no test of theirs is wanted: torch alone takes seconds."""
+    is_left_out = "not torch" in config.option.markexpr.split(" and ") and collection_path.match("test_*.py")
+    return True if is_left_out and ABOUT_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,13 +30,11 @@ def _no_waiting_for_disks():
 
 @pytest.fixture
 def root(tmp_path):
-    """Where a store may be made."""
     return tmp_path / "store"
 
 
 @pytest.fixture
 def layout(root):
-    """A store without anything in it."""
     from cachestore.storage.commit import create_store
 
     return create_store(root)
@@ -40,6 +48,14 @@ def makers(monkeypatch):
     makers = fakes.Makers()
     monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
     return makers
+
+
+@pytest.fixture
+def torch_files_read_here(monkeypatch):
+    """The process that reads files with pickles is test_sandbox's: starting one takes seconds."""
+    from cachestore.interop.formats.torch_files import read_torch
+
+    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,6 @@ def run(root, samples, *encoders, **options):
 
 
 def reconciler(one: Job, number=None):
-    """The reconciler of a job's newest pass."""
     from cachestore.work.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
@@ -234,7 +233,6 @@ def publish_catalog(layout, catalog):
 
 
 def catalog(root, name="train") -> Any:
-    """The newest catalog of a store, which is there."""
     found = newest_catalog(Layout(Path(root)), name)
     assert found is not None
     return found
@@ -248,6 +246,15 @@ def captioned(root: Path, count: int) -> Path:
         (root / f"{n}.txt").write_text(f"caption {n}")
         os.utime(root / f"{n}.png", (n, n))
     return root
+
+
+def numbered_pictures(folder: Path, count: int) -> Path:
+    """A new folder of pictures without captions, modified long ago."""
+    folder.mkdir()
+    for n in range(count):
+        (folder / f"{n:02}.png").write_bytes(b"picture %d" % n)
+        os.utime(folder / f"{n:02}.png", (n, n))
+    return folder
 
 
 def flip_entry(root, sample, encoder, name="train"):
@@ -271,7 +278,6 @@ def as_launch(one: Job, launch, **options) -> Any:
 
 
 def open_pass(one: Job):
-    """Begin a job's pass; returns it."""
     ref = join_pass(one.layout, one.plan.name, one.launch)
     with closing(load_snapshot(one.layout)) as snapshot:
         reconciler(one).open_pass(snapshot)
@@ -283,8 +289,40 @@ def ending(plan, **fields):
     return {"complete": True, "name": "", "plan": plan, "generation": 0, **dict.fromkeys(("reused", "encoded", "failed"), 0), **fields}
 
 
+def raising(error):
+    """A function that raises this, whatever it is called with."""
+
+    def fail(*_arguments, **_named):
+        raise error
+
+    return fail
+
+
+def refusing(code):
+    """A system call that is refused with this errno."""
+    return raising(OSError(code, os.strerror(code)))
+
+
+def overtaken(monkeypatch, module, name, action):
+    """Let something happen once, just before a function is called there."""
+    really = getattr(module, name)
+
+    def first(*given, **named):
+        monkeypatch.setattr(module, name, really)
+        action()
+        return really(*given, **named)
+
+    monkeypatch.setattr(module, name, first)
+
+
+def examples(most):
+    """So many examples of a property that takes long, or fewer where the profile asks for fewer."""
+    from hypothesis import settings
+
+    return settings(max_examples=min(most, settings.default.max_examples))
+
+
 def adds_up(report):
-    """What the contract says of every report."""
     return report.wanted == report.reused + report.encoded + report.failed + report.missing
 
 
@@ -293,21 +331,20 @@ def logged(path):
     return [tuple(json.loads(line)) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
+def started(arguments: list[Any], cwd: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """A Python process whose output is read by `communicate`."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=os.environ | environment, **pipes)
+
+
 def program(source: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Start a Python program beside the repository; its output is read by `communicate`. Ranks of this process are hidden from it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
+    """Start a Python program beside the repository. Ranks of this process are hidden from it."""
+    return started(["-c", source, *arguments], ROOT, {"PYTHONPATH": str(ROOT), **environment})
 
 
 # precompute with fake encoders: in this process, and in others through `at_start/sitecustomize.py`
 
+PATHS = os.pathsep.join([str(ROOT / "tests/cli/at_start"), str(ROOT)])
 GATE = "FAKE_ENCODER_GATE"
 """A folder: an encoder leaves `<pid>.begun` there, and waits until there is a file `open`."""
 
@@ -354,6 +391,20 @@ def at_the_gate(items):
         time.sleep(0.01)
 
 
+def is_running(pid):
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def fake_processes(monkeypatch):
+    """Encoders are fake in processes that are started from here."""
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    monkeypatch.setenv("FAKE_ENCODERS", "1")
+
+
 class Gate:
     """The test's side of `at_the_gate`."""
 
@@ -362,7 +413,6 @@ class Gate:
         folder.mkdir()
 
     def wait(self):
-        """Wait until an encoder stands at the gate; returns its pid."""
         while not (standing := sorted(self.folder.glob("*.begun"))):
             time.sleep(0.01)
         return int(standing[0].stem)
@@ -374,16 +424,7 @@ class Gate:
 
 def command(*arguments, module="cachestore", cwd: Path = ROOT, **environment: str):
     """Start `python -m cachestore …` in which encoders are fake; `communicate` reads its output."""
-    paths = os.pathsep.join([str(ROOT / "tests/cli/at_start"), str(ROOT)])
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
-    )
+    return started(["-m", module, *arguments], cwd, {"PYTHONPATH": PATHS, "FAKE_ENCODERS": "1", **environment})
 
 
 # Whole jobs in processes of their own
@@ -397,6 +438,22 @@ def names(count):
 def encode(batch):
     """An `encode` for `fill`: a value is the bytes of its key."""
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+
+def fill_with(store, *names, function=encode, **options):
+    """Fill a store with values named by texts; the item of each is its name."""
+    import cachestore as cs
+
+    return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
+
+
+def holds(root, wanted):
+    """Whether a store is whole and holds exactly the keys of these names."""
+    import cachestore as cs
+
+    report = cs.verify(root)
+    with cs.open(root) as store:
+        return report.ok and set(store.keys()) == {cs.key(name) for name in wanted}
 
 
 def encode_and_log(batch):

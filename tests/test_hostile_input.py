@@ -41,8 +41,7 @@ from tests.storage.stores import flip, key_of, put
 
 def run(root, *texts, launch="launch"):
     """A pass over captions; returns what names it."""
-    report = fakes.run(root, captions(*texts), FakeEncoder(), launch=launch)
-    return PassRef(report.plan, 1)
+    return PassRef(fakes.run(root, captions(*texts), FakeEncoder(), launch=launch).plan, 1)
 
 
 def swap(one, other):
@@ -109,8 +108,7 @@ def test_what_stands_where_a_folder_should_be_is_told_and_left_alone(layout, mak
 
 
 def test_foreign_files_in_plans_and_passes_are_listed_and_left_alone(root):
-    ref = run(root, "a")
-    folder = ref.folder(Layout(root))
+    folder = run(root, "a").folder(Layout(root))
     strange = [
         folder.root.parent / "notes",
         folder.root / "1.tmp",
@@ -120,8 +118,7 @@ def test_foreign_files_in_plans_and_passes_are_listed_and_left_alone(root):
     ]
     for path in strange:
         path.write_bytes(b"x")
-    found = {finding.path for finding in verify(root).findings}
-    assert found == {str(path.relative_to(root)) for path in strange}
+    assert {finding.path for finding in verify(root).findings} == {str(path.relative_to(root)) for path in strange}
     repair(root)
     collect(root, apply=True, grace_seconds=0)
     assert all(path.exists() for path in strange)
@@ -193,15 +190,11 @@ def test_another_plan_under_its_name_is_refused_and_put_aside(root):
     assert wrong(root) == set()
 
 
-def test_a_ledger_of_another_plan_is_left_out(root):
+def test_a_ledger_of_another_plan_is_left_out_and_its_end_ends_nothing(root):
     one, two = run(root, "a"), run(root, "b", launch="another")
     folders = [PassFolder(Layout(root).pass_folder(ref.plan, 1)) for ref in (one, two)]
     swap(*(folder.ledger(LedgerName(0, 0, 0)) for folder in folders))
     assert [list(read_ledgers(folder, 0)) for folder in folders] == [[], []]
-
-
-def test_the_end_of_another_plan_ends_nothing(root):
-    one, two = run(root, "a"), run(root, "b", launch="another")
     layout = Layout(root)
     swap(one.folder(layout).done, two.folder(layout).done)
     assert (read_done(layout, one), read_done(layout, two)) == (None, None)
@@ -363,8 +356,7 @@ def test_own_values_of_a_segment_that_is_gone_stay_told_until_they_are_put_again
 
 
 def test_a_damaged_note_of_what_was_lost_is_gathered_again_from_the_segment_in_quarantine(root):
-    key = put_own(root, "own")
-    path, place = segment_of(root, key)
+    path, place = segment_of(root, put_own(root, "own"))
     flip(path, place.offset)
     repair(root)
     [note] = Layout(root).quarantine.glob("*.lost.json")

@@ -104,8 +104,7 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
     every = calls(tmp_path / "store", tmp_path, trained)
     assert set(every) == set(cs.__all__)
     first = {name: every[name]() for name in ("open", "precompute", *cs.__all__)}
-    second = {name: every[name]() for name in reversed(cs.__all__)}
-    assert first == second
+    assert first == {name: every[name]() for name in reversed(cs.__all__)}
     assert threading.active_count() == before
 
 
@@ -129,8 +128,7 @@ def test_every_error_takes_one_message_and_survives_being_built_again_from_it():
 
 
 def test_no_public_name_is_shadowed_by_a_module_of_the_same_name():
-    modules = {module.name for module in pkgutil.iter_modules(cs.__path__)}
-    assert modules.isdisjoint(cs.__all__)
+    assert {module.name for module in pkgutil.iter_modules(cs.__path__)}.isdisjoint(cs.__all__)
 
 
 @pytest.mark.parametrize(

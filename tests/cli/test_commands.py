@@ -229,13 +229,7 @@ def test_failures_are_3_and_within_the_limit_0(run, data, store):
 
 
 @pytest.mark.parametrize(
-    "option",
-    [
-        ["--encode-arg", "x"],
-        ["--rank", "1"],
-        ["--workers", "x"],
-        ["--procs", "2", "--rank", "0", "--world-size", "2"],
-    ],
+    "option", [["--encode-arg", "x"], ["--rank", "1"], ["--workers", "x"], ["--procs", "2", "--rank", "0", "--world-size", "2"]]
 )
 def test_a_malformed_option_is_a_usage_error_before_anything_is_looked_at(run, tmp_path, option):
     code, out, err = run("precompute", tmp_path / "gone", "--model", "model", "--store", tmp_path / "s", *option)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,19 +14,14 @@ import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, USAGE, main
 from cachestore.storage.verify import verify
 from tests import fakes
-from tests.fakes import Gate, command
+from tests.fakes import Gate, command, is_running
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
 def data(tmp_path):
-    root = tmp_path / "data"
-    root.mkdir()
-    for n in range(12):
-        (root / f"{n:02}.png").write_bytes(b"picture %d" % n)
-        os.utime(root / f"{n:02}.png", (n, n))
-    return root
+    return fakes.numbered_pictures(tmp_path / "data", 12)
 
 
 @pytest.fixture
@@ -237,8 +231,7 @@ def test_no_rank_outlives_the_command(asked, gate):
     process.send_signal(signal.SIGTERM)
     gate.open()
     ended(process)
-    beats = [json.loads(path.read_text())["body"] for path in (asked[-1] / "workers").glob("*.json")]
-    for beat in beats:
+    for beat in [json.loads(path.read_text())["body"] for path in (asked[-1] / "workers").glob("*.json")]:
         with pytest.raises(ProcessLookupError):
             os.kill(beat["pid"], 0)
 
@@ -247,18 +240,10 @@ def test_no_rank_outlives_the_command(asked, gate):
 
 
 def standing(gate, count):
-    """Wait until so many ranks stand at the gate; returns their pids."""
     gate.wait()
     while len(found := sorted(gate.folder.glob("*.begun"))) < count:
         time.sleep(0.01)
     return [int(path.stem) for path in found]
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -282,7 +267,6 @@ def test_two_ranks_that_were_stopped_are_gone_on_with_by_any_number_and_nothing_
 
 
 def until(stream, words):
-    """Read lines until one holds these words; returns it."""
     return next(line for line in stream if words in line)
 
 

@@ -10,7 +10,7 @@ from cachestore.files.records import decode_record, encode_record
 from cachestore.work.passes import join_pass
 from cachestore.work.workers import FORMAT, VERSION, Beat
 from tests import fakes
-from tests.fakes import FakeEncoder, captions
+from tests.fakes import FakeEncoder, captions, raising
 
 
 @pytest.fixture
@@ -74,14 +74,12 @@ def shown(one, capsys, **changes):
 
 
 def show(one, beat, **changes):
-    """Change what a worker shows."""
     path = one.layout.worker(beat.worker)
     body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
     path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
 
 
 def killed(one, **changes):
-    """A worker that left its beat and its lock behind."""
     changes = {"launch": "launch", "rank": 2, "phase": "working", **changes}
     with Beat(one.layout, one.plan.name, 1, "launch", 2, 3) as beat:
         pass
@@ -122,8 +120,7 @@ def test_a_rank_that_was_started_again_is_not_gone(one, capsys, at_once):
 
 
 def test_workers_without_a_rank_are_told_apart_by_their_processes(one, capsys, at_once):
-    said = shown(one, capsys, rank=None, pid=77, at=-1e6, started=-1.0)
-    assert "; worker 77 on " in said
+    assert "; worker 77 on " in shown(one, capsys, rank=None, pid=77, at=-1e6, started=-1.0)
 
 
 def test_the_slowest_rank_is_named_where_there_are_several(one, capsys, at_once):
@@ -138,11 +135,7 @@ def test_rates_of_workers_with_one_rank_add_up(one, capsys, at_once):
 
 def test_a_bar_that_nobody_can_read_any_more_ends_nothing(one, at_once, monkeypatch):
     fakes.open_pass(one)
-
-    def gone(_text):
-        raise BrokenPipeError
-
-    monkeypatch.setattr(sys.stderr, "write", gone)
+    monkeypatch.setattr(sys.stderr, "write", raising(BrokenPipeError))
     bar = Bar(one.layout.root, is_shown=True)
     bar.look(counts(one))
     bar.end()

@@ -10,7 +10,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.arguments import as_many, as_number, as_pairs, as_path, as_switch, as_whole, refuse
-from tests.fakes import encode
+from tests.fakes import encode, raising
 
 
 @pytest.fixture
@@ -135,8 +135,7 @@ def test_a_path_is_a_part_of_a_key_by_its_text():
 
 @pytest.mark.parametrize("given", [None, 5, ("a",)])
 def test_what_is_no_key_is_refused_by_every_call_that_takes_one(given, store):
-    calls = [cs.Key, cs.Key.parse, store.get, store.describe, store.__contains__, lambda key: store.get_many([key])]
-    for call in calls:
+    for call in [cs.Key, cs.Key.parse, store.get, store.describe, store.__contains__, lambda key: store.get_many([key])]:
         with pytest.raises(cs.BadInput, match="key"):
             call(given)
 
@@ -182,10 +181,7 @@ def test_what_is_put_is_named_tensors_and_a_small_value(tensors, meta, says, sto
     ids=str,
 )
 def test_what_fill_cannot_use_is_refused_before_anything_is_done(options: Any, says, store):
-    def never(batch):
-        raise AssertionError("it was called")
-
-    asked: Any = {"store": store, "wanted": [(cs.key("a"), 1)], "encode": never, **options}
+    asked: Any = {"store": store, "wanted": [(cs.key("a"), 1)], "encode": raising(AssertionError("it was called")), **options}
     with pytest.raises(cs.BadInput) as refused:
         cs.fill(**asked)
     assert says in str(refused.value)

@@ -214,12 +214,7 @@ def test_what_cannot_be_meant_is_refused_by_its_name(options):
 def test_numbers_of_numpy_are_kept_as_what_json_can_hold():
     given: Any = {"dropout": np.float32(0.5), "shuffle_tags": np.True_, "variants": np.int64(3), "keep_tokens": np.uint8(1)}
     found = json.loads(json.dumps(CaptionPolicy(**given).as_json()))
-    assert found == {
-        "dropout": 0.5,
-        "shuffle_tags": True,
-        "variants": 3,
-        "keep_tokens": 1,
-    }
+    assert found == {"dropout": 0.5, "shuffle_tags": True, "variants": 3, "keep_tokens": 1}
 
 
 @pytest.mark.parametrize("value", [3, None, ["all"]])

@@ -84,12 +84,7 @@ def test_each_launchers_variables_say_rank_world_size_and_local_rank(found_in, e
 
 @pytest.mark.parametrize(
     "environment",
-    [
-        BATCH,
-        {**STEP, "SLURM_JOB_NAME": "bash"},
-        {**STEP, "SLURM_JOB_NAME": "interactive"},
-        {**STEP, "SLURM_STEP_ID": "interactive"},
-    ],
+    [BATCH, {**STEP, "SLURM_JOB_NAME": "bash"}, {**STEP, "SLURM_JOB_NAME": "interactive"}, {**STEP, "SLURM_STEP_ID": "interactive"}],
 )
 def test_a_batch_script_and_an_interactive_allocation_say_nothing(environment):
     assert discover(environment) == Placement(0, 1, discover(environment).local_rank, launch_name(environment))

@@ -9,6 +9,7 @@ from cachestore.core.raw_tensors import Scale, as_array, cast, from_array, is_fi
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.interop.formats.families import FAMILIES
 from cachestore.interop.formats.text import apart, together
+from tests.interop import trainers
 
 pytestmark = pytest.mark.torch
 
@@ -72,8 +73,6 @@ def test_latents_in_the_right_state_keep_their_bytes_and_unknown_constants_conve
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name in {"sdxl", "sd3", "flux"}], ids=lambda one: one.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_taking_text_apart_and_putting_it_together_changes_no_bit(family, dtype):
-    from tests.interop import trainers
-
     made = {name: raw_of(tensor) for name, tensor in trainers.text_of("a caption", family.name, dtype).items()}
     prompt, pooled = together(family, apart(family, made["prompt"], made["pooled"]))
     assert (prompt[:2], bytes(prompt[2])) == (made["prompt"][:2], bytes(made["prompt"][2]))

@@ -34,22 +34,14 @@ def test_an_array_comes_back(dtype, shape):
     name, found_shape, buffer = raw["x"]
     assert (found_shape, len(buffer)) == (shape, size_bytes(name, shape))
     back = to_numpy(writable(raw))["x"]
-    assert back.dtype == array.dtype
-    assert back.shape == shape
+    assert (back.dtype, back.shape) == (array.dtype, shape)
     assert np.array_equal(back, array)
     assert back.flags.writeable
 
 
 @pytest.mark.parametrize(
     "view",
-    [
-        lambda a: a.T,
-        lambda a: a[::2],
-        lambda a: a[:, ::-1],
-        np.asfortranarray,
-        lambda a: a[1:1],
-        lambda a: np.broadcast_to(a[0], (3, 5)),
-    ],
+    [lambda a: a.T, lambda a: a[::2], lambda a: a[:, ::-1], np.asfortranarray, lambda a: a[1:1], lambda a: np.broadcast_to(a[0], (3, 5))],
     ids=["turned", "every second", "backwards", "Fortran's order", "nothing", "broadcast"],
 )
 def test_an_array_that_is_not_contiguous_comes_back(view):
@@ -156,8 +148,7 @@ class TestTorch:
 
     def test_tensors_are_contiguous_writable_and_share_the_buffer(self, torch):
         buffer = bytearray(8)
-        back = to_torch({"x": ("F32", (2,), memoryview(buffer))})["x"]
-        back.fill_(1.0)
+        to_torch({"x": ("F32", (2,), memoryview(buffer))})["x"].fill_(1.0)
         assert bytes(buffer) == b"\0\0\x80?" * 2
 
     def test_a_buffer_that_cannot_be_written_is_copied(self, torch):

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from cachestore.core.keys import Key
 from cachestore.encode.recipes import ModelRequest, encoders_for
 
 
@@ -30,8 +33,21 @@ def entries_of(encoder, captions, *, together=True):
     found = {}
     for batch in batches.values():
         made = encoder.encode([(key, payload) for key, payload, _ in batch])
+        assert set(made) == {key for key, _, _ in batch}
         found |= {caption: made[key] for key, _, caption in batch}
     return found
+
+
+def batch_for(encoder, captions):
+    """What a worker hands over for these captions at once."""
+    resolved = [encoder.resolve({"caption": caption}, None) for caption in captions]
+    return [(one.key, encoder.prepare(one).payload) for one in resolved]
+
+
+def latents(encoder):
+    """Entries of one picture of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    return encoder.encode([(Key(bytes(16)), pixels)])
 
 
 def batch_of(encoder, captions, *, together=True):

@@ -3,6 +3,7 @@
 import os
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,16 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Builds a pipeline by name, once: its folder with an unreadable denoiser, and the pipeline in memory to compare with."""
-    built = {}
 
+    @cache
     def build(name) -> Tiny:
-        if name not in built:
-            import torch
+        import torch
 
-            torch.manual_seed(0)
-            make, denoiser_name, denoiser_class = tiny.PIPELINES[name]
-            pipeline, folder = make(), tmp_path_factory.mktemp(name)
-            tiny.save(pipeline, folder, denoiser_name, denoiser_class)
-            built[name] = Tiny(folder, pipeline)
-        return built[name]
+        torch.manual_seed(0)
+        make, denoiser_name, denoiser_class = tiny.PIPELINES[name]
+        pipeline, folder = make(), tmp_path_factory.mktemp(name)
+        tiny.save(pipeline, folder, denoiser_name, denoiser_class)
+        return Tiny(folder, pipeline)
 
     return build
 
@@ -44,21 +43,19 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """Builds a family's pipeline by name, once: its folder without a denoiser, and the pipeline in memory."""
-    made = {}
 
+    @cache
     def build(name) -> Built:
-        if name not in made:
-            import torch
+        import torch
 
-            torch.manual_seed(0)
-            family = tiny_families.FAMILIES[name]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # Chroma's denoiser uses a name that diffusers gives up
-                pipeline, folder = family.build(), tmp_path_factory.mktemp(name)
-            pipeline.set_progress_bar_config(disable=True)
-            tiny_families.save(family, pipeline, folder)
-            made[name] = Built(folder, pipeline, family)
-        return made[name]
+        torch.manual_seed(0)
+        family = tiny_families.FAMILIES[name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Chroma's denoiser uses a name that diffusers gives up
+            pipeline, folder = family.build(), tmp_path_factory.mktemp(name)
+        pipeline.set_progress_bar_config(disable=True)
+        tiny_families.save(family, pipeline, folder)
+        return Built(folder, pipeline, family)
 
     return build
 
@@ -66,18 +63,16 @@ def built(tmp_path_factory):
 @pytest.fixture(scope="session")
 def edit_built(tmp_path_factory):
     """Builds a pipeline of Qwen-Image-Edit by its class, once: its folder, and the pipeline in memory with transformers' own processor."""
-    made = {}
 
+    @cache
     def build(class_name) -> Built:
-        if class_name not in made:
-            import torch
+        import torch
 
-            torch.manual_seed(0)
-            pipeline, folder = tiny_families.qwen_edit(class_name), tmp_path_factory.mktemp(class_name)
-            pipeline.set_progress_bar_config(disable=True)
-            tiny_families.save_qwen_edit(pipeline, folder)
-            made[class_name] = Built(folder, pipeline, tiny_families.Family(None))
-        return made[class_name]
+        torch.manual_seed(0)
+        pipeline, folder = tiny_families.qwen_edit(class_name), tmp_path_factory.mktemp(class_name)
+        pipeline.set_progress_bar_config(disable=True)
+        tiny_families.save_qwen_edit(pipeline, folder)
+        return Built(folder, pipeline, tiny_families.Family(None))
 
     return build
 

@@ -14,7 +14,6 @@ MS = Fraction(1, 1000)
 
 
 def even(count, rate=10):
-    """A timeline of milliseconds."""
     times = np.array([round(1000 * number / rate) for number in range(count)])
     return Timeline(times, round(1000 * count / rate), MS)
 
@@ -47,8 +46,7 @@ def test_a_video_that_fills_none_is_refused_with_what_it_has_and_what_it_needs()
 
 
 def test_clips_lie_evenly_between_beginning_and_end():
-    asked = [clip_of({"frames": [17], "clip": number, "clips": 4}, even(80))[1] for number in range(4)]
-    assert asked == [0, 21, 42, 63]
+    assert [clip_of({"frames": [17], "clip": number, "clips": 4}, even(80))[1] for number in range(4)] == [0, 21, 42, 63]
     assert [clip_of({"frames": [17], "clip": number, "clips": 3}, even(17))[1] for number in range(3)] == [0, 0, 0]
     assert clip_of({"frames": [17], "clip": 0, "clips": 1}, even(80))[1] == 0
 
@@ -73,10 +71,8 @@ def test_stamps_that_are_rounded_to_milliseconds_take_every_frame_once():
 )
 def test_each_frame_of_a_clip_is_the_last_one_due_before_half_its_length_has_passed(gaps, rate, start):
     times = np.cumsum([5, *gaps])
-    line = Timeline(times, int(times[-1]) + 40, MS)
-    for number, time in enumerate(line.take(rate, start, 12), start=start):
-        due = [one for one in times.tolist() if (one - 5) * MS < (number + Fraction(1, 2)) / rate]
-        assert time == due[-1]
+    for number, time in enumerate(Timeline(times, int(times[-1]) + 40, MS).take(rate, start, 12), start=start):
+        assert time == [one for one in times.tolist() if (one - 5) * MS < (number + Fraction(1, 2)) / rate][-1]
 
 
 @given(gaps=st.lists(st.integers(1, 300), max_size=40), rate=st.sampled_from([Fraction(8), Fraction(24), Fraction(60)]))

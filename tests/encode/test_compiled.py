@@ -58,35 +58,25 @@ def eager(monkeypatch, vae, kind=Fast):
     return Compiled(vae)
 
 
-def test_before_a_shape_has_taken_long_nothing_is_compiled(monkeypatch, vae):
+def test_a_shape_goes_through_what_is_compiled_once_it_has_taken_long_and_not_before(monkeypatch, vae):
     compiled = eager(monkeypatch, vae)
     encode(compiled, pictures(4))
     assert compiled._fast.sizes == []
-
-
-def test_a_shape_that_has_taken_long_goes_through_what_is_compiled(monkeypatch, vae):
-    compiled = eager(monkeypatch, vae)
     encode(compiled, pictures(4), seconds=2 * compiling.FIRST_GUESS)
     found = encode(compiled, pictures(4))
     assert compiled._fast.sizes == [4]
     torch.testing.assert_close(found, alone(vae, pictures(4)))
 
 
-def test_a_smaller_last_batch_is_filled_up_and_its_own_pictures_come_first(monkeypatch, vae):
+def test_a_smaller_last_batch_is_filled_up_its_own_pictures_first_and_another_bucket_runs_as_it_is(monkeypatch, vae):
     compiled = eager(monkeypatch, vae)
     for _batch in range(2):
         encode(compiled, pictures(4), seconds=2 * compiling.FIRST_GUESS)
     found = encode(compiled, pictures(3))
     assert compiled._fast.sizes == [4, 4]
     torch.testing.assert_close(found[:3], alone(vae, pictures(3)))
-
-
-def test_another_bucket_runs_as_it_is(monkeypatch, vae):
-    compiled = eager(monkeypatch, vae)
-    for _batch in range(2):
-        encode(compiled, pictures(4), seconds=2 * compiling.FIRST_GUESS)
     encode(compiled, pictures(4, side=64))
-    assert compiled._fast.sizes == [4]
+    assert compiled._fast.sizes == [4, 4]
 
 
 def test_where_compiling_fails_the_encoder_runs_as_it_is_and_says_so(monkeypatch, vae, caplog):

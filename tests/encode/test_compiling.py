@@ -7,7 +7,6 @@ from cachestore.encode.compiling import FIRST_GUESS, MOST_SHAPES, Compiling
 
 
 def spend(compiling, shape, seconds):
-    """A shape has taken so long."""
     assert not compiling.is_due(shape)
     compiling.took(shape, seconds)
 
@@ -81,5 +80,4 @@ def test_it_never_takes_more_than_twice_what_is_best_and_one_batch(batches, cost
             is_compiled = True
         compiling.took("a", seconds)
         spent += seconds
-    best = min(batches, cost + batches / gain)
-    assert spent <= 2 * best + 1 + 1e-9
+    assert spent <= 2 * min(batches, cost + batches / gain) + 1 + 1e-9

@@ -3,20 +3,22 @@
 import shutil
 
 import pytest
+import torch
 from PIL import Image
 
+import cachestore as cs
 import cachestore.encode.modules
 import cachestore.encode.prompts
 import cachestore.encode.vae
 from cachestore.core.errors import BadInput
 from tests.encode import tiny_families
+from tests.fakes import raising
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
 def loads(monkeypatch):
-    """The names of the modules that are loaded."""
     seen: list[str] = []
     load = cachestore.encode.modules.load_module
 
@@ -48,8 +50,6 @@ def without_first_token(built, tmp_path):
 
 
 def precomputed(data, model, tmp_path, **options):
-    import cachestore as cs
-
     return cs.precompute(data, model=model, store=tmp_path / "store", device="cpu", resolution=64, inline=True, **options)
 
 
@@ -62,18 +62,13 @@ def test_a_caption_of_the_probe_that_fails_fails_no_other_and_loads_nothing_agai
 
 
 def test_a_model_that_encodes_no_caption_of_the_probe_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
-    def broken(*_args, **_options):
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(cachestore.encode.prompts, "_named", broken)
+    monkeypatch.setattr(cachestore.encode.prompts, "_named", raising(RuntimeError("no kernel image is available")))
     with pytest.raises(BadInput, match=r"StableDiffusionPipeline was loaded and cannot encode: .*no kernel image is available"):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert loads == ["text_encoder"]
 
 
 def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, prompts, tmp_path, loads, monkeypatch):
-    import torch
-
     real = cachestore.encode.prompts._pipeline_call
 
     def small(*args):
@@ -91,12 +86,7 @@ def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, p
 
 
 def test_a_model_that_does_not_fit_into_memory_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
-    import torch
-
-    def full(*_args, **_options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
-
-    monkeypatch.setattr(torch.nn.Module, "to", full)
+    monkeypatch.setattr(torch.nn.Module, "to", raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")))
     with pytest.raises(BadInput, match=r"text_encoder from .* does not fit into memory .*Tried to allocate 9\.00 GiB.*smaller dtype"):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert loads == ["text_encoder"]

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.core.errors import WriteFailed
 from tests.encode import tiny_families
+from tests.encode.asking import encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
 
@@ -39,8 +41,6 @@ def test_a_guess_is_called_one_and_the_bytes_are_said_anew_once_the_encoder_is_l
 
 
 def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_nothing(ltx2, tmp_path, monkeypatch):
-    import cachestore as cs
-
     monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 100_000)
     with pytest.raises(WriteFailed, match=r"about 173568 bytes are needed, 100000 are free at .*make room"):
         cs.precompute(
@@ -57,8 +57,6 @@ def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_no
 
 @pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
 def test_the_forecast_of_a_family_of_the_table_is_what_is_stored_of_its_longest_captions(built, name, digest):
-    from tests.encode.asking import encoder_of, entries_of
-
     encoder, caption = encoder_of(built(name), digest, "text"), 'a "word" ' * 300
     said = encoder.entry_bytes(encoder.count_tokens([caption])[0])
     made = sum(tensor.nbytes for tensor in entries_of(encoder, [caption])[caption].values())

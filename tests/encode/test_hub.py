@@ -10,6 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from cachestore.core.errors import BadInput
 from cachestore.encode.hub import files_to_fetch, is_here, with_folder
 from cachestore.encode.models import MissingFile
+from tests.fakes import raising
 
 FLUX = [
     "README.md",
@@ -164,12 +165,8 @@ def test_what_a_cached_model_lacks_is_downloaded(tmp_path, hub):
 
 def test_another_error_of_a_cached_model_is_not_hidden_by_a_download(tmp_path, hub):
     hub.cached = tmp_path
-
-    def read(folder):
-        raise BadInput("unknown pipeline")
-
     with pytest.raises(BadInput, match="unknown pipeline"):
-        fetch("black-forest-labs/FLUX.1-dev", read)
+        fetch("black-forest-labs/FLUX.1-dev", raising(BadInput("unknown pipeline")))
     assert hub.asked == []
 
 

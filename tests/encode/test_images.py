@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import PIL
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 
@@ -16,6 +16,7 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, placement
 from cachestore.encode.images import decode, fit, measure
+from tests.fakes import examples
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -90,7 +91,7 @@ def test_a_progressive_jpeg_that_ends_between_scans_is_refused():
             decode(data[:cut])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF"]),
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), min_size=1, max_size=8),
@@ -148,8 +149,7 @@ def test_transparent_pixels_are_white_whatever_colour_hides_below(mode):
 
 
 def test_a_half_transparent_pixel_is_mixed_with_white():
-    picture = decode(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 128))))
-    assert picture.getpixel((0, 0)) == (127, 127, 127)
+    assert decode(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 128)))).getpixel((0, 0)) == (127, 127, 127)
 
 
 def test_a_palette_with_transparency_is_composited_on_white():
@@ -188,22 +188,19 @@ def test_other_modes_become_rgb(mode):
         pytest.skip("Pillow before 13 cannot read TIFFs of this mode, its own included: they are failures with a reason")
     name = "TIFF" if mode in ("CMYK", "YCbCr") else "PNG"
     picture = decode(encoded(flag().convert(mode), name))
-    assert picture.mode == "RGB"
-    assert picture.size == (64, 40)
+    assert (picture.mode, picture.size) == ("RGB", (64, 40))
     assert far(picture, flag().convert(mode).convert("RGB")) < 2
 
 
 def test_a_cmyk_jpeg_keeps_its_colours():
-    picture = decode(encoded(flag().convert("CMYK"), "JPEG", quality=95))
-    assert far(picture, flag()) < 8
+    assert far(decode(encoded(flag().convert("CMYK"), "JPEG", quality=95)), flag()) < 8
 
 
 def test_an_animated_gif_gives_its_first_frame():
     frames = [Image.new("P", (8, 8), 0), Image.new("P", (8, 8), 0)]
     for frame, colour in zip(frames, ((1, 2, 3), (200, 100, 0)), strict=True):
         frame.putpalette(colour)
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert decode(data).getpixel((0, 0)) == (1, 2, 3)
+    assert decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])).getpixel((0, 0)) == (1, 2, 3)
 
 
 def test_an_unusable_colour_profile_is_ignored():
@@ -219,8 +216,7 @@ def test_an_srgb_profile_changes_no_pixel():
 def swapped_profile():
     """An RGB profile in which red and green have changed places: sRGB's own bytes with two tags renamed."""
     data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    count = int.from_bytes(data[128:132], "big")
-    for place in range(132, 132 + 12 * count, 12):
+    for place in range(132, 132 + 12 * int.from_bytes(data[128:132], "big"), 12):
         tag = bytes(data[place : place + 4])
         data[place : place + 4] = {b"rXYZ": b"gXYZ", b"gXYZ": b"rXYZ"}.get(tag, tag)
     return bytes(data).replace("sRGB".encode("utf-16-be"), "swap".encode("utf-16-be")).replace(b"sRGB", b"swap")
@@ -228,8 +224,7 @@ def swapped_profile():
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
 def test_a_profile_other_than_srgb_is_converted_to_srgb(mode):
-    image = Image.new("RGB", (8, 8), RED).convert(mode)
-    picture = decode(encoded(image, icc_profile=swapped_profile()))
+    picture = decode(encoded(Image.new("RGB", (8, 8), RED).convert(mode), icc_profile=swapped_profile()))
     assert np.abs(pixels(picture) - np.array(GREEN)).max() <= 3
 
 
@@ -249,8 +244,7 @@ def test_fitting_equals_resizing_the_whole_picture_and_cropping_it(size, bucket)
     picture = Image.fromarray((100 + pixels(noise(*size)) // 5).astype(np.uint8))
     found, place = fit(picture, Size(*bucket)), placement(Size(*size), Size(*bucket))
     whole = picture.resize(place.resized, Image.Resampling.LANCZOS).crop(place.crop)
-    assert found.shape == (bucket[1], bucket[0], 3)
-    assert found.dtype == np.uint8
+    assert (found.shape, found.dtype) == ((bucket[1], bucket[0], 3), np.uint8)
     assert found.flags.c_contiguous
     assert np.abs(found.astype(int) - pixels(whole)).max() <= 2
 
@@ -265,7 +259,7 @@ def test_an_extremely_long_picture_needs_no_giant_in_between():
     assert (found == np.array(RED)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([(16, 16), (32, 16), (16, 48)]))
 def test_fitting_one_colour_gives_that_colour_at_every_size(width, height, bucket):
     found = fit(Image.new("RGB", (width, height), (12, 200, 99)), Size(*bucket))
@@ -307,7 +301,7 @@ def test_simplejpeg_is_installed_where_tests_run_and_makes_pillows_pixels():
     assert images._fast_decoder() is not None
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.tuples(st.integers(1, 90), st.integers(1, 70)),
     st.integers(1, 100),
@@ -324,7 +318,7 @@ def test_either_decoder_makes_the_same_pixels(size, quality, subsampling, progre
     assert one == other
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.data())
 def test_either_decoder_says_the_same_of_damaged_files(seed, changes, data):
     raw = bytearray(encoded(noise(seed=seed), "JPEG", quality=80))

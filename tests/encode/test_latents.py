@@ -34,8 +34,7 @@ def resolve(encoder, data, **request):
 
 def encode(encoder, pictures):
     resolved = [resolve(encoder, data) for data in pictures]
-    batch = [(one.key, encoder.prepare(one).payload) for one in resolved]
-    made = encoder.encode(batch)
+    made = encoder.encode([(one.key, encoder.prepare(one).payload) for one in resolved])
     assert set(made) == {one.key for one in resolved}
     return [made[one.key] for one in resolved]
 
@@ -66,8 +65,7 @@ def test_bytes_resolution_and_model_change_the_key_and_roles_and_names_do_not(lo
     keys = {resolve(look_alike, picture(seed=1)).key, resolve(look_alike, data, resolution=96).key, resolve(other, data).key}
     assert len(keys | {key}) == 4
     control = resolve(look_alike, data, role="control", image="elsewhere/b.png")
-    assert control.key == key
-    assert control.inputs == {"control": digest_bytes(data)}
+    assert (control.key, control.inputs) == (key, {"control": digest_bytes(data)})
 
 
 def test_a_key_of_before_there_were_crops_and_sides_is_found_again(look_alike):
@@ -192,8 +190,7 @@ def test_read_normalises_as_diffusers_training_script_does(tiny_model, digest, n
     config = model.pipeline.vae.config
     mean = direct(model.pipeline.vae, [data], torch.float32).mean[0]
     script = (mean - config.shift_factor) * config.scaling_factor if name == "flux" else mean * config.scaling_factor
-    found = encode(encoder, [data])[0]["mean"]
-    normalised = (found - (read["shift_factor"] or 0)) * read["scaling_factor"]
+    normalised = (encode(encoder, [data])[0]["mean"] - (read["shift_factor"] or 0)) * read["scaling_factor"]
     torch.testing.assert_close(normalised, script, rtol=1e-5, atol=1e-5)
     assert read["latents_mean"] is read["latents_std"] is None
 
@@ -204,8 +201,7 @@ def test_a_batch_gives_what_single_pictures_give(vae_folder, digest):
 
     encoder = latents_encoder(vae_folder, digest)
     pictures = [picture(100, 70, seed) for seed in range(4)]
-    together = encode(encoder, pictures)
-    for data, entry in zip(pictures, together, strict=True):
+    for data, entry in zip(pictures, encode(encoder, pictures), strict=True):
         torch.testing.assert_close(encode(encoder, [data])[0]["moments"], entry["moments"], rtol=1e-5, atol=1e-5)
 
 
@@ -292,8 +288,7 @@ def test_a_batch_size_is_chosen_by_the_picture_or_taken_as_given(vae_folder, dig
     cpu = torch.device("cpu")
     budget = latents_budget("float32", cpu)
     assert budget.size == budget.most
-    sizes = [budget.units(side * side) for side in (16, 64, 128, 256, 1024)]
-    assert sizes == [16, 16, 4, 1, 1]
+    assert [budget.units(side * side) for side in (16, 64, 128, 256, 1024)] == [16, 16, 4, 1, 1]
     assert latents_encoder(vae_folder, digest, batch_size=7).batch_limit(Size(1024, 1024)) == 7
     assert latents_encoder(vae_folder, digest, device="cpu").batch_limit(Size(128, 128)) == 4
 

@@ -1,18 +1,22 @@
 """A model in memory: used as it is, told by what it holds, and left as it was."""
 
 import gc
+import os
 import weakref
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import cachestore as cs
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Key
+from cachestore.encode import loaded
+from cachestore.encode.loaded import read_loaded
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from tests.encode import tiny
+from tests.encode import asking, tiny
+from tests.encode.asking import batch_for
 
 pytestmark = pytest.mark.torch
 
@@ -20,8 +24,6 @@ CAPTIONS = ["", "a cat", "a dog in the rain"]
 
 
 def made_of(model, encode, **options) -> Any:
-    from cachestore.encode.loaded import read_loaded
-
     return encoders_for(ModelRequest("", encode=[encode], loaded=read_loaded(model), **options), no_file)[0]
 
 
@@ -35,17 +37,13 @@ def of_folder(folder, digest, encode, **options) -> Any:
 
 
 def entries(encoder):
-    batch = []
-    for caption in CAPTIONS:
-        resolved = encoder.resolve({"caption": caption}, None)
-        batch.append((resolved.key, encoder.prepare(resolved).payload))
+    batch = batch_for(encoder, CAPTIONS)
     groups = [batch] if len({type(payload) for _, payload in batch}) == 1 and isinstance(batch[0][1], str) else [[one] for one in batch]
     return [entry for group in groups for entry in encoder.encode(group).values()]
 
 
 def latents(encoder):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    return list(encoder.encode([(Key(bytes(16)), pixels)]).values())
+    return list(asking.latents(encoder).values())
 
 
 def assert_equal(found, expected):
@@ -61,10 +59,6 @@ def pipeline_of(folder):
 
 
 def test_nothing_and_what_is_no_model_are_refused():
-    import torch
-
-    from cachestore.encode.loaded import read_loaded
-
     for model in (None, 5, torch.nn.Linear(2, 2)):
         with pytest.raises(BadInput, match="model= is a path, a hub id, a diffusers pipeline or a mapping"):
             read_loaded(model)
@@ -116,8 +110,6 @@ def test_equal_weights_have_equal_keys_whatever_was_done_with_them_before(tiny_m
 
 
 def test_other_weights_dtypes_settings_and_tokenizers_have_other_keys(tiny_model):
-    import torch
-
     def changed(change):
         pipeline = pipeline_of(tiny_model("sdxl").folder)
         with torch.no_grad():
@@ -135,10 +127,6 @@ def test_other_weights_dtypes_settings_and_tokenizers_have_other_keys(tiny_model
 
 
 def test_a_digest_is_of_all_bytes_in_blocks(monkeypatch):
-    import torch
-
-    from cachestore.encode import loaded
-
     module = torch.nn.Linear(50, 3)
     whole = loaded.digest_state("x", module)
     monkeypatch.setattr(loaded, "BLOCK_NUMBERS", 7)
@@ -150,8 +138,6 @@ def test_a_digest_is_of_all_bytes_in_blocks(monkeypatch):
 
 
 def test_what_cannot_be_told_by_its_weights_is_refused(tiny_model):
-    import torch
-
     def mapping(**parts):
         return {"tokenizer": tiny_model("sd15").pipeline.tokenizer, **parts}
 
@@ -198,8 +184,6 @@ def data(tmp_path):
 
 
 def precompute(data, model, **options):
-    import cachestore as cs
-
     return cs.precompute(data, model=model, store=data.parent / "store", resolution=64, **options)
 
 
@@ -215,10 +199,6 @@ def state_of(pipeline):
 
 
 def test_a_pipeline_fills_a_store_once_and_is_left_as_it_was_and_let_go(tiny_model, data):
-    import os
-
-    import cachestore as cs
-
     pipeline = pipeline_of(tiny_model("sdxl").folder)
     pipeline.text_encoder.train()
     next(module for name, module in pipeline.text_encoder.named_modules() if name.endswith("layers.0")).eval()
@@ -251,8 +231,6 @@ def test_a_pipeline_is_left_as_it_was_when_the_work_fails(tiny_model, data):
 
 @pytest.mark.parametrize("is_skipping", [False, True])
 def test_training_mode_and_tiling_of_the_caller_change_no_value(tiny_model, data, is_skipping):
-    import cachestore as cs
-
     args: Any = {"clip_skip": 1} if is_skipping else {}
     precompute(data, str(tiny_model("sd15").folder), encode_args=args, inline=True, name="folder", vae_dtype="float32")
     load = partial(tiny.library("diffusers").StableDiffusionPipeline.from_pretrained, tiny_model("sd15").folder, local_files_only=True)
@@ -271,8 +249,6 @@ def test_training_mode_and_tiling_of_the_caller_change_no_value(tiny_model, data
 
 
 def test_what_was_made_by_a_model_in_memory_is_not_refilled_by_another(tiny_model, data):
-    import cachestore as cs
-
     precompute(data, tiny_model("sd15").pipeline)
     for path in (data.parent / "store" / "segments").rglob("*.safetensors"):
         path.unlink()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.errors import BadUsage
 from cachestore.core.samples import CONTROL
+from cachestore.encode.loaded import read_loaded
 from cachestore.encode.needs import needs_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny_families
@@ -61,8 +63,6 @@ def test_nothing_is_said_of_any_family_of_the_table_as_it_is_published():
 
 @pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
 def test_nothing_is_said_of_a_loaded_pipeline_of_any_family(built, name):
-    from cachestore.encode.loaded import read_loaded
-
     assert needs_of(*read_loaded(built(name).pipeline).outline()) == ()
 
 
@@ -180,8 +180,6 @@ def test_it_is_said_before_encoding_in_the_plan_in_the_report_and_when_all_is_th
 
 
 def test_strict_refuses_it_before_a_store_is_made(inpainting, tmp_path, capsys):
-    import cachestore as cs
-
     (tmp_path / "prompts.txt").write_text("a cat\n")
     store = tmp_path / "store"
     asked = ["precompute", str(tmp_path / "prompts.txt"), "--model", str(inpainting), "--store", str(store), "--encode", "text", "--strict"]
@@ -211,8 +209,6 @@ def test_ranks_that_refuse_it_end_with_the_same_code(inpainting, tmp_path):
 
 
 def test_a_pipeline_without_a_row_and_one_in_memory_say_it_too(built, tmp_path, caplog):
-    import cachestore as cs
-
     (tmp_path / "prompts.txt").write_text("a cat\n")
     model = as_class(built, "wan", "WanImageToVideoPipeline", tmp_path / "model", image_encoder=["transformers", "CLIPVisionModel"])
     with caplog.at_level(logging.WARNING, "cachestore"):
@@ -229,8 +225,6 @@ def test_a_pipeline_without_a_row_and_one_in_memory_say_it_too(built, tmp_path, 
 
 
 def test_control_pictures_that_samples_have_are_made_and_not_missed(built, tmp_path):
-    import cachestore as cs
-
     model = as_class(built, "flux", "FluxControlPipeline", tmp_path / "model")
     (model / "transformer" / "config.json").write_text(json.dumps({"in_channels": 128}))
     options: dict[str, Any] = {"model": model, "resolution": 64, "encode": ["latents"], "inline": True, "strict": True}

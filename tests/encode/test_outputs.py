@@ -4,10 +4,14 @@ import math
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import key
+from cachestore.encode import outputs
+from cachestore.encode.outputs import find_fault, in_float32
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
 
@@ -17,14 +21,10 @@ ONE, TWO = key("one"), key("two")
 
 
 def tensor(*numbers, dtype="float32"):
-    import torch
-
     return torch.tensor(numbers, dtype=getattr(torch, dtype))
 
 
 def find(name="x", may_be_flat=(), **tensors):
-    from cachestore.encode.outputs import find_fault
-
     return find_fault(tensors, may_be_flat)
 
 
@@ -67,14 +67,10 @@ class Doubler:
     """Doubles numbers in the dtype of its weight; notes what it is asked for, and in which dtype."""
 
     def __init__(self, dtype="float16"):
-        import torch
-
         self.module = torch.nn.Linear(1, 1).to(getattr(torch, dtype)).requires_grad_(requires_grad=False)
         self.asked: list[Any] = []
 
     def make(self, batch):
-        import torch
-
         dtype = self.module.weight.dtype
         self.asked.append((len(batch), dtype))
         return {name: {"x": (torch.tensor(numbers, dtype=dtype) * 2)} for name, numbers in batch}
@@ -90,16 +86,12 @@ def test_nothing_is_made_of_nothing():
 
 
 def test_a_sound_batch_is_made_once():
-    import torch
-
     doubler = Doubler()
     assert set(doubler.make_sound([(ONE, [1, 2]), (TWO, [3, 4])])) == {ONE, TWO}
     assert doubler.asked == [(2, torch.float16)]
 
 
 def test_what_overflows_is_made_again_in_float32_and_nothing_else_is():
-    import torch
-
     doubler = Doubler()
     made = doubler.make_sound([(ONE, [1, 2]), (TWO, [60_000, 4])])
     assert doubler.asked == [(2, torch.float16), (1, torch.float32)]
@@ -121,10 +113,6 @@ def test_float32_is_not_tried_twice():
 
 
 def test_weights_and_buffers_come_back_in_their_own_dtypes_bit_by_bit_even_after_an_error():
-    import torch
-
-    from cachestore.encode.outputs import in_float32
-
     module = torch.nn.Sequential(torch.nn.Linear(8, 8).half(), torch.nn.Linear(8, 8).bfloat16(), torch.nn.Linear(8, 8))
     module.register_buffer("count", torch.tensor([3]))
     module.requires_grad_(requires_grad=False)
@@ -146,8 +134,6 @@ def test_weights_and_buffers_come_back_in_their_own_dtypes_bit_by_bit_even_after
 
 def half_vae(folder, digest):
     """A VAE in float16 whose picture's activations leave the range of float16, but not that of float32."""
-    import torch
-
     tiny.vae(force_upcast=False).save_pretrained(folder)
     encoder: Any = encoders_for(ModelRequest(model=str(folder), encode=["latents"], vae_dtype="float16"), digest)[0]
     encoder.encode([(ONE, picture(1))])
@@ -158,14 +144,10 @@ def half_vae(folder, digest):
 
 
 def picture(seed):
-    import numpy as np
-
     return np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
 
 
 def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on_in_half(tmp_path, digest):
-    import torch
-
     encoder = half_vae(tmp_path, digest)
     weights = {name: tensor.clone() for name, tensor in encoder._vae._vae.state_dict().items()}
     made = encoder.encode([(ONE, picture(1)), (TWO, picture(2))])
@@ -175,16 +157,12 @@ def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on
 
 
 def test_the_overflow_is_real_without_the_second_try(tmp_path, digest, monkeypatch):
-    from cachestore.encode import outputs
-
     monkeypatch.setattr(outputs, "_is_half", lambda module: False)
     with pytest.raises(EncodeFailed, match=r"the VAE made (NaN|infinite numbers) in 'moments' of entry"):
         half_vae(tmp_path, digest).encode([(ONE, picture(1))])
 
 
 def test_a_text_encoder_that_says_the_same_of_everything_is_refused(plain_model, digest):
-    import torch
-
     encoder: Any = encoders_for(ModelRequest(model=str(plain_model[0]), encode=["text"]), digest)[0]
     resolved = encoder.resolve({"caption": "a cat"}, None)
     payload = encoder.prepare(resolved).payload

@@ -60,19 +60,6 @@ def test_a_result_that_is_too_heavy_alone_comes_all_the_same():
     assert list(ahead(str, iter(()), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == []
 
 
-def test_an_error_among_heavy_results_is_raised_when_its_turn_comes():
-    def half(number):
-        if number == 1:
-            raise ValueError(number)
-        return number
-
-    looks = ahead(half, iter(range(9)), threads=2, depth=9, weigh=lambda _number: 3, most=4)
-    assert next(looks) == 0
-    with pytest.raises(ValueError, match="1"):
-        next(looks)
-    assert threads() == set()
-
-
 def test_without_threads_nothing_is_made_before_it_is_asked_for():
     made = []
     looks = ahead(made.append, iter(range(5)), threads=0, depth=5)
@@ -81,13 +68,14 @@ def test_without_threads_nothing_is_made_before_it_is_asked_for():
     assert made == [0]
 
 
-def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads():
+@pytest.mark.parametrize("heavy", [{}, {"weigh": lambda _number: 3, "most": 4}], ids=["light", "heavy"])
+def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads(heavy):
     def half(number):
         if number == 2:
             raise ValueError(number)
         return number
 
-    looks = ahead(half, iter(range(9)), threads=2, depth=9)
+    looks = ahead(half, iter(range(9)), threads=2, depth=9, **heavy)
     assert [next(looks), next(looks)] == [0, 1]
     with pytest.raises(ValueError, match="2"):
         next(looks)
@@ -139,8 +127,7 @@ def test_an_error_is_raised_to_who_asks_next_and_the_thread_ends():
 
 
 def test_without_a_thread_it_is_done_at_once_and_here():
-    here = Behind(0)
-    assert here.hand(threading.current_thread) == [threading.current_thread()]
+    assert Behind(0).hand(threading.current_thread) == [threading.current_thread()]
 
 
 def test_it_can_be_used_again():

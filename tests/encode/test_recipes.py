@@ -62,8 +62,7 @@ def test_the_denoiser_and_what_describes_the_model_are_not_in_the_fingerprint(tm
 
 def test_no_digest_is_made_twice_and_none_of_other_files(tmp_path, digest):
     folder = tiny.look_alike(tmp_path)
-    encoders = build(digest, folder)
-    named = {folder / name for encoder in encoders for name in encoder.recipe.make["files"]}
+    named = {folder / name for encoder in build(digest, folder) for name in encoder.recipe.make["files"]}
     assert sorted(digest.seen) == sorted(named)
 
 
@@ -105,8 +104,7 @@ def test_a_vae_has_one_recipe_alone_in_its_pipeline_and_behind_an_option(tmp_pat
 
 def test_another_vae_replaces_the_models_own(tmp_path, digest):
     folder, other = tiny.look_alike(tmp_path / "model"), tiny.look_alike_vae(tmp_path / "vae", scaling_factor=0.5)
-    encoder = build(digest, folder, vae=str(other), encode=["latents"])[0]
-    assert encoder.recipe.read["scaling_factor"] == 0.5
+    assert build(digest, folder, vae=str(other), encode=["latents"])[0].recipe.read["scaling_factor"] == 0.5
     assert not [path for path in digest.seen if path.is_relative_to(folder)]
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from PIL import Image
 
 from cachestore.cli import OK, main
@@ -41,8 +42,6 @@ def test_what_the_script_passes_is_said_with_the_argument_that_makes_its_text(bu
 
 @pytest.mark.parametrize("name", sorted(TOLD))
 def test_the_argument_makes_the_text_that_the_script_makes(built, name, digest):
-    import torch
-
     model, (_, args) = built(name), TOLD[name]
     batch = batch_of(encoder_of(model, digest, "text", encode_args=args), CAPTIONS)
     with torch.inference_mode():

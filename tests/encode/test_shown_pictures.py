@@ -2,15 +2,19 @@
 
 import hashlib
 import json
+import shutil
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.encode import images
+from cachestore.encode.loaded import read_loaded
+from cachestore.encode.modules import load_processor
 from tests.encode import tiny
 from tests.encode.asking import encoder_of
 
@@ -81,8 +85,6 @@ def test_stored_embeddings_are_those_that_call_makes(edit_built, digest, monkeyp
 def test_the_pipeline_with_stored_embeddings_ends_as_with_the_caption(edit_built, digest, monkeypatch, record_property):
     import importlib
 
-    import torch
-
     tiny.of_diffusers("QwenImageEditPlusPipeline")
     # Else each picture that the denoiser sees has a megapixel.
     monkeypatch.setattr(importlib.import_module("diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"), "VAE_IMAGE_SIZE", 64 * 64)
@@ -115,8 +117,6 @@ def test_the_pipelines_cut_no_caption_whatever_length_they_are_given(edit_built,
 
 @pytest.mark.parametrize("references", [["wide.png"], ["wide.png", "tall.png"]])
 def test_texts_and_pictures_are_read_as_by_transformers_own_processor(edit_built, digest, references):
-    from cachestore.encode.modules import load_processor
-
     model = edit_built(PLUS)
     ours = load_processor(encoder_of(model, digest, "text").setup.components["processor"])
     shown = [images.fit_area(images.decode(FILES[name]), 384 * 384, 32) for name in references]
@@ -129,10 +129,6 @@ def test_texts_and_pictures_are_read_as_by_transformers_own_processor(edit_built
 
 
 def test_a_processor_as_transformers_5_saves_it_is_read_too(edit_built, digest, tmp_path):
-    import shutil
-
-    from cachestore.encode.modules import load_processor
-
     folder = shutil.copytree(edit_built(EDIT).folder, tmp_path / "model")
     settings = json.loads((folder / "processor/preprocessor_config.json").read_text()) | {"merge_size": 4}
     (folder / "processor/preprocessor_config.json").unlink()
@@ -146,8 +142,6 @@ def test_a_processor_as_transformers_5_saves_it_is_read_too(edit_built, digest, 
 
 
 def test_a_text_without_a_picture_is_read_by_the_tokenizer_alone(edit_built, digest):
-    from cachestore.encode.modules import load_processor
-
     ours = load_processor(encoder_of(edit_built(EDIT), digest, "text").setup.components["processor"])
     assert set(ours(text=["a cat"])) == {"input_ids", "attention_mask"}
     assert ours.count("a cat", []) == 5
@@ -232,8 +226,6 @@ def test_the_recipe_says_which_pictures_are_shown_and_how_and_digests_the_proces
 
 
 def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit_built, digest, tmp_path):
-    import shutil
-
     folder = shutil.copytree(edit_built(EDIT).folder, tmp_path / "model")
     model = type(edit_built(EDIT))(folder, None, edit_built(EDIT).family)
     index = json.loads((folder / "model_index.json").read_text())
@@ -248,7 +240,5 @@ def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit
 
 
 def test_a_processor_in_memory_is_refused_with_what_to_do(edit_built, digest):
-    from cachestore.encode.loaded import read_loaded
-
     with pytest.raises(BadInput, match="Qwen2VLProcessor, which cannot be told by its values here; save the model and give its folder"):
         read_loaded(edit_built(EDIT).pipeline).component("processor")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Key
 from cachestore.encode import single_file
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
+from tests.encode.asking import batch_for, latents
 
 CAPTIONS = ["", "a cat", "a dog in the rain"]
 VAE_WEIGHTS, TEXT_WEIGHTS = "diffusion_pytorch_model.safetensors", "model.safetensors"
@@ -22,16 +22,7 @@ def encoder_of(folder, digest, encode, **options) -> Any:
 
 
 def texts(encoder):
-    batch = []
-    for caption in CAPTIONS:
-        resolved = encoder.resolve({"caption": caption}, None)
-        batch.append((resolved.key, encoder.prepare(resolved).payload))
-    return encoder.encode(batch)
-
-
-def latents(encoder):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    return encoder.encode([(Key(bytes(16)), pixels)])
+    return encoder.encode(batch_for(encoder, CAPTIONS))
 
 
 def assert_equal(found, expected):
@@ -103,8 +94,7 @@ def open_clip(tensors):
         "layer_norm1": "ln_1",
         "layer_norm2": "ln_2",
     }
-    layers = {name.split(".")[2] for name in plain if name.startswith("encoder.layers.")}
-    for layer in layers:
+    for layer in {name.split(".")[2] for name in plain if name.startswith("encoder.layers.")}:
         own, original = f"encoder.layers.{layer}.", f"transformer.resblocks.{layer}."
         for kind in ("weight", "bias"):
             found |= {f"{original}{there}.{kind}": plain[f"{own}{here}.{kind}"] for here, there in parts.items()}

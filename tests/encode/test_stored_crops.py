@@ -120,7 +120,7 @@ def test_what_is_checked_and_refilled_is_of_the_same_crop(tmp_path, data, vae):
     assert cs.verify(store, recompute=3).ok
 
 
-def test_why_says_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
+def test_why_and_the_report_say_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
     encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
     assert main(["why", str(tmp_path / "store"), "right"]) == OK
     assert "latents/image at 64 of the part [60, 10, 120, 90]: present" in capsys.readouterr().out
@@ -128,10 +128,6 @@ def test_why_says_which_part_of_the_picture_it_is(tmp_path, data, vae, capsys):
     assert json.loads(capsys.readouterr().out)["in"][0]["cells"][0]["within"] == [60, 10, 120, 90]
     assert main(["why", str(tmp_path / "store"), "whole"]) == OK
     assert "part" not in capsys.readouterr().out
-
-
-def test_the_report_says_which_part_of_a_picture_is_shown(tmp_path, data, vae, capsys):
-    encode(write_rows(data, rows_of(PARTS)), vae, tmp_path / "store")
     assert main(["report", str(tmp_path / "store"), "-o", str(tmp_path / "report.html")]) == OK
     page = (tmp_path / "report.html").read_text()
     assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]
@@ -210,8 +206,7 @@ def test_the_note_of_sizes_tells_of_the_sample_whose_latents_the_file_holds(tmp_
 
 
 def test_no_note_of_sizes_tells_of_a_file_that_is_a_strangers(tmp_path, data, vae):
-    rows = write_rows(data, rows_of({"right": PARTS["right"]}))
-    encode(rows, vae, tmp_path / "store", latents="sample")
+    encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, tmp_path / "store", latents="sample")
     folder = tmp_path / "out"
     assert cs.export_cache(tmp_path / "store", format="simpletuner", folder=folder, family="sdxl").written == 3
     [latents] = (folder / "vae").iterdir()
@@ -223,8 +218,7 @@ def test_no_note_of_sizes_tells_of_a_file_that_is_a_strangers(tmp_path, data, va
 
 
 def test_a_picture_in_memory_is_exported_by_the_id_of_its_sample(tmp_path, data, vae):
-    samples = [cs.Sample("some/where.png", {"image": (data / "a.png").read_bytes()})]
-    encode(samples, vae, tmp_path / "store")
+    encode([cs.Sample("some/where.png", {"image": (data / "a.png").read_bytes()})], vae, tmp_path / "store")
     cs.export_cache(tmp_path / "store", format="sd-scripts", folder=tmp_path / "out", family="sdxl")
     assert [path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz")] == [
         "some/where_0120x0090_sdxl.npz"

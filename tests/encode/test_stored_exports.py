@@ -11,7 +11,11 @@ from PIL import Image
 
 import cachestore as cs
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::FutureWarning:diffusers"),
+    pytest.mark.usefixtures("torch_files_read_here"),
+]
 
 OPTIONS: dict[str, Any] = {"resolution": 64, "bucket_step": 16, "latents": "sample", "vae_dtype": "float32", "text_dtype": "float32"}
 ROWS = {"a/one": ((100, 60), "a fox"), "a/two": ((60, 100), "a bird, in snow"), "two": ((70, 70), "a fox"), "four.v2": ((100, 60), "")}
@@ -37,16 +41,7 @@ def data(tmp_path):
     return folder / "m.jsonl"
 
 
-@pytest.fixture(autouse=True)
-def torch_files_read_here(monkeypatch):
-    """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
-    from cachestore.interop.formats.torch_files import read_torch
-
-    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
-
-
 def check_same(one, other, *, but=()):
-    """Whether two samples have equal tensors under equal names."""
     names = {name for name, value in one.items() if isinstance(value, torch.Tensor)} - set(but)
     assert names <= other.keys()
     for name in sorted(names):

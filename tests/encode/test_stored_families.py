@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import cachestore as cs
+from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput
 from tests.encode import tiny
 
@@ -17,8 +20,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarni
 
 def test_entries_without_rows_and_of_one_frame_come_back_as_a_batch(built, tmp_path):
     """HunyuanVideo 1.5 keeps no row of a caption that quotes nothing, and latents with an axis of frames."""
-    import cachestore as cs
-
     data = tmp_path / "data"
     data.mkdir()
     for name, caption in (("a", "a cat"), ("b", 'a longer caption with a "SIGN" on it')):
@@ -38,9 +39,6 @@ def test_entries_without_rows_and_of_one_frame_come_back_as_a_batch(built, tmp_p
 
 
 def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verified(built, tmp_path):
-    import cachestore as cs
-    from cachestore.cli.lines import training_lines
-
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
     store, model = str(tmp_path / "store"), str(built("sdxl").folder)
     report = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
@@ -51,8 +49,7 @@ def test_one_text_encoder_of_several_comes_back_under_its_own_name_and_is_verifi
     assert batch["pooled_prompt_embeds"].shape[0] == 2
     assert "prompt_embeds" not in batch
     assert "prompt_embeds.text_encoder_2" in "\n".join(training_lines(report))
-    verified = cs.verify(store, recompute=3)
-    assert verified.ok
+    assert cs.verify(store, recompute=3).ok
     again = cs.precompute(str(tmp_path / "prompts.txt"), model=model, store=store, encode=("text_encoder_2",), inline=True)
     assert (again.encoded, again.reused) == (0, 3)
 
@@ -69,10 +66,6 @@ def kontext(built, tmp_path):
 
 def test_kontexts_control_images_come_as_its_pipeline_shows_them_to_the_denoiser(kontext, built, tmp_path):
     import diffusers
-    import torch
-    from PIL import Image
-
-    import cachestore as cs
 
     pixels = {name: np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8) for seed, name in enumerate("abcd")}
     for name, one in pixels.items():
@@ -133,8 +126,6 @@ def save_picture(path, seed):
 
 
 def test_text_that_saw_pictures_is_paired_with_them_made_anew_with_them_and_verified(edit_built, edits, tmp_path):
-    import cachestore as cs
-
     store, model = str(tmp_path / "store"), str(edit_built("QwenImageEditPlusPipeline").folder)
     options: dict[str, Any] = {"model": model, "store": store, "resolution": 64, "inline": True, "text_dtype": "float32"}
     report = cs.precompute(str(edits), **options)
@@ -160,8 +151,6 @@ def test_text_that_saw_pictures_is_paired_with_them_made_anew_with_them_and_veri
 
 
 def test_empty_captions_beside_the_same_pictures_are_a_data_set_of_their_own(edit_built, edits, tmp_path):
-    import cachestore as cs
-
     rows = [json.loads(line) | {"caption": ""} for line in edits.read_text().splitlines()]
     (tmp_path / "empty.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store, model = str(tmp_path / "store"), str(edit_built("QwenImageEditPlusPipeline").folder)

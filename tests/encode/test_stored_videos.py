@@ -52,7 +52,6 @@ def footage():
 
 @pytest.fixture
 def folder(tmp_path, footage):
-    """Videos with captions, and a picture beside them."""
     data = tmp_path / "data"
     data.mkdir()
     for name, content in footage.items():
@@ -367,12 +366,9 @@ def test_control_images_stand_beside_a_video_and_an_export_names_what_it_leaves_
     store = tmp_path / "store"
     report = precompute(folder / "clips.jsonl", store, built("wan").folder)
     assert (report.encoded, report.failed) == (4, 0)
-    data = cs.CachedDataset(store, latents="mean")
-    batch = data.read_batch([0])
-    assert batch["control_latents"].shape == (1, 16, 1, 6, 10)
-    assert batch["latents"].shape == (1, 16, 5, 6, 10)
-    exported = export_cache(store, format="musubi", folder=tmp_path / "musubi")
-    assert "1 latents of videos" in exported.left_out
+    batch = cs.CachedDataset(store, latents="mean").read_batch([0])
+    assert (batch["control_latents"].shape, batch["latents"].shape) == ((1, 16, 1, 6, 10), (1, 16, 5, 6, 10))
+    assert "1 latents of videos" in export_cache(store, format="musubi", folder=tmp_path / "musubi").left_out
 
 
 @pytest.mark.torch

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import cachestore as cs
@@ -151,8 +152,6 @@ def test_masks_are_cut_and_mirrored_as_their_pictures(made, resolution):
 
 
 def test_a_batch_read_in_one_go_is_that_of_its_samples_bit_for_bit(made):
-    import torch
-
     for resolution in RESOLUTIONS:
         data = cs.CachedDataset(made[1], resolution=resolution, captions=cs.CaptionPolicy(choose="all"))
         for epoch in range(3):
@@ -231,7 +230,6 @@ def test_why_names_resolution_crop_and_side(made, capsys):
 
 
 def keys_of(store):
-    """The keys of every cell of every sample, by column."""
     found = catalog(store)
     return {
         (sample, column.role, column.options.get("resolution")): column.row_keys(row)
@@ -264,8 +262,7 @@ def test_views_stay_while_text_is_made_anew_and_go_with_their_picture(made, buil
     report = cs.precompute(manifest, model=built("flux").folder, store=store, encode=("text",), inline=True, **OPTIONS)
     assert report.complete
     after = keys_of(store)
-    emptied = {name[:2] for name, keys in after.items() if keys and not any(keys)}
-    assert emptied == {("tall", "image"), ("tall", "mask")}
+    assert {name[:2] for name, keys in after.items() if keys and not any(keys)} == {("tall", "image"), ("tall", "mask")}
     assert all(after[name] == before[name] for name in before if name[0] != "tall" and name[1] != "caption")
     assert list(cs.CachedDataset(store, resolution=64).ids) == ["bare", "square", "wider", "wide"]
 
@@ -306,8 +303,7 @@ def test_a_resolution_and_views_are_added_without_encoding_what_is_there(built, 
     for less in ({"resolution": 48}, {"resolution": (64, 48), "variants": 1}, {"resolution": (64, 48), "flip": False}):
         with pytest.raises(RecipeMismatch, match="--replace"):
             cs.precompute(manifest, **{"variants": 2, "crop": "random", "flip": True, **less}, **fixed)
-    again = cs.precompute(manifest, resolution=48, replace=True, **fixed)
-    assert again.complete
+    assert cs.precompute(manifest, resolution=48, replace=True, **fixed).complete
     assert {role_and_size[1:] for role_and_size in keys_of(store)} == {("image", 48), ("mask", 48)}
 
 

@@ -9,14 +9,18 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import digest_text, input_key
+from cachestore.encode import prompts
 from cachestore.encode.families import stored_names
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import padded_length
 from scripts.tiny_models import is_transformers_4
 from tests.encode import tiny
+from tests.encode.asking import entries_of as encode
 
 pytestmark = pytest.mark.torch
 
@@ -27,24 +31,8 @@ def text_encoder(folder, digest, **options) -> Any:
     return encoders_for(ModelRequest(model=str(folder), encode=["text"], **options), digest)[0]
 
 
-def encode(encoder, captions, together=True):
-    """Entries of captions, by caption, in one batch for each group or alone."""
-    batches = {}
-    for caption in captions:
-        resolved = encoder.resolve({"caption": caption}, None)
-        prepared = encoder.prepare(resolved)
-        batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
-    found = {}
-    for batch in batches.values():
-        made = encoder.encode([(key, payload) for key, payload, _ in batch])
-        assert set(made) == {key for key, _, _ in batch}
-        found |= {caption: made[key] for key, _, caption in batch}
-    return found
-
-
 def joined(encoder, entry):
     """What a reader makes of an entry's tensors, by the recipe's `read` block."""
-    import torch
 
     def value(form):
         return entry[form["from"]] if "from" in form else torch.cat([entry[name] for name in form["join"]], dim=form["dim"])
@@ -54,8 +42,6 @@ def joined(encoder, entry):
 
 def reference(tiny_model, name, captions):
     """`encode_prompt` of the pipeline in memory, caption by caption, as its own `__call__` would use it."""
-    import torch
-
     pipeline, device = deepcopy(tiny_model(name).pipeline), torch.device("cpu")
     if name == "flux":
         pipeline.to(torch.bfloat16)
@@ -85,23 +71,18 @@ def test_an_empty_batch_gives_nothing_and_loads_nothing(tiny_model, digest, name
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
 def test_entries_equal_what_encode_prompt_returns(tiny_model, digest, name):
-    import torch
-
     expected = reference(tiny_model, name, CAPTIONS)
     encoder = text_encoder(tiny_model(name).folder, digest, batch_size=3)
     found = encode(encoder, CAPTIONS)
     for caption in CAPTIONS:
         assert set(found[caption]) == set(stored_names(encoder.setup.family))
-        final = joined(encoder, found[caption])
-        for output, value in final.items():
+        for output, value in joined(encoder, found[caption]).items():
             torch.testing.assert_close(value, expected[caption][output], rtol=1e-5, atol=1e-5)
     encoder.close()
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
 def test_a_batch_gives_what_single_captions_give(tiny_model, digest, name):
-    import torch
-
     encoder = text_encoder(tiny_model(name).folder, digest)
     together, alone = encode(encoder, CAPTIONS), encode(encoder, CAPTIONS, together=False)
     for caption in CAPTIONS:
@@ -116,8 +97,6 @@ def test_sdxl_keeps_its_two_encoders_apart(tiny_model, digest):
 
 
 def test_flux_keeps_its_constant_ids_out_of_the_store(tiny_model, digest):
-    import torch
-
     encoder = text_encoder(tiny_model("flux").folder, digest)
     entry = encode(encoder, ["a cat"])["a cat"]
     assert {name: tuple(tensor.shape) for name, tensor in entry.items()} == {"prompt_embeds": (512, 32), "pooled_prompt_embeds": (32,)}
@@ -131,8 +110,6 @@ def test_flux_keeps_its_constant_ids_out_of_the_store(tiny_model, digest):
 
 @pytest.mark.parametrize(("name", "dtype"), [("sd15", "float32"), ("sdxl", "float32"), ("flux", "bfloat16")])
 def test_tensors_own_their_memory_and_have_the_recipes_dtype(tiny_model, digest, name, dtype):
-    import torch
-
     encoder = text_encoder(tiny_model(name).folder, digest)
     assert encoder.recipe.make["dtype"] == dtype
     for entry in encode(encoder, CAPTIONS[:3]).values():
@@ -145,16 +122,12 @@ def test_tensors_own_their_memory_and_have_the_recipes_dtype(tiny_model, digest,
 
 
 def test_another_dtype_is_honoured(tiny_model, digest):
-    import torch
-
     entry = encode(text_encoder(tiny_model("sdxl").folder, digest, text_dtype="bf16"), ["a cat"])["a cat"]
     assert {tensor.dtype for tensor in entry.values()} == {torch.bfloat16}
 
 
 def hidden_states(pipeline, number, caption):
     """What each layer of one of a pipeline's CLIP encoders makes of a caption, and the encoder's last norm."""
-    import torch
-
     name = f"text_encoder{number}"
     model, tokenizer = getattr(pipeline, name), getattr(pipeline, name.replace("text_encoder", "tokenizer"))
     ids = tokenizer([caption], padding="max_length", max_length=77, truncation=True, return_tensors="pt").input_ids
@@ -165,8 +138,6 @@ def hidden_states(pipeline, number, caption):
 
 @pytest.mark.parametrize("skip", [0, 1])
 def test_clip_skip_of_sd15_is_the_layers_before_the_last_under_the_last_norm(tiny_model, digest, skip):
-    import torch
-
     made = encode(text_encoder(tiny_model("sd15").folder, digest, encode_args={"clip_skip": skip}), CAPTIONS)
     for caption, entry in made.items():
         states, norm = hidden_states(tiny_model("sd15").pipeline, "", caption)
@@ -181,8 +152,6 @@ def test_clip_skip_of_sd15_is_the_layers_before_the_last_under_the_last_norm(tin
 
 @pytest.mark.parametrize("name", ["sdxl", "sd3"])
 def test_clip_skip_of_sdxl_and_sd3_counts_from_the_layer_before_the_last(tiny_model, built, digest, name):
-    import torch
-
     model = tiny_model(name) if name == "sdxl" else built(name)
     made = encode(text_encoder(model.folder, digest, encode_args={"clip_skip": 1}, text_dtype="float32"), ["a cat"])["a cat"]
     for number in ("", "_2"):
@@ -217,17 +186,13 @@ def test_only_the_text_encoders_are_loaded(tiny_model, digest, tmp_path):
     )
 
 
-def test_a_captions_key_is_known_without_loading_anything(tiny_model, digest):
+def test_a_captions_key_is_known_without_loading_anything_and_a_long_one_is_not_repeated_in_the_entry(tiny_model, digest):
     encoder = text_encoder(tiny_model("sd15").folder, digest)
     resolved = encoder.resolve({"caption": "a cat"}, None)
     assert resolved.key == input_key(encoder.recipe.fingerprint, {"caption": digest_text("a cat")}, {})
     assert resolved.inputs == {"caption": digest_text("a cat")}
     assert resolved.meta == {"input_digest": digest_text("a cat"), "encoder": "text", "caption": "a cat"}
     assert encoder._tokenizer is None
-
-
-def test_a_long_caption_is_not_repeated_in_the_entry(tiny_model, digest):
-    encoder = text_encoder(tiny_model("sd15").folder, digest)
     assert "caption" in encoder.resolve({"caption": "x" * 512}, None).meta
     assert "caption" not in encoder.resolve({"caption": "x" * 513}, None).meta
 
@@ -260,8 +225,6 @@ def test_a_caption_that_is_no_unicode_text_is_refused_with_a_reason(tiny_model, 
 
 
 def test_numbers_that_are_not_finite_are_refused_and_named(tiny_model, digest):
-    import torch
-
     encoder = text_encoder(tiny_model("sd15").folder, digest)
     encode(encoder, ["a cat"])
     resolved = encoder.resolve({"caption": "a cat"}, None)
@@ -280,8 +243,6 @@ def test_closing_gives_the_modules_back_and_encoding_loads_them_again(tiny_model
 
 
 def test_weights_that_do_not_fill_the_model_are_refused_instead_of_being_made_up(tiny_model, digest, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path / "broken"
     subprocess.run(["cp", "-r", str(tiny_model("sd15").folder), str(folder)], check=True)
     weights = load_file(folder / "text_encoder/model.safetensors")
@@ -294,10 +255,6 @@ def test_weights_that_do_not_fill_the_model_are_refused_instead_of_being_made_up
 
 
 def test_a_batch_size_is_chosen_by_length_or_taken_as_given(tiny_model, digest):
-    import torch
-
-    from cachestore.encode import prompts
-
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     budget, larger = prompts.text_budget(cpu), prompts.text_budget(gpu)
     assert larger.size < larger.most
@@ -319,10 +276,6 @@ def test_an_unknown_device_is_bad_input(tiny_model, digest):
 
 
 def test_encode_prompt_gets_the_recipes_arguments_the_batchs_and_none_where_it_insists():
-    import torch
-
-    from cachestore.encode import prompts
-
     def encode_prompt(prompt, prompt_2, device=None, num_videos_per_prompt=4, max_sequence_length=226, batch_size=1, extra="kept"):
         raise NotImplementedError
 
@@ -337,19 +290,11 @@ def test_encode_prompt_gets_the_recipes_arguments_the_batchs_and_none_where_it_i
 
 
 def test_an_argument_that_the_installed_diffusers_does_not_take_is_named():
-    import torch
-
-    from cachestore.encode import prompts
-
     with pytest.raises(BadInput, match="takes no clip_skip; it takes device"):
         prompts.prompt_arguments(lambda prompt, device: None, {"clip_skip": 1}, 1, torch.device("cpu"))
 
 
 def test_the_callers_list_is_not_the_one_a_pipeline_may_write_into(tiny_model, digest):
-    import torch
-
-    from cachestore.encode import prompts
-
     encoder = text_encoder(tiny_model("sd15").folder, digest)
     encode(encoder, ["a cat"])
     received = []
@@ -370,8 +315,6 @@ def test_the_callers_list_is_not_the_one_a_pipeline_may_write_into(tiny_model, d
 
 
 def test_a_plain_text_encoder_gives_its_last_hidden_states_without_padding(plain_model, digest):
-    import torch
-
     folder, model, tokenizer = plain_model
     encoder = text_encoder(folder, digest)
     captions = ["", "a cat", "a photograph of a horse", "word " * 50]
@@ -420,8 +363,6 @@ def test_lengths_are_rounded_up_to_sixteen_but_not_above_the_limit(tokens, limit
 
 
 def test_an_encoder_with_a_decoder_is_loaded_and_called_without_it(tmp_path, digest):
-    import torch
-
     transformers = tiny.library("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 120, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
@@ -430,9 +371,7 @@ def test_an_encoder_with_a_decoder_is_loaded_and_called_without_it(tmp_path, dig
     model.save_pretrained(tmp_path)
     tokenizer = tiny.t5_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    encoder = text_encoder(tmp_path, digest)
-    found = encode(encoder, ["", "a cat"])
-    for caption, entry in found.items():
+    for caption, entry in encode(text_encoder(tmp_path, digest), ["", "a cat"]).items():
         ids = tokenizer(caption, return_tensors="pt")
         with torch.inference_mode():
             expected = model.encoder(input_ids=ids.input_ids, attention_mask=ids.attention_mask).last_hidden_state[0]

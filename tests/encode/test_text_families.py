@@ -70,7 +70,6 @@ def test_a_rows_arguments_are_the_defaults_of_call(pipeline):
 
 
 def is_default(default, value):
-    """Whether this is the value of a row."""
     if isinstance(value, dict):
         return digest_bytes(canonical(default)) == value[DEFAULT_OF_CALL]
     return (list(default) if isinstance(default, tuple) else default) == value

@@ -11,6 +11,7 @@ from cachestore.encode.hub import files_to_fetch
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny
+from tests.encode.asking import batch_for
 
 CAPTIONS = ["", "a cat", "x " * 300, 'a "SIGN" 漢字 é']
 
@@ -20,11 +21,7 @@ def encoder_of(folder, digest, encode, **options) -> Any:
 
 
 def entries(encoder):
-    batch = []
-    for caption in CAPTIONS:
-        resolved = encoder.resolve({"caption": caption}, None)
-        batch.append((resolved.key, encoder.prepare(resolved).payload))
-    return list(encoder.encode(batch).values())
+    return list(encoder.encode(batch_for(encoder, CAPTIONS)).values())
 
 
 def test_no_encoder_and_unknown_ones_are_refused_with_those_that_can_be_called_alone():
@@ -136,8 +133,7 @@ def test_a_part_is_estimated_before_and_read_as_it_is_stored(built, digest):
 
     for name, encode, stored in PARTS:
         encoder = encoder_of(built(name).folder, digest, encode)
-        entry = entries(encoder)[1]
-        actual = sum(tensor.nbytes for tensor in entry.values())
+        actual = sum(tensor.nbytes for tensor in entries(encoder)[1].values())
         assert 0.7 * actual <= encoder.entry_bytes(encoder.max_tokens) <= 1.5 * actual, (name, encode)
         block = parse_text(encoder.recipe)
         assert sorted(block.outputs) == stored

@@ -10,12 +10,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.encode import families, recipes
+from cachestore.core.read_block import parse_latents
+from cachestore.encode import families, introspection, modules, prompts, recipes, vae
+from cachestore.encode.buckets import Size
 from cachestore.encode.family import DEFAULT_OF_CALL
+from cachestore.encode.introspection import find_family
+from cachestore.encode.loaded import read_loaded
+from cachestore.encode.models import Component, read_numbers
+from cachestore.encode.outputs import difference, tolerance
+from cachestore.encode.prompts import _default_of_call, prompt_arguments
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
+from cachestore.encode.tokens import Rewriter
+from cachestore.loading.latents import read_latents
 from tests.encode import tiny, tiny_families
 from tests.encode.asking import Built, batch_of, encoder_of, entries_of
 
@@ -28,10 +39,6 @@ def group_of(encoder, caption):
 
 def own(model, captions, **args):
     """What `encode_prompt` of the pipeline in memory returns."""
-    import torch
-
-    from cachestore.encode.prompts import prompt_arguments
-
     with torch.inference_mode():
         given = prompt_arguments(model.pipeline.encode_prompt, args, len(captions), torch.device("cpu"))
         return model.pipeline.encode_prompt(list(captions), **given)
@@ -52,7 +59,6 @@ def test_mochis_empty_caption_has_no_rows_and_shares_no_batch(built, digest):
 
 
 def test_whether_mochi_empties_its_empty_caption_is_part_of_the_recipe(built, digest, tmp_path):
-
     model = built("mochi")
     folder = tmp_path / "mochi"
     shutil.copytree(model.folder, folder)
@@ -94,8 +100,6 @@ def test_z_images_captions_are_put_into_its_template_once(built, digest):
 
 
 def test_auraflows_mask_is_narrowed_and_its_zeros_are_made_again(built, digest):
-    import torch
-
     model = built("auraflow")
     embeds, mask, *_ = own(model, ["a cat"])
     assert mask.shape == (1, 256 * 32)
@@ -108,19 +112,15 @@ def test_auraflows_mask_is_narrowed_and_its_zeros_are_made_again(built, digest):
 
 
 def test_wans_zeros_are_dropped_and_made_again_to_calls_own_length(built, digest):
-    import torch
-
     model = built("wan")
     encoder = encoder_of(model, digest, "text")
     assert encoder.max_tokens == 512
-    entry = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
-    assert len(entry) < 20
+    assert len(entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]) < 20
     embeds, _ = own(model, ["a cat"], max_sequence_length=512)
     torch.testing.assert_close(batch_of(encoder, ["a cat"])["prompt_embeds"], embeds, rtol=1e-5, atol=1e-6)
 
 
 def test_a_caption_cleaned_by_ftfy_has_its_version_in_the_recipe(built, digest):
-
     wan, pixart, sana = (encoder_of(built(name), digest, "text").recipe.make for name in ("wan", "pixart", "sana"))
     assert wan["packages"] == {"ftfy": version("ftfy")}
     assert pixart["packages"] == {"beautifulsoup4": version("beautifulsoup4"), "ftfy": version("ftfy")}
@@ -128,9 +128,6 @@ def test_a_caption_cleaned_by_ftfy_has_its_version_in_the_recipe(built, digest):
 
 
 def test_a_missing_cleaner_is_refused_and_not_passed_over(built, digest, monkeypatch):
-
-    from cachestore.encode import recipes
-
     def nothing(name):
         raise PackageNotFoundError(name)
 
@@ -144,16 +141,12 @@ def test_pixart_cleans_captions_as_call_does(built, digest):
     caption = "A <b>CAT</b> &amp; a dog"
     encoder = encoder_of(model, digest, "text")
     cleaned, plain = (own(model, [caption], clean_caption=flag, max_sequence_length=300) for flag in (True, False))
-    found = entries_of(encoder, [caption])[caption]["prompt_embeds"]
-    assert len(found) == int(cleaned[1].sum()) != int(plain[1].sum())
+    assert len(entries_of(encoder, [caption])[caption]["prompt_embeds"]) == int(cleaned[1].sum()) != int(plain[1].sum())
 
 
 def test_ltx_is_encoded_at_full_length_although_it_is_kept_trimmed(built, digest):
-    import torch
-
     model = built("ltx")
-    encoder = encoder_of(model, digest, "text")
-    found = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
+    found = entries_of(encoder_of(model, digest, "text"), ["a cat"])["a cat"]["prompt_embeds"]
     full, short = (own(model, ["a cat"], max_sequence_length=length)[0][0, : len(found)] for length in (128, 16))
     torch.testing.assert_close(found, full, rtol=1e-5, atol=1e-6)
     assert float((full - short).norm() / full.norm()) > 0.05, "padding no longer changes what the encoder makes"
@@ -174,10 +167,8 @@ def test_cogview4s_captions_share_a_batch_only_at_one_padded_length(built, diges
     assert [group_of(encoder, "x" * count) for count in (1, 15, 16, 31, 5000)] == [16, 16, 32, 32, 1024]
     own_pair, own_alone = own(model, ["a cat", "x" * 40])[0][0], own(model, ["a cat"])[0][0]
     assert own_pair.shape != own_alone.shape
-    found = entries_of(encoder, ["a cat", "x" * 40])["a cat"]["prompt_embeds"]
-    assert float((found - own_alone).abs().max()) < 1e-5
-    batch = batch_of(encoder, ["a cat", "x" * 40])
-    assert batch["prompt_attention_mask"][0].tolist() == [0] * 32 + [1] * 16
+    assert float((entries_of(encoder, ["a cat", "x" * 40])["a cat"]["prompt_embeds"] - own_alone).abs().max()) < 1e-5
+    assert batch_of(encoder, ["a cat", "x" * 40])["prompt_attention_mask"][0].tolist() == [0] * 32 + [1] * 16
 
 
 def test_hunyuanvideo15_has_rows_of_quoted_text_only_where_something_is_quoted(built, digest):
@@ -191,8 +182,6 @@ def test_hunyuanvideo15_has_rows_of_quoted_text_only_where_something_is_quoted(b
 
 
 def test_sd3_is_kept_by_component_and_joined_to_what_its_pipeline_makes(built, digest):
-    import torch
-
     model = built("sd3")
     encoder = encoder_of(model, digest, "text")
     entry = entries_of(encoder, ["a cat"])["a cat"]
@@ -223,8 +212,6 @@ def sd3_without_t5(built, tmp_path):
 
 
 def test_sd3_without_its_t5_keeps_what_clip_makes_and_the_zeros_come_back(sd3_without_t5, digest):
-    import torch
-
     encoder = encoder_of(sd3_without_t5, digest, "text")
     captions = ["a cat", "a caption of another length"]
     assert {name: tuple(one.shape) for name, one in entries_of(encoder, ["a cat"])["a cat"].items()} == {
@@ -267,10 +254,6 @@ def test_of_sd3_without_its_t5_one_text_encoder_alone_asks_the_denoiser_for_noth
 
 
 def test_sd3_without_its_t5_in_memory_makes_what_its_folder_does(sd3_without_t5, digest):
-    import torch
-
-    from cachestore.encode.loaded import read_loaded
-
     folder = encoder_of(sd3_without_t5, digest, "text")
     loaded = encoders_for(ModelRequest("", encode=["text"], loaded=read_loaded(sd3_without_t5.pipeline)), digest)[0]
     assert loaded.recipe.read == folder.recipe.read
@@ -297,7 +280,6 @@ def test_ids_are_made_again_as_encode_prompt_makes_them(built, digest, name, ids
 
 
 def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recipe(built, digest):
-
     model = built("sana")
     encoder = encoders_for(ModelRequest(str(model.folder), encode=["text"], text_dtype="float32"), digest)[0]
     assert len(str(encoder.recipe.make["encode_args"])) < 300
@@ -309,8 +291,6 @@ def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recip
 
 
 def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):
-    from cachestore.encode.prompts import _default_of_call
-
     pipeline = built("sana").pipeline
     with pytest.raises(BadInput, match="calls SanaPipeline with another complex_human_instruction than this cachestore knows"):
         _default_of_call(pipeline, "complex_human_instruction", {DEFAULT_OF_CALL: "0" * 64})
@@ -372,8 +352,6 @@ def test_a_caption_that_is_no_unicode_text_is_refused_before_a_pipeline_gets_it(
 
 
 def test_a_pipeline_that_cuts_no_caption_is_refused_when_it_is_asked_for_a_count(built, digest):
-    from cachestore.encode.tokens import Rewriter
-
     rewriter = Rewriter(encoder_of(built("zimage"), digest, "text").setup)
     rewriter._encode_prompt = lambda captions, **arguments: captions
     with pytest.raises(BadInput, match="ZImagePipeline should cut captions"):
@@ -399,13 +377,10 @@ def test_captions_padded_to_their_own_length_equal_those_padded_to_the_limit(bui
 
 def different(one, other):
     """What differs between two entries by more than rounding, in words."""
-    from cachestore.encode.outputs import difference
-
     return difference(one, other, 1e-5)
 
 
 def seen_lengths(encoder, captions):
-    """The lengths to which captions are to be padded, as their payloads say."""
     payloads = [encoder.prepare(encoder.resolve({"caption": caption}, None)).payload for caption in captions]
     return [payload.length for payload in payloads if isinstance(payload, Padded)]
 
@@ -468,8 +443,6 @@ def test_exact_padding_is_true_or_false(built, digest):
 
 def test_a_pipeline_whose_batch_differs_is_encoded_one_by_one_and_says_so(built, digest, monkeypatch, caplog):
     """Mochi without the rule for its empty caption, which is then the last of the probe's batch."""
-    from cachestore.encode import prompts
-
     model = built("mochi")
     row = replace(families.text_family("MochiPipeline"), alone=frozenset())
     monkeypatch.setattr(prompts, "PROBES", ("a cat", "a photograph of a horse", ""))
@@ -484,8 +457,6 @@ def test_a_pipeline_whose_batch_differs_is_encoded_one_by_one_and_says_so(built,
 
 
 def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, caplog):
-    import torch
-
     encoder = encoder_of(built("sd15"), digest, "text")
     entries_of(encoder, ["a cat"])
     call = encoder._modules._call
@@ -502,10 +473,6 @@ def test_a_batch_that_raises_is_encoded_one_by_one_and_says_so(built, digest, ca
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_difference_is_one_of_names_of_shapes_or_of_more_than_rounding(dtype):
-    import torch
-
-    from cachestore.encode.outputs import difference, tolerance
-
     bound = tolerance(dtype, torch.device("cpu"))
     one = torch.ones(4, 8)
     assert difference({}, {}, bound) is None
@@ -527,8 +494,6 @@ def without_rows(monkeypatch):
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "pixart", "ltx", "wan", "cogvideox", "flux2klein"])
 def test_a_pipeline_without_a_row_is_understood_and_kept_whole(built, digest, without_rows, name):
-    import torch
-
     model = built(name)
     encoder = encoder_of(model, digest, "text")
     assert encoder.setup.family.is_found
@@ -564,8 +529,6 @@ def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_n
     ],
 )
 def test_a_pipeline_that_cannot_be_understood_is_refused_with_what_is_missing(without_rows, name, index, message):
-    from cachestore.encode.introspection import find_family
-
     if name != "NoSuchPipeline":
         tiny.of_diffusers(name)
     with pytest.raises(BadInput, match=message):
@@ -573,8 +536,6 @@ def test_a_pipeline_that_cannot_be_understood_is_refused_with_what_is_missing(wi
 
 
 def test_a_pipeline_that_diffusers_cannot_import_is_refused_with_the_reason(without_rows, monkeypatch):
-    from cachestore.encode import introspection
-
     class Diffusers:
         """As diffusers 0.33 without torchvision."""
 
@@ -624,11 +585,6 @@ def test_flux_kontext_is_encoded_as_flux_is(built, digest, tmp_path):
 
 
 def test_flux2_is_normalised_by_its_weights_as_its_pipeline_does(built, digest):
-    import torch
-
-    from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import read_latents
-
     model = built("flux2klein")
     encoder = encoder_of(model, digest, "latents")
     assert encoder.setup.multiple == 4
@@ -641,11 +597,6 @@ def test_flux2_is_normalised_by_its_weights_as_its_pipeline_does(built, digest):
 
 
 def test_statistics_are_read_from_weights_of_any_dtype_and_from_shards(built, digest, tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    from cachestore.encode.models import Component, read_numbers
-
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         save_file({"a": torch.tensor([1.5, -2.0], dtype=dtype)}, tmp_path / "one.safetensors")
         save_file({"b": torch.tensor([3.0], dtype=dtype)}, tmp_path / "two.safetensors")
@@ -668,11 +619,6 @@ def test_a_picture_is_a_video_of_one_frame(built, digest, name):
 
 
 def test_a_vae_that_takes_one_picture_at_a_time_gets_one_at_a_time(built, digest):
-    import torch
-
-    from cachestore.encode import vae
-    from cachestore.encode.buckets import Size
-
     encoder = encoder_of(built("hunyuanvideo15"), digest, "latents", batch_size=8)
     assert encoder.batch_limit(Size(64, 64)) == 8
     encoder._vae = vae.Vae(encoder.setup, torch.device("cpu"))
@@ -681,8 +627,6 @@ def test_a_vae_that_takes_one_picture_at_a_time_gets_one_at_a_time(built, digest
 
 
 def test_a_vae_whose_batch_differs_is_called_one_by_one_and_says_so(built, digest, monkeypatch, caplog):
-    from cachestore.encode import modules, vae
-
     real = vae.load_module
 
     def mixing(*arguments):
@@ -693,7 +637,5 @@ def test_a_vae_whose_batch_differs_is_called_one_by_one_and_says_so(built, diges
         return module
 
     monkeypatch.setattr(vae, "load_module", mixing)
-    encoder = encoder_of(built("sd15"), digest, "latents")
-    found = vae.Vae(encoder.setup, modules.choose_device("cpu"))
-    assert found.is_single
+    assert vae.Vae(encoder_of(built("sd15"), digest, "latents").setup, modules.choose_device("cpu")).is_single
     assert "AutoencoderKL: a picture gives other latents in a batch than alone" in caplog.text

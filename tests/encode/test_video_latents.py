@@ -21,8 +21,6 @@ WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
 
 
 class Files(dict):
-    """Bytes by reference, as a worker reads them."""
-
     def __call__(self, reference, /):
         return self[reference]
 
@@ -198,8 +196,7 @@ def encode(encoder, datas, **request):
     resolved = [resolve(encoder, data, resolution=64, step=32, **request) for data in datas]
     made = {}
     for one in resolved:
-        prepared = encoder.prepare(one)
-        made |= encoder.encode([(one.key, prepared.payload)])
+        made |= encoder.encode([(one.key, encoder.prepare(one).payload)])
     return [(one, made[one.key]) for one in resolved]
 
 
@@ -221,8 +218,7 @@ def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_an
     made = encode(encoder, datas, frames=[17, 49, 81], fps=16)
     assert [tuple(one.facts["bucket"]) for one, _entry in made] == [(96, 32, 17), (32, 96, 49), (96, 32, 81)]
     for one, entry in made:
-        pixels = torch.from_numpy(encoder.prepare(one).payload)
-        frames = (pixels.permute(3, 0, 1, 2).float() / 255 - 0.5) / 0.5
+        frames = (torch.from_numpy(encoder.prepare(one).payload).permute(3, 0, 1, 2).float() / 255 - 0.5) / 0.5
         with torch.inference_mode():
             mean = model.pipeline.vae.float().encode(frames[None]).latent_dist.mode()
         torch.testing.assert_close(entry["mean"][None], mean, rtol=1e-4, atol=1e-4)
@@ -273,8 +269,7 @@ def test_moments_of_a_clip_equal_the_vaes_own_and_their_size_is_known_before(bui
     model = built(name)
     encoder = encoder_of(model, digest)
     [(one, entry)] = encode(encoder, [write(moving(20))], frames=[1, count])
-    pixels = torch.from_numpy(encoder.prepare(one).payload)
-    frames = (pixels.permute(3, 0, 1, 2).float() / 255 - 0.5) / 0.5
+    frames = (torch.from_numpy(encoder.prepare(one).payload).permute(3, 0, 1, 2).float() / 255 - 0.5) / 0.5
     with torch.inference_mode():
         expected = model.pipeline.vae.float().encode(frames[None]).latent_dist.parameters[0]
     torch.testing.assert_close(entry["moments"], expected, rtol=1e-4, atol=1e-4)

@@ -24,12 +24,7 @@ CONTAINERS: dict[str, Any] = {
     "mp4": {"kind": "mp4", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "12", "bf": "3"}},
     "mov": {"kind": "mov", "codec": "libx264", "pix_fmt": "yuv420p", "options": {"g": "250"}},
     "avi": {"kind": "avi", "codec": "mpeg4", "pix_fmt": "yuv420p", "options": {"g": "10", "bf": "2"}},
-    "webm": {
-        "kind": "webm",
-        "codec": "libvpx-vp9",
-        "pix_fmt": "yuv420p",
-        "options": {"cpu-used": "8", "deadline": "realtime", "g": "16"},
-    },
+    "webm": {"kind": "webm", "codec": "libvpx-vp9", "pix_fmt": "yuv420p", "options": {"cpu-used": "8", "deadline": "realtime", "g": "16"}},
     "vp8": {"kind": "webm", "codec": "libvpx", "pix_fmt": "yuv420p", "options": {"deadline": "realtime", "g": "16"}},
     "ts": {"kind": "mpegts", "codec": "mpeg2video", "pix_fmt": "yuv420p", "options": {"g": "12"}},
 }
@@ -85,8 +80,7 @@ def test_a_part_of_a_video_is_what_stands_there_when_all_of_it_is_decoded(contai
 @pytest.mark.parametrize("times", [[0, 40, 90, 400, 410, 420, 800, 1210, 1211], [0, 1, 2, 3, 1000], [500]])
 @pytest.mark.parametrize("rate", [4, 16, 30])
 def test_at_a_rate_of_its_own_a_clip_has_the_frames_of_ffmpegs_filter(times, rate):
-    frames = numbered(len(times))
-    data = write(frames, times=times)
+    data = write(numbered(len(times)), times=times)
     line = look(data).timeline
     expected = filtered(data, rate)
     count = min(len(expected), line.count(Fraction(rate)))
@@ -134,8 +128,7 @@ def test_pixels_that_are_not_square_count_as_wide_as_they_are_shown():
 def test_colours_come_back_by_the_matrix_that_the_file_names(space, number, colour):
     plain = [np.full((16, 32, 3), colour, np.uint8)] * 2
     data = write(plain, kind="mp4", codec="libx264", pix_fmt="yuv444p", options={"crf": "1"}, colorspace=number)
-    seen = take(data, own(data, 0, 1))[0]
-    assert np.abs(seen.astype(int) - colour).max() <= 6, space
+    assert np.abs(take(data, own(data, 0, 1))[0].astype(int) - colour).max() <= 6, space
 
 
 def test_a_file_that_names_no_matrix_is_of_bt_601_as_ffmpeg_has_it():
@@ -158,8 +151,7 @@ def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
 
 
 def test_high_dynamic_range_is_told():
-    data = write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)
-    assert look(data).transfer == "smpte2084"
+    assert look(write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)).transfer == "smpte2084"
     assert look(write(moving(2))).transfer == ""
 
 

@@ -88,12 +88,7 @@ def test_a_part_of_a_picture_has_the_bucket_and_the_crop_of_a_picture_of_its_siz
 
 def test_sizes_and_crop_of_a_part_are_told_in_the_whole_picture():
     """50 pixels became 64, so the whole of 100 x 70 would be 128 x 90, and the part begins at (38, 13) of it."""
-    assert framed((30, 10, 80, 60)).facts() == {
-        "size": [100, 70],
-        "bucket": [64, 64],
-        "resized": [128, 90],
-        "crop": [38, 13, 102, 77],
-    }
+    assert framed((30, 10, 80, 60)).facts() == {"size": [100, 70], "bucket": [64, 64], "resized": [128, 90], "crop": [38, 13, 102, 77]}
     assert framed((30, 10, 80, 60), flip=True).facts()["crop"] == [128 - 102, 13, 128 - 38, 77]
 
 

@@ -136,7 +136,6 @@ def look_alike(folder: Path, class_name="StableDiffusionPipeline"):
 
 
 def look_alike_text(folder: Path):
-    """A text encoder's folder whose weights are a few letters."""
     write(folder / "config.json", {"model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 64})
     write(folder / "model.safetensors", "weights")
     write(folder / "tokenizer.json", {})
@@ -145,7 +144,6 @@ def look_alike_text(folder: Path):
 
 
 def look_alike_vae(folder: Path, **config):
-    """A VAE's folder whose weights are a few letters."""
     write(folder / "config.json", {"_class_name": "AutoencoderKL", "block_out_channels": [8, 16], **config})
     write(folder / "diffusion_pytorch_model.safetensors", "weights")
     return folder

@@ -99,24 +99,13 @@ def qwen3(layers=3, *, class_name="Qwen3Model"):
 
 
 def qwen_vl(*, text_only=False):
-    text = {
-        **SMALL,
-        "num_hidden_layers": 3,
-        "vocab_size": 300,
-        "rope_scaling": {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"},
-        "rope_theta": 1e6,
-        "max_position_embeddings": 4096,
-    }
+    rope = {"rope_scaling": {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"}, "rope_theta": 1e6}
+    text = {**SMALL, **rope, "num_hidden_layers": 3, "vocab_size": 300, "max_position_embeddings": 4096}
     if text_only:
         return library("transformers").Qwen2_5_VLTextModel(of("transformers", "Qwen2_5_VLTextConfig", **text)).eval()
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-    tokens = {
-        "vision_end_token_id": 295,
-        "vision_start_token_id": 296,
-        "vision_token_id": 297,
-        "image_token_id": 298,
-        "video_token_id": 299,
-    }
+    marks = ("vision_end", "vision_start", "vision", "image", "video")
+    tokens = {f"{mark}_token_id": number for number, mark in enumerate(marks, 295)}
     config = of("transformers", "Qwen2_5_VLConfig", text_config=text, vision_config=vision, hidden_size=32, vocab_size=300, **tokens)
     return library("transformers").Qwen2_5_VLForConditionalGeneration(config).eval()
 
@@ -237,35 +226,20 @@ def sd15():
 
 def sdxl():
     added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
-    return of(
-        "diffusers",
-        "StableDiffusionXLPipeline",
-        vae=tiny.vae(scaling_factor=0.13025),
-        text_encoder=clip(),
-        text_encoder_2=clip(48, projected=True),
-        tokenizer=tiny.clip_tokenizer(),
-        tokenizer_2=tiny.clip_tokenizer(pad="!"),
-        unet=unet(80, **added),
-        scheduler=of("diffusers", "EulerDiscreteScheduler"),
-    )
+    parts = {"vae": tiny.vae(scaling_factor=0.13025), "text_encoder": clip(), "text_encoder_2": clip(48, projected=True)}
+    tokenizers = {"tokenizer": tiny.clip_tokenizer(), "tokenizer_2": tiny.clip_tokenizer(pad="!")}
+    noise = of("diffusers", "EulerDiscreteScheduler")
+    return of("diffusers", "StableDiffusionXLPipeline", **parts, **tokenizers, unet=unet(80, **added), scheduler=noise)
 
 
 def sd3():
     heads = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 4, "caption_projection_dim": 32}
     sizes = {"sample_size": 32, "patch_size": 1, "in_channels": 16, "out_channels": 16}
-    return of(
-        "diffusers",
-        "StableDiffusion3Pipeline",
-        transformer=transformer("SD3Transformer2DModel", **heads, **sizes, joint_attention_dim=96, pooled_projection_dim=80),
-        scheduler=scheduler(),
-        vae=tiny.vae(16, 1.5305, 0.0609, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=clip(projected=True),
-        tokenizer=tiny.clip_tokenizer(),
-        text_encoder_2=clip(48, projected=True),
-        tokenizer_2=tiny.clip_tokenizer(pad="!"),
-        text_encoder_3=t5(96),
-        tokenizer_3=tiny.t5_tokenizer(),
-    )
+    model = transformer("SD3Transformer2DModel", **heads, **sizes, joint_attention_dim=96, pooled_projection_dim=80)
+    vae = tiny.vae(16, 1.5305, 0.0609, use_quant_conv=False, use_post_quant_conv=False)
+    encoders = {"text_encoder": clip(projected=True), "text_encoder_2": clip(48, projected=True), "text_encoder_3": t5(96)}
+    tokenizers = {"tokenizer": tiny.clip_tokenizer(), "tokenizer_2": tiny.clip_tokenizer(pad="!"), "tokenizer_3": tiny.t5_tokenizer()}
+    return of("diffusers", "StableDiffusion3Pipeline", transformer=model, scheduler=scheduler(), vae=vae, **encoders, **tokenizers)
 
 
 def flux_transformer(class_name="FluxTransformer2DModel", **more):
@@ -274,54 +248,26 @@ def flux_transformer(class_name="FluxTransformer2DModel", **more):
 
 
 def flux(class_name="FluxPipeline"):
-    return of(
-        "diffusers",
-        class_name,
-        scheduler=scheduler(),
-        vae=flux_vae(),
-        text_encoder=clip(),
-        tokenizer=tiny.clip_tokenizer(),
-        text_encoder_2=t5(),
-        tokenizer_2=tiny.t5_tokenizer(),
-        transformer=flux_transformer(pooled_projection_dim=32),
-    )
+    encoders = {"vae": flux_vae(), "text_encoder": clip(), "text_encoder_2": t5()}
+    tokenizers = {"tokenizer": tiny.clip_tokenizer(), "tokenizer_2": tiny.t5_tokenizer()}
+    model = flux_transformer(pooled_projection_dim=32)
+    return of("diffusers", class_name, scheduler=scheduler(), **encoders, **tokenizers, transformer=model)
 
 
 def flux2klein():
     heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 96}
-    return of(
-        "diffusers",
-        "Flux2KleinPipeline",
-        scheduler=scheduler(),
-        vae=flux2_vae(),
-        text_encoder=qwen3(30, class_name="Qwen3ForCausalLM"),
-        tokenizer=qwen_tokenizer(),
-        transformer=transformer(
-            "Flux2Transformer2DModel",
-            **heads,
-            patch_size=1,
-            in_channels=16,
-            timestep_guidance_channels=256,
-            axes_dims_rope=[4] * 4,
-            guidance_embeds=False,
-        ),
-        is_distilled=False,
-    )
+    sizes = {"patch_size": 1, "in_channels": 16, "timestep_guidance_channels": 256, "axes_dims_rope": [4] * 4}
+    parts = {"vae": flux2_vae(), "text_encoder": qwen3(30, class_name="Qwen3ForCausalLM"), "tokenizer": qwen_tokenizer()}
+    model = transformer("Flux2Transformer2DModel", **heads, **sizes, guidance_embeds=False)
+    return of("diffusers", "Flux2KleinPipeline", scheduler=scheduler(), **parts, transformer=model, is_distilled=False)
 
 
 def pixart():
     sizes = {"sample_size": 8, "num_layers": 1, "patch_size": 2, "attention_head_dim": 8, "num_attention_heads": 3, "caption_channels": 32}
     norms = {"norm_type": "ada_norm_single", "norm_elementwise_affine": False, "norm_eps": 1e-6, "num_embeds_ada_norm": 1000}
     channels = {"in_channels": 4, "out_channels": 8, "cross_attention_dim": 24}
-    model = transformer(
-        "PixArtTransformer2DModel",
-        **sizes,
-        **norms,
-        **channels,
-        attention_bias=True,
-        activation_fn="gelu-approximate",
-        use_additional_conditions=False,
-    )
+    more = {"attention_bias": True, "activation_fn": "gelu-approximate", "use_additional_conditions": False}
+    model = transformer("PixArtTransformer2DModel", **sizes, **norms, **channels, **more)
     parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(), "vae": tiny.vae(), "transformer": model}
     return of("diffusers", "PixArtSigmaPipeline", **parts, scheduler=of("diffusers", "DDIMScheduler"))
 
@@ -435,18 +381,12 @@ def hunyuanvideo15():
     heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "num_refiner_layers": 1, "mlp_ratio": 2.0}
     widths = {"text_embed_dim": 32, "text_embed_2_dim": 32, "image_embed_dim": 12, "in_channels": 9, "out_channels": 4}
     places = {"patch_size": 1, "patch_size_t": 1, "rope_axes_dim": (2, 2, 4), "target_size": 16, "task_type": "t2v"}
-    return of(
-        "diffusers",
-        "HunyuanVideo15Pipeline",
-        text_encoder=qwen_vl(text_only=True),
-        tokenizer=qwen_tokenizer(),
-        transformer=transformer("HunyuanVideo15Transformer3DModel", **heads, **widths, **places),
-        vae=hunyuan15_vae(),
-        scheduler=scheduler(),
-        text_encoder_2=t5(),
-        tokenizer_2=of("transformers", "ByT5Tokenizer"),
-        guider=ClassifierFreeGuidance(guidance_scale=1.0),
-    )
+    tokenizers = {"tokenizer": qwen_tokenizer(), "tokenizer_2": of("transformers", "ByT5Tokenizer")}
+    text = qwen_vl(text_only=True)
+    model = transformer("HunyuanVideo15Transformer3DModel", **heads, **widths, **places)
+    parts = {"text_encoder": text, "transformer": model, "vae": hunyuan15_vae(), "text_encoder_2": t5(), **tokenizers}
+    guider = ClassifierFreeGuidance(guidance_scale=1.0)
+    return of("diffusers", "HunyuanVideo15Pipeline", **parts, scheduler=scheduler(), guider=guider)
 
 
 def cogview4():

@@ -18,8 +18,7 @@ def test_nothing_has_a_digest_of_its_own(tmp_path):
 
 @given(chunks=st.lists(st.binary(max_size=20), max_size=5))
 def test_the_digest_of_chunks_is_that_of_the_whole(chunks):
-    views = [memoryview(bytearray(chunk)) for chunk in chunks]
-    assert digest_of(views) == xxhash.xxh3_128(b"".join(chunks)).hexdigest()
+    assert digest_of([memoryview(bytearray(chunk)) for chunk in chunks]) == xxhash.xxh3_128(b"".join(chunks)).hexdigest()
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 20, 35])
@@ -36,9 +35,4 @@ def test_a_file_is_read_in_blocks_and_digested_whole(tmp_path, monkeypatch, size
 def test_a_link_has_no_digest(tmp_path):
     (tmp_path / "f").symlink_to("/etc/hostname")
     with pytest.raises(FormatError):
-        digest_file(tmp_path / "f")
-
-
-def test_a_missing_file_is_a_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError):
         digest_file(tmp_path / "f")

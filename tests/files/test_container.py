@@ -61,8 +61,7 @@ def test_a_header_comes_back_with_its_tensors_in_the_order_of_their_bytes(shapes
     tensors, data_bytes = lay_out(shapes)
     raw = build_header(tensors, metadata)
     header = parse_header(raw[8:], len(raw) + data_bytes, where=HERE)
-    assert header.tensors == tensors
-    assert header.metadata == metadata
+    assert (header.tensors, header.metadata) == (tensors, metadata)
     places = list(header.tensors.values())
     assert places == sorted(places, key=lambda place: place.start)
 

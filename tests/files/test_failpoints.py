@@ -127,7 +127,6 @@ exec(WRITE, WRITER)
 
 
 def write(root):
-    """Run the writing program here, to its end."""
     WRITER["work"](root, lambda _said: None)
 
 

@@ -12,6 +12,7 @@ import pytest
 from cachestore.core.errors import LockTimeout
 from cachestore.files import locks
 from cachestore.files.locks import LifeLock, is_locked, locked
+from tests.fakes import refusing
 
 HOLDER = """
 import sys
@@ -45,11 +46,7 @@ def path(tmp_path):
 @pytest.fixture
 def no_locks(monkeypatch):
     """A file system that refuses every lock."""
-
-    def refuse(_descriptor, _operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
 
 
 def test_whether_a_missing_lock_is_held_is_unknown(path):
@@ -229,8 +226,7 @@ def test_a_lock_that_cannot_be_probed_counts_for_nothing_and_ends_nothing(tmp_pa
     monkeypatch.setattr(
         fcntl, "flock", lambda descriptor, what: really(descriptor, what) if what == fcntl.LOCK_EX | fcntl.LOCK_NB else refuse()
     )
-    lock = LifeLock(tmp_path / "life.lock")
-    assert not lock.is_held
+    assert not LifeLock(tmp_path / "life.lock").is_held
     assert not (tmp_path / "life.lock").exists()
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.files import opening
+from cachestore.files.checksum import digest_file
 from cachestore.files.opening import (
     FileIdentity,
     ask_for,
@@ -32,6 +34,9 @@ from cachestore.files.opening import (
     read_scattered,
     read_whole,
 )
+from cachestore.files.records import read_record
+from cachestore.files.table import read_table
+from tests.fakes import raising, refusing
 
 
 def file_of(tmp_path, content=b"0123456789"):
@@ -62,9 +67,13 @@ def test_an_empty_file_reads_as_no_bytes(tmp_path):
     assert read_whole(file_of(tmp_path, b""), limit_bytes=0) == b""
 
 
-def test_a_missing_file_is_a_file_not_found(tmp_path):
+OF_A_THING = {"kind": "thing", "version": 1}
+
+
+@pytest.mark.parametrize("read", [open_regular, digest_file, partial(read_record, **OF_A_THING), partial(read_table, **OF_A_THING)])
+def test_a_missing_file_is_a_file_not_found(tmp_path, read):
     with pytest.raises(FileNotFoundError):
-        open_regular(tmp_path / "missing")
+        read(tmp_path / "missing")
 
 
 def link(path, target):
@@ -127,8 +136,7 @@ def test_a_read_is_the_slice_of_the_file(has_preadv, offset, size, tmp_path_fact
     with pytest.MonkeyPatch.context() as patch:
         if not has_preadv:
             patch.delattr(os, "preadv", raising=False)
-        path = file_of(tmp_path_factory.getbasetemp())
-        with opened(path) as (descriptor, status):
+        with opened(file_of(tmp_path_factory.getbasetemp())) as (descriptor, status):
             assert status.st_size == 10
             assert read_at(descriptor, size, offset) == b"0123456789"[offset : offset + size]
 
@@ -184,26 +192,19 @@ def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_pat
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     buffers = [memoryview(bytearray(4)), memoryview(bytearray(2))]
-
-    def refuse(*_arguments):
-        raise raised
-
     with opened(path) as (descriptor, _status):
         if (count := read_present(descriptor, buffers, 1)) is not None:
             assert (count, b"".join(buffers)) in {(6, b"123456"), (0, bytes(6))}
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
-        monkeypatch.setattr(os, "preadv", refuse)
+        monkeypatch.setattr(os, "preadv", raising(raised))
         assert read_present(descriptor, buffers, 1) == said
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 0)
         assert read_present(descriptor, buffers, 1) is None
 
 
 def test_an_input_error_while_looking_into_memory_is_passed_on(tmp_path, monkeypatch):
-    def fail(*_arguments):
-        raise OSError(errno.EIO, "")
-
     monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EIO, "")))
     with pytest.raises(OSError, match=r"\[Errno 5\]"):
         read_present(-1, [memoryview(bytearray(1))], 0)
 
@@ -256,10 +257,7 @@ def test_identities_of_an_untouched_file_are_equal(tmp_path):
 
 
 def test_an_input_error_is_passed_on(tmp_path, monkeypatch):
-    def fail(*_arguments):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", refusing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         read_whole(file_of(tmp_path), limit_bytes=100)
 
@@ -298,14 +296,10 @@ def test_a_system_that_cannot_give_memory_back_keeps_it(tmp_path):
     let_go(memoryview(b"not mapped"))
 
 
-def test_a_file_that_is_larger_than_it_may_be_is_not_mapped(tmp_path):
+def test_a_file_that_is_larger_than_it_may_be_and_a_link_are_not_mapped(tmp_path):
     (tmp_path / "f").write_bytes(b"abc")
     with pytest.raises(FormatError, match="3 bytes"):
         map_whole(tmp_path / "f", limit_bytes=2)
-
-
-def test_a_link_is_not_mapped(tmp_path):
-    (tmp_path / "f").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with pytest.raises(FormatError):
         map_whole(tmp_path / "link", limit_bytes=9)
@@ -316,7 +310,7 @@ def test_a_look_that_is_refused_says_the_path_and_the_reason(tmp_path, monkeypat
     path = tmp_path / "file"
     path.write_bytes(b"content")
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, refusal(errno.EIO))
+        patch.setattr(os, name, refusing(errno.EIO))
         with pytest.raises(ReadFailed, match=rf"cannot read .*file: {os.strerror(errno.EIO)}") as caught:
             read_whole(path, limit_bytes=100)
     assert caught.value.errno == errno.EIO
@@ -324,7 +318,7 @@ def test_a_look_that_is_refused_says_the_path_and_the_reason(tmp_path, monkeypat
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "listdir", refusal(errno.EMFILE))
+    monkeypatch.setattr(os, "listdir", refusing(errno.EMFILE))
     with pytest.raises(ReadFailed, match=os.strerror(errno.EMFILE)):
         names_in(tmp_path)
 
@@ -332,20 +326,13 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatc
 def test_looking_at_nothing_is_no_error_and_being_refused_is_one(tmp_path, monkeypatch):
     assert look_at(tmp_path / "nothing") is None
     assert look_at(tmp_path) is not None
-    monkeypatch.setattr(os, "stat", refusal(errno.ESTALE))
+    monkeypatch.setattr(os, "stat", refusing(errno.ESTALE))
     with pytest.raises(ReadFailed, match=os.strerror(errno.ESTALE)):
         look_at(tmp_path)
 
 
 def test_room_that_cannot_be_asked_for_is_told(tmp_path, monkeypatch):
     assert free_bytes(tmp_path) > 0
-    monkeypatch.setattr(os, "statvfs", refusal(errno.EIO))
+    monkeypatch.setattr(os, "statvfs", refusing(errno.EIO))
     with pytest.raises(ReadFailed, match=re.escape(str(tmp_path))):
         free_bytes(tmp_path)
-
-
-def refusal(code):
-    def fail(*_arguments, **_named):
-        raise OSError(code, os.strerror(code))
-
-    return fail

@@ -104,8 +104,7 @@ def test_index_names_sort_by_number_then_by_digest():
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=16).filter(str.strip))
 def test_a_data_sets_name_comes_back_from_its_folder(name):
-    folder = paths.encode_name(name)
-    assert paths.decode_name(folder) == unicodedata.normalize("NFC", name)
+    assert paths.decode_name(paths.encode_name(name)) == unicodedata.normalize("NFC", name)
 
 
 @pytest.mark.parametrize("name", ["train", "käse 猫", "..", ".hidden", "a/b\\c", "a%2Fb", "x y", "con:1", "e\u0301", "\0", "🦊" * 12])
@@ -223,8 +222,7 @@ FILES = {
 @pytest.mark.parametrize("root", ["/", "/a store", "/tmp/it's", "/data/index/segments", "/plans/tmp"])
 def test_a_command_for_a_file_names_the_store_that_the_file_lies_in(kind, root):
     path = Path(root) / FILES[kind].relative_to(LAYOUT.root)
-    words = shlex.split(paths.to_repair(path).strip("`"))
-    assert words == ["cachestore", "repair", root]
+    assert shlex.split(paths.to_repair(path).strip("`")) == ["cachestore", "repair", root]
     assert paths.to_repair(path) == Layout(Path(root)).command("repair")
 
 

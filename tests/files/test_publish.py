@@ -15,6 +15,7 @@ from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.publish import make_folder, make_root, move, note, overwrite, publish, publish_file, write_outside
+from tests.fakes import raising, refusing
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
 WHOLE = b"one two three"
@@ -35,13 +36,6 @@ def layout(tmp_path):
 @pytest.fixture
 def final(layout):
     return layout.recipe("0" * 64)
-
-
-def raiser(code):
-    def fail(*_arguments, **_named):
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def path_of(descriptor):
@@ -155,7 +149,7 @@ def test_short_writes_are_put_together(layout, final, monkeypatch):
 @pytest.mark.parametrize("call", ["write", "fsync", "link", "open", "chmod"])
 def test_a_refused_call_is_a_write_failed_that_leaves_nothing(layout, final, monkeypatch, call, code):
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, raiser(code))
+        patch.setattr(os, call, refusing(code))
         with pytest.raises(WriteFailed) as caught:
             publish(layout, final, CONTENT)
     if (call, code) != ("link", errno.EPERM):
@@ -201,10 +195,7 @@ def test_a_failed_sync_of_the_folder_is_not_acknowledged(layout, final, monkeypa
 
 
 def test_an_interrupt_leaves_no_temporary_file(layout, final, monkeypatch):
-    def interrupt(_descriptor):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
+    monkeypatch.setattr(os, "fsync", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         publish(layout, final, CONTENT)
     assert nothing_is_left(layout)
@@ -262,7 +253,7 @@ class TestWithoutLinks:
         if isinstance(request.param, str):
             monkeypatch.delattr(os, "link")
         else:
-            monkeypatch.setattr(os, "link", raiser(request.param))
+            monkeypatch.setattr(os, "link", refusing(request.param))
 
     def test_what_is_placed_is_what_was_given(self, layout, final):
         assert publish(layout, final, CONTENT) is True
@@ -291,7 +282,7 @@ class TestWithoutLinks:
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_syncs_no_folders_is_fine(layout, final, monkeypatch, code):
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: raiser(code)() if path_of(descriptor).is_dir() else real(descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: refusing(code)() if path_of(descriptor).is_dir() else real(descriptor))
     assert publish(layout, final, CONTENT) is True
 
 
@@ -303,7 +294,7 @@ def test_a_system_that_opens_no_folders_is_fine(layout, final, monkeypatch):
 
 def test_a_folder_above_the_store_that_may_not_be_listed_is_not_synced(layout, monkeypatch):
     monkeypatch.setattr(publishing, "_durable", set())
-    really, refuse = os.open, raiser(errno.EACCES)
+    really, refuse = os.open, refusing(errno.EACCES)
     monkeypatch.setattr(os, "open", lambda path, *rest, **named: (refuse if path == layout.root.parent else really)(path, *rest, **named))
     make_folder(layout, layout.plans)
     assert layout.plans.is_dir()
@@ -311,7 +302,7 @@ def test_a_folder_above_the_store_that_may_not_be_listed_is_not_synced(layout, m
 
 def test_nothing_is_acknowledged_in_a_folder_of_the_store_that_may_not_be_listed(layout, final, monkeypatch):
     monkeypatch.setattr(publishing, "_durable", set())
-    really, refuse = os.open, raiser(errno.EACCES)
+    really, refuse = os.open, refusing(errno.EACCES)
     monkeypatch.setattr(
         os, "open", lambda path, flags, *rest, **named: (refuse if flags & os.O_DIRECTORY else really)(path, flags, *rest, **named)
     )
@@ -358,7 +349,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("call", ["mkdir", "chmod", "open", "fsync"])
     def test_a_refused_call_is_a_write_failed_that_names_the_folder(self, layout, monkeypatch, call):
-        monkeypatch.setattr(os, call, raiser(errno.ENOSPC))
+        monkeypatch.setattr(os, call, refusing(errno.ENOSPC))
         with pytest.raises(WriteFailed, match=r"store.*make room") as caught:
             make_folder(layout, layout.plans)
         assert caught.value.errno == errno.ENOSPC
@@ -391,7 +382,7 @@ class TestBuiltFiles:
     def test_a_refused_call_is_a_write_failed_that_leaves_nothing(self, layout, final, monkeypatch, call):
         built = self.build(layout)
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, raiser(errno.EIO))
+            patch.setattr(os, call, refusing(errno.EIO))
             with pytest.raises(WriteFailed, match=str(final)):
                 publish_file(layout, built, final)
         assert nothing_is_left(layout)
@@ -411,7 +402,7 @@ class TestNotes:
     @pytest.mark.parametrize("call", ["write", "link", "chmod", "open"])
     def test_a_refused_call_is_a_write_failed_that_leaves_nothing(self, layout, final, monkeypatch, call):
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, raiser(errno.ENOSPC))
+            patch.setattr(os, call, refusing(errno.ENOSPC))
             with pytest.raises(WriteFailed, match=str(final)):
                 note(layout, final, b"x")
         assert nothing_is_left(layout)
@@ -436,7 +427,7 @@ class TestBeats:
     def test_a_refused_call_is_a_write_failed_that_keeps_the_older_one(self, layout, final, monkeypatch, call):
         overwrite(layout, final, b"first")
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, raiser(errno.ENOSPC))
+            patch.setattr(os, call, refusing(errno.ENOSPC))
             with pytest.raises(WriteFailed, match=str(final)):
                 overwrite(layout, final, b"second")
         assert final.read_bytes() == b"first"
@@ -480,7 +471,7 @@ class TestMoving:
     def test_a_refused_call_is_a_write_failed_that_keeps_the_file(self, layout, final, monkeypatch, call):
         publish(layout, final, CONTENT)
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, raiser(errno.EIO))
+            patch.setattr(os, call, refusing(errno.EIO))
             with pytest.raises(WriteFailed, match="cannot write"):
                 move(layout, final, layout.root / "moved")
         assert final.read_bytes() == WHOLE
@@ -495,7 +486,7 @@ def test_a_file_outside_of_a_store_takes_the_place_of_what_stood_there(tmp_path)
 
 def test_a_file_that_cannot_be_written_outside_leaves_what_stood_there(tmp_path, monkeypatch):
     write_outside(tmp_path / "page.html", b"one")
-    monkeypatch.setattr(os, "fsync", raiser(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
     with pytest.raises(WriteFailed, match="what stood there is as it was"):
         write_outside(tmp_path / "page.html", b"two")
     assert (tmp_path / "page.html").read_bytes() == b"one"

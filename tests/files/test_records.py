@@ -114,8 +114,3 @@ def test_a_record_is_read_from_a_file(tmp_path):
     path = tmp_path / "record.json"
     path.write_bytes(encode_record("thing", 1, {"a": 1}))
     assert read_record(path, "thing", 1) == {"a": 1}
-
-
-def test_a_missing_record_is_a_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_record(tmp_path / "record.json", "thing", 1)

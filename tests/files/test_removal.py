@@ -8,6 +8,7 @@ from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.files import removal
 from cachestore.files.paths import Layout
 from cachestore.files.removal import age_seconds, is_older, remove_file, remove_folder
+from tests.fakes import raising
 
 
 @pytest.fixture(params=[True, False], ids=["by descriptor", "by path"])
@@ -63,11 +64,7 @@ def test_a_link_on_the_way_is_not_followed(layout, tmp_path):
 def test_what_the_system_refuses_is_one_clean_error(layout, monkeypatch):
     path = layout.root / "a" / "file"
     path.write_text("x")
-
-    def refuse(*_arguments, **_named):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(WriteFailed, match="cannot remove") as caught:
         remove_file(layout, path)
     assert caught.value.errno == 13

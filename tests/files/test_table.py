@@ -49,13 +49,9 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("table") / "f"
 
 
-def test_a_table_without_columns_comes_back(path):
+def test_a_table_without_columns_comes_back_and_a_column_that_is_not_there_is_empty(path):
     table = read_table(write(path, {}), "thing", 1)
     assert (table.header, dict(table.columns)) == ({}, {})
-
-
-def test_a_column_that_is_not_there_is_empty(path):
-    table = read_table(write(path, {}), "thing", 1)
     assert list(table.numbers("n")) == []
     assert list(table.strings("s")) == []
     assert list(table.digests("d", 3)) == []
@@ -162,11 +158,6 @@ def test_a_newer_version_is_refused_with_the_way_out(path):
 
 def test_an_older_version_is_read(path):
     assert read_table(write(path, {}, {"a": 1}), "thing", 2).header == {"a": 1}
-
-
-def test_a_missing_table_is_a_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_table(tmp_path / "f", "thing", 1)
 
 
 def forged(**metadata):

@@ -1,14 +1,6 @@
-"""What tests of import and export share: a source, and folders to work in."""
+"""A source for import and export, and folders to work in."""
 
 import pytest
-
-
-@pytest.fixture
-def torch_files_read_here(monkeypatch):
-    """The process that reads files with pickles is test_untrusted's: starting one takes seconds."""
-    from cachestore.interop.formats.torch_files import read_torch
-
-    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_text
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.jobs.declared_model import Claimed
+from tests.encode import tiny_families
 from tests.interop import trainers
 from tests.interop.caches import bring
 from tests.interop.trainers import PICTURES
@@ -87,8 +88,7 @@ def models(data, monkeypatch, torch_files_read_here):
 def test_what_the_claimed_model_makes_is_what_it_is_claimed_to_be(tmp_path, data, models):
     trainers.write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
-    recipe = cs.CachedDataset(tmp_path / "store").recipes["text"]
-    assert recipe.make["claimed"]["recipe"]["model"] == "right"
+    assert cs.CachedDataset(tmp_path / "store").recipes["text"].make["claimed"]["recipe"]["model"] == "right"
     report = cs.verify(tmp_path / "store", recompute=10)
     assert (report.ok, report.recomputed["chosen"], report.recomputed["equal"]) == (True, 6, 6)
 
@@ -118,8 +118,7 @@ def test_what_was_imported_on_a_users_word_can_be_held_against_a_model_named_lat
     bring("sd-scripts", data, tmp_path / "store", data)
     with pytest.raises(cs.BadInput, match=r"none of the 6 entries in .*--model says which one made it"):
         cs.verify(tmp_path / "store", recompute=10)
-    report = cs.verify(tmp_path / "store", recompute=10, model="right")
-    assert report.recomputed["equal"] == 6
+    assert cs.verify(tmp_path / "store", recompute=10, model="right").recomputed["equal"] == 6
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,6 @@ def test_latents_of_another_size_than_the_catalog_says_are_wrong(tmp_path, data,
 @pytest.mark.slow
 def test_a_real_vae_recognises_its_own_latents_and_no_others(tmp_path):
     """A tiny FLUX: its latents, scaled and sampled as a trainer does, are imported with the model as the claim."""
-    from tests.encode import tiny_families
-
     family, model = tiny_families.FAMILIES["flux"], tmp_path / "model"
     pipeline = family.build()
     with torch.no_grad():  # as little noise, and as much of the picture, as in trained ones

@@ -33,8 +33,7 @@ def test_sd_scripts_takes_back_what_it_had_cached_bit_for_bit(data, store, out, 
     assert (report.complete, report.written, report.casts) == (True, 6, ())
     for picture in PICTURES:
         before = trainers.read_sd_scripts(data, picture, family, bucket(picture))
-        after = trainers.read_sd_scripts(out, picture, family, bucket(picture))
-        for was, now in zip(before, after, strict=True):
+        for was, now in zip(before, trainers.read_sd_scripts(out, picture, family, bucket(picture)), strict=True):
             assert was.keys() == now.keys()
             assert all(was[name].dtype == now[name].dtype and np.array_equal(was[name], now[name]) for name in was)
 
@@ -219,8 +218,7 @@ def test_what_precompute_made_is_exported_as_a_training_would_see_it(tmp_path, o
     store = stores.make_store(tmp_path / "ours", [stores.Row("a.png"), stores.Row("b/c.png")], made)
     report = send("simpletuner", store, out)
     assert (report.complete, report.written) == (True, 4)
-    data = cs.CachedDataset(store, seed=0)
-    for sample in data:
+    for sample in cs.CachedDataset(store, seed=0):
         picture = trainers.Picture(sample["sample_id"], "", (640, 480), (6, 8))
         latents = torch.load(trainers.st_latents_path(out / "vae", picture), weights_only=True)
         assert torch.allclose(latents, sample["latents"], rtol=0, atol=1e-6)
@@ -316,8 +314,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):
     made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
     made = replace(made, latents=replace(made.latents, make={**made.latents.make, "family": "flux"}))
     store = stores.make_store(tmp_path / "ours", [stores.Row("../../../a.png")], made)
-    report = send("simpletuner", store, out / "deep")
-    assert "leads out of" in report.failures[0]["reason"]
+    assert "leads out of" in send("simpletuner", store, out / "deep").failures[0]["reason"]
     assert not list(tmp_path.rglob("*.pt"))
 
 

@@ -17,7 +17,8 @@ from cachestore.core.errors import BadInput
 from cachestore.encode import buckets
 from cachestore.encode.buckets import Size, choose, placement
 from cachestore.encode.masks import mask_recipe
-from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.files.paths import Layout
+from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.store.writer import open_store
 from tests.fakes import publish_catalog
 from tests.interop import trainers
@@ -142,8 +143,7 @@ def same(array, tensor):
 
 
 def test_sd_scripts_finds_all_resolutions_sides_and_masks_of_a_picture_in_one_file(tmp_path, out):
-    store = make_store(tmp_path / "store", Wanted(options={"flip": True}, masks=True))
-    report = send("sd-scripts", store, out)
+    report = send("sd-scripts", make_store(tmp_path / "store", Wanted(options={"flip": True}, masks=True)), out)
     assert (report.complete, report.written) == (True, 4)
     for name, own in SIZES.items():
         for resolution in (256, 512):
@@ -185,30 +185,21 @@ def test_simpletuner_gets_a_folder_for_each_resolution_and_one_of_text_for_all(t
     for resolution in (256, 512):
         tree = out / str(resolution)
         for name in SIZES:
-            picture = picture_of(name, resolution)
-            latents, _text = trainers.read_simpletuner(out / "text", tree / "vae", picture, "flux")
+            latents, _text = trainers.read_simpletuner(out / "text", tree / "vae", picture_of(name, resolution), "flux")
             assert torch.equal(latents, value(name, resolution, 0))
         known = json.loads((tree / f"aspect_ratio_bucket_metadata_train-{resolution}.json").read_text())
         height, width = picture_of("two.png", resolution).latent
         assert known["/pictures/two.png"]["target_size"] == [8 * width, 8 * height]
 
 
-def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_in_each(tmp_path, out):
+def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_and_control_images_in_each(tmp_path, out):
     report = send("musubi", make_store(tmp_path / "store", Wanted(controls=1)), out)
-    assert (report.complete, report.written) == (True, 8)
+    assert (report.complete, report.written, report.left_out) == (True, 8, ())
     for resolution in (256, 512):
         for name in SIZES:
             latents, text = trainers.read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
             assert torch.equal(latents["latents"], value(name, resolution, 0))
             assert set(text) == {"t5_vec", "clip_l_pooler"}
-
-
-def test_musubi_gets_the_control_image_of_each_picture_at_its_resolution(tmp_path, out):
-    report = send("musubi", make_store(tmp_path / "store", Wanted(controls=1)), out)
-    assert (report.complete, report.left_out) == (True, ())
-    for resolution in (256, 512):
-        for name in SIZES:
-            latents, _text = trainers.read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
             assert torch.equal(latents["latents_control"], control_of(name, resolution, 0))
 
 
@@ -232,8 +223,7 @@ def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(t
 def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
     """Two aspect ratios that are of one bucket there and of two here. Latents of control images part its groups, so they need none."""
     monkeypatch.setattr("tests.interop.test_exporting_views.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)})
-    store = without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image")))
-    report = send("musubi", store, out)
+    report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
         "1 of the 2 groups from which musubi makes batches hold latents of several shapes (2 pictures)"
@@ -308,10 +298,6 @@ def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named
 
 
 def without_text(store):
-    """The same data set without its text, which is of FLUX."""
-    from cachestore.files.paths import Layout
-    from cachestore.storage.catalog import newest_catalog
-
     layout = Layout(Path(store))
     catalog = newest_catalog(layout, "train")
     assert catalog is not None
@@ -347,8 +333,7 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
 
 @pytest.mark.parametrize(("kind", "trees"), [("sd-scripts", ""), ("ai-toolkit", ""), ("musubi", "256"), ("simpletuner", "256")])
 def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, trees):
-    store = make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1))
-    report = send(kind, store, out)
+    report = send(kind, make_store(tmp_path / "store", Wanted(sources=("photos", "faces"), controls=1)), out)
     assert (report.failures, report.samples) == ((), 4)
     for source in ("photos", "faces"):
         tree, picture = out / source / trees, picture_of("a/one.png", 256)
@@ -375,9 +360,6 @@ def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
 
 def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted(controls=1))
-    from cachestore.files.paths import Layout
-    from cachestore.storage.catalog import newest_catalog
-
     layout = Layout(Path(store))
     catalog = newest_catalog(layout, "train")
     assert catalog is not None

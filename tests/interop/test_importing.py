@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
@@ -21,6 +22,7 @@ from cachestore.interop.formats.table import format_named
 from cachestore.interop.import_matching import Found
 from cachestore.interop.import_request import ImportRequest
 from cachestore.jobs.declared_model import IMPORTED
+from cachestore.storage.catalog import newest_catalog
 from tests.interop import trainers
 from tests.interop.caches import CLAIMS, bring, equal
 from tests.interop.trainers import PICTURES
@@ -37,8 +39,6 @@ def sample_of(store, picture, name="train", **options):
 
 def entry(store, picture, column="latents", name="train"):
     """An entry of a picture's, with its JSON value."""
-    from cachestore.storage.catalog import newest_catalog
-
     with cs.open(store) as reader:
         catalog = newest_catalog(reader.layout, name)
         found = next(one for one in catalog.columns if one.encoder == column)
@@ -78,8 +78,7 @@ def test_raw_latents_of_sd_scripts_are_normalised_when_they_are_read(data, store
 
 def test_keys_with_their_size_and_older_names_of_sd_scripts_are_read_too(data, store):
     trainers.write_sd_scripts(data, "sdxl", ONE, bare=False)
-    path = trainers.sd_latents_path(data, ONE[0], "sdxl")
-    path.rename(data / f"{ONE[0].stem}.npz")
+    trainers.sd_latents_path(data, ONE[0], "sdxl").rename(data / f"{ONE[0].stem}.npz")
     report = bring("sd-scripts", data, store, data, encode=["latents"], family="sdxl")
     assert report.report.encoded == 1
     assert [failure["sample"] for failure in report.report.failures] == [picture.reference for picture in sorted(PICTURES[1:], key=str)]
@@ -150,8 +149,7 @@ def test_a_changed_note_of_crops_is_taken_over_by_the_next_import(tmp_path, data
 def test_of_the_notes_of_several_resolutions_that_of_the_latents_counts(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     trainers.write_st_sizes(data, "fitting", left=2)
-    larger = [dataclasses.replace(picture, latent=(16, 16)) for picture in PICTURES]
-    trainers.write_st_sizes(data, "larger", larger)
+    trainers.write_st_sizes(data, "larger", [dataclasses.replace(picture, latent=(16, 16)) for picture in PICTURES])
     assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").complete
     assert sizes_of(sample_of(store, ONE[0]))[1] == [3, 12]
 
@@ -292,8 +290,7 @@ def test_text_of_ai_toolkit_is_found_with_commas_final_newlines_and_line_ends_of
     trainers.write_ai_toolkit(data, "flux", pictures)
     report = bring("ai-toolkit", data, store, data)
     assert (report.complete, report.report.encoded, report.unmatched) == (True, 6, ())
-    kept = ["cat, looking up", "one, two, \r\nthree", ""]
-    for picture, caption in zip(pictures, kept, strict=True):
+    for picture, caption in zip(pictures, ["cat, looking up", "one, two, \r\nthree", ""], strict=True):
         sample = sample_of(store, picture)
         assert sample["caption"] == caption
         assert equal(sample["prompt_embeds"], trainers.text_of(picture.caption, "flux", torch.bfloat16)["prompt"])
@@ -375,13 +372,10 @@ def test_text_of_simpletuner_is_found_with_the_spaces_and_line_ends_that_it_dige
 
 
 def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
-    from PIL import Image
-
     exif = Image.Exif()
     exif[274] = 6
     Image.new("RGB", (80, 100)).save(data / "turned.jpg", exif=exif)
-    turned = trainers.Picture("turned.jpg", "", (100, 80), (6, 8))
-    trainers.write_sd_scripts(data, "flux", [*PICTURES, turned])
+    trainers.write_sd_scripts(data, "flux", [*PICTURES, trainers.Picture("turned.jpg", "", (100, 80), (6, 8))])
     report = bring("sd-scripts", data, store, data)
     assert report.complete
     assert any("1 pictures (turned.jpg) are turned by their EXIF data" in remark for remark in report.remarks)
@@ -390,8 +384,7 @@ def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):
     trainers.write_sd_scripts(data, "sdxl")
     (data / "clip.mp4").write_bytes(b"never opened")
-    report = bring("sd-scripts", data, store, data)
-    assert "1 videos passed over (caches of videos are not imported)" in report.remarks
+    assert "1 videos passed over (caches of videos are not imported)" in bring("sd-scripts", data, store, data).remarks
 
 
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):
@@ -592,8 +585,7 @@ def test_repair_and_verify_know_that_a_model_cannot_make_imported_values(data, s
         cs.BadInput, match="can be encoded again and compared: latents of the data set 'train' was not looked at: it was imported"
     ):
         cs.verify(store, recompute=3)
-    segment = next((store / "segments").rglob("*.safetensors"))
-    segment.unlink()
+    next((store / "segments").rglob("*.safetensors")).unlink()
     assert main(["repair", str(store), "--refill"]) == ERROR
     assert "cachestore import" in capsys.readouterr().err
 

@@ -41,7 +41,6 @@ def texts_of(store, caption, made=None):
 
 
 def write_one(root, picture, caption="a fish", size=(64, 64)):
-    """One more picture of a source, with its caption."""
     made = trainers.Picture(picture, caption, size, (8, 8))
     trainers.make_source(root, [made])
     return made
@@ -56,8 +55,7 @@ def test_latents_whose_name_tells_another_size_than_the_picture_has_now_are_of_a
     (trainers.write_sd_scripts if kind == "sd-scripts" else trainers.write_musubi)(folder, "flux")
     Image.new("RGB", (48, 80)).save(data / BIRD.reference)
     os.utime(data / BIRD.reference, (1e9, 1e9))  # as a copy keeps an older time
-    report = bring(kind, folder, store, data)
-    failed = failures_of(report, "latents")
+    failed = failures_of(bring(kind, folder, store, data), "latents")
     assert failed.keys() == {BIRD.reference}
     assert "is of a picture of 64 x 64 pixels, and it has 48 x 80: it may be of an earlier" in failed[BIRD.reference]
     assert len(cs.CachedDataset(store)) == 2
@@ -194,8 +192,7 @@ def test_of_two_latents_that_simpletuner_named_for_one_picture_the_newer_name_co
     """SimpleTuner itself looks for the digest alone since names are digests."""
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     torch.save(trainers.latents_of(FOX, "sdxl") + 1, tmp_path / "vae" / "two.pt")
-    report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
-    assert report.unmatched == ("two.pt",)
+    assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").unmatched == ("two.pt",)
     assert equal(latents_by_sample(store)["two.png"], trainers.latents_of(BIRD, "sdxl", torch.bfloat16))
 
 
@@ -253,8 +250,7 @@ def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobod
 
 def test_a_value_of_diffusion_pipe_from_a_folder_that_the_source_lacks_is_not_its_namesakes(tmp_path, data, store):
     """`b/two.png` was cached, and is gone; `two.png`, which was not, has the end of its path."""
-    gone = dataclasses.replace(BIRD, reference="b/two.png")
-    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=[FOX, gone, OTHER])
+    trainers.write_diffusion_pipe(tmp_path / "flux", pictures=[FOX, dataclasses.replace(BIRD, reference="b/two.png"), OTHER])
     report = bring("diffusion-pipe", tmp_path / "flux", store, data)
     assert failures_of(report, "latents").keys() == {"two.png"}
     assert "3 values are of pictures that the source does not have" in report.remarks
@@ -270,8 +266,7 @@ def test_values_of_diffusion_pipe_come_from_wherever_the_source_lay(tmp_path, da
 def test_a_note_of_simpletuner_from_a_folder_that_the_source_lacks_says_nothing_of_its_namesake(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", name="without")
-    gone = dataclasses.replace(BIRD, reference="b/two.png")
-    trainers.write_st_sizes(data, "train", [FOX, gone, OTHER])
+    trainers.write_st_sizes(data, "train", [FOX, dataclasses.replace(BIRD, reference="b/two.png"), OTHER])
     assert bring("simpletuner", tmp_path / "vae", store, data, family="sdxl").complete
     one, other = (cs.CachedDataset(store, name) for name in ("train", "without"))
     crops = [data_set[data_set.index("two.png")]["crop_top_left"].tolist() for data_set in (one, other)]
@@ -347,21 +342,18 @@ def test_of_two_texts_of_one_caption_that_differ_nobody_gets_either(data, store)
 
 @pytest.mark.parametrize("off", [0.0, 0.01])
 def test_of_three_texts_of_one_caption_the_two_that_agree_up_to_rounding_count(data, store, off):
-    same = dataclasses.replace(OTHER, caption=BIRD.caption)
-    trainers.write_sd_scripts(data, "flux", [FOX, BIRD, same])
+    trainers.write_sd_scripts(data, "flux", [FOX, BIRD, dataclasses.replace(OTHER, caption=BIRD.caption)])
     path = data / "two_flux_te.npz"
     arrays = dict(np.load(path))
     np.savez(path, **{name: value * (1 + off) if name in {"t5_out", "l_pooled"} else value for name, value in arrays.items()})
-    report = bring("sd-scripts", data, store, write_rows(data, [BIRD.caption] * 3), encode=["text"])
-    assert report.complete
+    assert bring("sd-scripts", data, store, write_rows(data, [BIRD.caption] * 3), encode=["text"]).complete
     assert texts_of(store, BIRD.caption) == [True] * 3
 
 
 def test_of_several_texts_of_one_caption_one_that_says_it_is_of_another_does_not_count(tmp_path, data, store):
     trainers.write_musubi(tmp_path / "cache", "flux")
     (data / "a" / "one.txt").write_text(BIRD.caption, encoding="utf-8")
-    report = bring("musubi", tmp_path / "cache", store, data)
-    assert report.complete
+    assert bring("musubi", tmp_path / "cache", store, data).complete
     assert texts_of(store, BIRD.caption, trainers.musubi_text(BIRD, "flux", torch.float32)) == [True, True]
 
 
@@ -392,8 +384,7 @@ def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_th
 
 def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, store):
     trainers.write_sd_scripts(data, "flux")
-    report = bring("sd-scripts", data, store, data)
-    said = [remark for remark in report.remarks if "no data set hands" in remark]
+    said = [remark for remark in bring("sd-scripts", data, store, data).remarks if "no data set hands" in remark]
     assert len(said) == 2
     assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in said)
     assert any(remark.startswith("latents_flipped of 3 pictures") for remark in said)

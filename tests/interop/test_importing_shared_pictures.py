@@ -105,8 +105,7 @@ def test_where_all_text_may_be_of_several_nothing_of_it_is_taken_and_each_row_sa
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_one_picture_and_one_caption_share_its_text_and_latents(data, store, kind):
-    report = bring_rows(kind, data, store, [row("m0"), row("again")])
-    assert report.complete
+    assert bring_rows(kind, data, store, [row("m0"), row("again")]).complete
     cached = cs.CachedDataset(store)
     one, other = (cached[cached.index(name)] for name in ("m0", "again"))
     assert equal(one["latents"], other["latents"])
@@ -127,8 +126,7 @@ def test_text_named_by_its_caption_is_that_rows_though_its_picture_is_shared(dat
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_latents_of_a_whole_picture_are_not_of_a_row_with_its_own_crop(data, store, kind):
-    rows = [row("m0"), row("m0face", crop=list(PART)), row("all", crop=[0, 0, *BIRD.size])]
-    report = bring_rows(kind, data, store, rows)
+    report = bring_rows(kind, data, store, [row("m0"), row("m0face", crop=list(PART)), row("all", crop=[0, 0, *BIRD.size])])
     failed = failures_of(report, "latents")
     assert failed.keys() == {"m0face"}
     assert "its own crop [0, 0, 32, 32]" in failed["m0face"]
@@ -160,6 +158,5 @@ def test_latents_whose_note_tells_the_very_crop_of_a_row_are_its_own(data, store
 
 def test_a_crop_that_a_row_gets_later_takes_its_latents_away_again(data, store):
     assert bring_rows("sd-scripts", data, store, [row("m0")]).complete
-    report = bring_rows("sd-scripts", data, store, [row("m0", crop=list(PART))])
-    assert failures_of(report, "latents").keys() == {"m0"}
+    assert failures_of(bring_rows("sd-scripts", data, store, [row("m0", crop=list(PART))]), "latents").keys() == {"m0"}
     assert len(cs.CachedDataset(store)) == 0

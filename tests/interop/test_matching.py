@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.families import family_named
 from cachestore.interop.formats.matching import Matches, references_of
 from cachestore.interop.formats.table import format_named
+from tests.fakes import examples
 from tests.interop import trainers
 
 pytestmark = pytest.mark.torch  # the trainers' caches are written with it
@@ -40,7 +41,7 @@ def paths_of(kind, picture, *, is_older):
 
 
 @pytest.mark.parametrize("kind", ["sd-scripts", "simpletuner", "musubi", "ai-toolkit"])
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @example([("x.png", "", ""), ("x_0064x0064_sdxl.png", "", ""), ("x_0064x0064_sdxl.jpg", "older", "")])
 @given(
     st.lists(

@@ -13,6 +13,7 @@ import torch
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.interop import sandbox as untrusted
+from cachestore.interop.formats.containers import read_npz
 from cachestore.interop.formats.torch_files import read_torch, write_torch
 from cachestore.interop.sandbox import TorchFiles
 
@@ -120,8 +121,6 @@ def test_equal_tensors_make_equal_files():
 
 
 def test_an_archive_of_many_or_large_arrays_is_refused_before_it_is_unpacked(monkeypatch):
-    from cachestore.interop.formats.containers import read_npz
-
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(1000))

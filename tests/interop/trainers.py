@@ -47,7 +47,6 @@ PICTURES = (
 
 
 def make_source(root: Path, pictures=PICTURES) -> Path:
-    """A folder of pictures with captions beside them."""
     for number, picture in enumerate(pictures):
         path = root / picture.reference
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,19 +9,7 @@ import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.storage.verify import verify
 from tests import fakes
-from tests.fakes import FakeEncoder, captions, encode, names
-
-
-def fill_with(store, *names, function=encode, **options):
-    """Fill a store with values named by texts; the item of each is its name."""
-    return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
-
-
-def holds(root, wanted):
-    """Whether a store is whole and holds exactly the keys of these names."""
-    report = verify(root)
-    with cs.open(root) as store:
-        return report.ok and set(store.keys()) == {cs.key(name) for name in wanted}
+from tests.fakes import FakeEncoder, captions, encode, fill_with, holds, names
 
 
 def test_filling_with_nothing_is_complete_and_calls_nobody(root):
@@ -147,8 +135,7 @@ def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(r
     with cs.open(root, mode="a") as store:
         report = fill_with(store, *names(40), on_progress=tell)
     assert threads == {threading.get_ident()}
-    end = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
-    assert told[-1] == end
+    assert told[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
 
 
 def test_what_contradicts_itself_in_the_environment_is_said_once(root, monkeypatch, caplog):

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
@@ -19,6 +19,7 @@ from cachestore.jobs.options import Options, PrecomputeRequest, allowed_failures
 from cachestore.jobs.planning import look_at_request
 from cachestore.storage.commit import create_store
 from tests.core.test_captions import policies
+from tests.fakes import examples
 
 
 def asked(data="data", store="store", **options):
@@ -71,7 +72,6 @@ PARSER = make_parser()
 
 
 def spell(request):
-    """A request as the arguments of `cachestore precompute`."""
     arguments = ["precompute", request.data]
     for one in fields(request):
         value, option = getattr(request, one.name), "--" + one.name.replace("_", "-")
@@ -89,13 +89,13 @@ def spell(request):
 
 
 @given(requests)
-@settings(max_examples=50)
+@examples(50)
 def test_the_command_line_says_what_a_request_holds(request):
     assert request_from(PARSER.parse_args(_with_hyphens(spell(request)))) == request
 
 
 @given(requests)
-@settings(max_examples=50)
+@examples(50)
 def test_a_request_survives_the_way_to_a_worker(request):
     assert PrecomputeRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
 
@@ -131,8 +131,7 @@ def test_failures_may_be_allowed_as_a_count_or_a_share(text, units, allowed):
 
 
 def test_every_field_of_a_request_is_an_option_of_the_command():
-    parser = make_parser()
-    [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    [commands] = [action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     options = {action.dest for action in commands.choices["precompute"]._actions}
     assert {one.name for one in fields(PrecomputeRequest)} <= options
 
@@ -141,7 +140,7 @@ def test_every_field_of_a_request_is_an_option_of_the_command():
 
 
 @given(requests)
-@settings(max_examples=50)
+@examples(50)
 def test_hints_ask_for_the_same_keys_again(request):
     again = PrecomputeRequest.from_hints(json.loads(json.dumps(request.hints())), store="elsewhere")
     local = {"store", "procs", "rank", "world_size", "device", "batch_size", "workers", "strict", "max_failures", "replace"}
@@ -168,8 +167,7 @@ def test_hints_name_existing_places_absolutely_and_leave_hub_names_alone(tmp_pat
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     hints = asked("data", model="some/model").hints()
-    assert hints["data"] == str(tmp_path / "data")
-    assert hints["model"] == "some/model"
+    assert (hints["data"], hints["model"]) == (str(tmp_path / "data"), "some/model")
 
 
 def test_hints_of_a_newer_version_are_passed_over():

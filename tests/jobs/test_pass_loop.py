@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
@@ -26,20 +26,7 @@ from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, encode, names, pictures
-
-
-def fill_with(store, *names, function=encode, **options):
-    """Fill a store with values named by texts; the item of each is its name."""
-    return cs.fill(store, [(cs.key(name), name) for name in names], function, **options)
-
-
-def holds(root, wanted):
-    """Whether a store is whole and holds exactly the keys of these names."""
-    report = verify(root)
-    with cs.open(root) as store:
-        return report.ok and set(store.keys()) == {cs.key(name) for name in wanted}
-
+from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, examples, fill_with, holds, names, overtaken, pictures
 
 # Reports
 
@@ -50,7 +37,7 @@ def test_a_report_is_the_same_from_its_json():
     assert Report.from_json({**report.as_json(), "of tomorrow": 1}) == report
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "c", "bad", "same", "equal"]), max_size=6), min_size=1, max_size=4), st.integers(1, 4))
 def test_wanted_is_always_reused_and_encoded_and_failed_and_missing(tmp_path_factory, runs, limit):
     """Over runs with other samples, doubles and failures; and what is complete holds an entry for each wanted unit."""
@@ -114,8 +101,7 @@ def test_every_rank_returns_the_same_report_but_for_its_own_part(root):
 
 
 def test_more_ranks_than_units_is_fine(root):
-    reports = as_threads(*ranks(root, captions("a", "b"), 6))
-    assert {(report.complete, report.encoded) for report in reports} == {(True, 2)}
+    assert {(report.complete, report.encoded) for report in as_threads(*ranks(root, captions("a", "b"), 6))} == {(True, 2)}
 
 
 def test_a_rank_that_comes_when_all_is_done_gets_the_report_of_its_launch(root):
@@ -160,8 +146,7 @@ def test_ranks_that_believe_in_other_worlds_share_the_work(root):
 def test_two_runs_at_once_share_the_work_and_agree(root):
     samples = captions(*names(150))
     jobs = [fakes.job(root, samples, [FakeEncoder()], launch=launch) for launch in ("one", "other")]
-    reports = as_threads(*jobs)
-    assert {(report.complete, report.encoded, report.reused) for report in reports} == {(True, 150, 0)}
+    assert {(report.complete, report.encoded, report.reused) for report in as_threads(*jobs)} == {(True, 150, 0)}
     assert sorted(item for one in jobs for item in one.encoders[0].encoded) == sorted(names(150))
 
 
@@ -286,8 +271,7 @@ def test_deleting_what_is_derived_or_advisory_loses_nothing(root, victim, monkey
                 for path in folder.iterdir():
                     path.unlink()
     encoder = FakeEncoder()
-    report = fakes.run(root, samples, encoder)
-    assert report.complete
+    assert fakes.run(root, samples, encoder).complete
     assert sorted(encoder.encoded + made) == sorted(names(40)[10:])
     assert verify(root).ok
 
@@ -384,8 +368,7 @@ def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_clai
     ]
     jobs[1]["environment"] = {fakes.GATE: str(gate.folder)}
     zygote.begin(*jobs, CACHESTORE_LAUNCH="one launch")
-    victim = gate.wait()
-    os.kill(victim, signal.SIGKILL)
+    os.kill(gate.wait(), signal.SIGKILL)
     ended = zygote.end()
     assert [code for code, _report in ended] == [0, -signal.SIGKILL, 0, 0]
     made = Counter(key for _pid, _encoder, key in zygote.log())
@@ -467,14 +450,7 @@ def test_ranks_that_make_the_store_at_the_same_moment_share_it(root, monkeypatch
     """The other rank's store appears after this one has looked for it and before it looks at what else is there."""
     from cachestore.storage import commit
 
-    really = commit.names_in
-
-    def late(folder, **options):
-        monkeypatch.setattr(commit, "names_in", really)
-        cs.open(root, mode="a").close()
-        return really(folder, **options)
-
-    monkeypatch.setattr(commit, "names_in", late)
+    overtaken(monkeypatch, commit, "names_in", lambda: cs.open(root, mode="a").close())
     cs.open(root, mode="a").close()
     assert verify(root).ok
 

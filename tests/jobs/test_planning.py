@@ -62,14 +62,10 @@ def test_a_mask_without_a_picture_is_refused():
     assert _requests("mask", {"resolution": 64}, Sample("x", {"image": ("a.png",)})) == []
 
 
-def test_pictures_that_a_text_encoder_sees_are_not_mirrored(tmp_path, makers):
+def test_pictures_that_a_text_encoder_sees_are_not_mirrored_and_captions_beside_them_not_dropped(tmp_path, makers):
     makers.options["shown"] = "control"
     with pytest.raises(BadInput, match="--flip mirrors pictures"):
         plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), flip=True)
-
-
-def test_captions_beside_which_a_text_encoder_sees_pictures_are_not_dropped(tmp_path, makers):
-    makers.options["shown"] = "control"
     with pytest.raises(BadInput, match=r"leave the dropout of --captions out"):
         plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), captions=CaptionPolicy(dropout=0.1))
 
@@ -245,8 +241,7 @@ def test_a_start_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch)
     first = look_at_request(layout, asked(data, tmp_path / "store"))
     monkeypatch.setattr("cachestore.source.rows.from_row", None)
     second = look_at_request(layout, asked(data, tmp_path / "store"))
-    assert second.plan.name == first.plan.name
-    assert second.remarks == first.remarks
+    assert (second.plan.name, second.remarks) == (first.plan.name, first.remarks)
 
 
 def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_path, makers, monkeypatch):

@@ -185,7 +185,7 @@ def test_ten_pictures_added_without_captions_are_ten_units(data, root, makers):
     assert run(data, root).encoded == 10
 
 
-def test_one_caption_edited_is_one_text_unit_and_no_latent(data, root, makers):
+def test_one_caption_edited_is_one_text_unit_and_one_picture_replaced_by_as_many_bytes_one_latent(data, root, makers):
     run(data, root)
     makers.encoded()
     (data / "3.txt").write_text("another caption")
@@ -193,11 +193,6 @@ def test_one_caption_edited_is_one_text_unit_and_no_latent(data, root, makers):
     assert makers.encoded() == ["another caption"]
     assert (report.encoded, report.reused) == (1, 10)
     assert cells(root, "text")["3.png"] == [fakes.digest_text("another caption")]
-
-
-def test_a_picture_replaced_by_other_bytes_of_the_same_size_is_encoded_again(data, root, makers):
-    run(data, root)
-    makers.encoded()
     picture(data / "3.png", b"PICTURE 3", at=2)
     report = run(data, root)
     assert makers.encoded() == [b"PICTURE 3"]
@@ -304,8 +299,7 @@ def test_with_replace_another_source_takes_the_names_place(data, root, makers, t
     other = picture(tmp_path / "other/x.png", b"x").parent
     with pytest.raises(RecipeMismatch, match="--replace"):
         run(other, root)
-    report = run(other, root, replace=True)
-    assert report.complete
+    assert run(other, root, replace=True).complete
     assert list(catalog(root).ids) == ["x.png"]
 
 
@@ -368,7 +362,6 @@ def test_every_column_of_a_manifest_stays_in_the_catalog(tmp_path, root, makers)
 
 
 def edits(tmp_path, controls):
-    """A manifest of edited pictures: each with its control images."""
     rows = []
     for n, references in enumerate(controls):
         picture(tmp_path / f"{n}.png", b"picture %d" % n)
@@ -406,8 +399,7 @@ def test_control_images_that_are_no_longer_listed_leave_the_data_set(tmp_path, r
 def test_a_control_image_that_cannot_be_made_is_a_failure_of_its_sample(tmp_path, root, makers):
     manifest = edits(tmp_path, [["a.png"], ["b.png"]])
     picture(tmp_path / "b.png", b"undecodable")
-    report = run(manifest, root, encode=("latents",))
-    assert [failure["sample"] for failure in report.failures] == ["1"]
+    assert [failure["sample"] for failure in run(manifest, root, encode=("latents",)).failures] == ["1"]
     assert control_cells(root)["1"] == [None]
 
 
@@ -559,8 +551,7 @@ def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, m
     manifest = edits(tmp_path, [["a.png", "b.png"], ["c.png"]])
     for path in tmp_path.glob("*.png"):
         picture(path, png(*((128, 64) if path.stem.isdigit() else (64, 128))))
-    forecast = look(manifest, root, resolution=128)
-    assert sum(forecast.buckets.values()) == 2
+    assert sum(look(manifest, root, resolution=128).buckets.values()) == 2
     run(manifest, root, resolution=128)
     assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
 
@@ -594,7 +585,6 @@ def script(tmp_path, source, *arguments, **environment):
     """Run a script file without a `__main__` guard; encoders are fake in it and in what it starts."""
     path = tmp_path / "script.py"
     path.write_text(source)
-    paths = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
     return subprocess.run(
         [sys.executable, path, *map(str, arguments)],
         capture_output=True,
@@ -602,7 +592,7 @@ def script(tmp_path, source, *arguments, **environment):
         check=False,
         timeout=50,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths, "FAKE_ENCODERS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": fakes.PATHS, "FAKE_ENCODERS": "1", **environment},
     )
 
 
@@ -677,16 +667,14 @@ else:
 def test_an_error_in_a_worker_is_the_same_error_in_the_caller(data, root, makers, monkeypatch, options: Any, error):
     picture(data / "bad.png", b"undecodable")
     run(data, root)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
-    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    fakes.fake_processes(monkeypatch)
     with pytest.raises(error) as raised:
         cs.precompute(data, store=root, **options)
     assert type(raised.value) is error
 
 
 def test_a_worker_that_is_killed_is_an_error_that_says_how(data, root, makers, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
-    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    fakes.fake_processes(monkeypatch)
     monkeypatch.setenv("CACHESTORE_FAILPOINT", "worker.before_ledger")
     with pytest.raises(Incomplete, match="SIGKILL"):
         cs.precompute(data, model="model", store=root)
@@ -728,8 +716,7 @@ def nasty(folder):
         image.save(file, kind, **options)
         return picture(folder / name, file.getvalue())
 
-    jpeg = save("plain.jpg", noise("RGB"), "JPEG")
-    picture(folder / "truncated.jpg", jpeg.read_bytes()[:-400])
+    picture(folder / "truncated.jpg", save("plain.jpg", noise("RGB"), "JPEG").read_bytes()[:-400])
     picture(folder / "text.png", b"this is a text")
     picture(folder / "empty.jpg", b"")
     save("rgba.png", noise("RGBA"), "PNG")
@@ -764,7 +751,6 @@ def nasty(folder):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A tiny Stable Diffusion."""
     import torch
 
     torch.manual_seed(0)
@@ -784,8 +770,7 @@ def encoded(model, tmp_path_factory):
 @pytest.mark.torch
 def test_every_sample_of_the_nasty_folder_is_encoded_or_listed_with_its_reason(encoded):
     _folder, store, report = encoded
-    listed = {failure["sample"] for failure in report.failures}
-    assert listed == REFUSED
+    assert {failure["sample"] for failure in report.failures} == REFUSED
     assert all(failure["reason"] and failure["encoder"] == "latents" for failure in report.failures)
     found = catalog(store)
     latents = found.column("latents", "image")
@@ -809,8 +794,7 @@ def test_every_entry_of_the_nasty_folder_names_the_digest_of_its_own_image(encod
             meta = reader.describe(latents.row_keys(row)[0]).meta
             assert (meta["input_digest"], meta["encoder"]) == (own, "latents"), sample
             assert latents.row_cells(row)[0].input.hex() == own
-            caption = reader.describe(text.row_keys(row)[0]).meta
-            assert caption["caption"] == found.row_captions(row)[0]
+            assert reader.describe(text.row_keys(row)[0]).meta["caption"] == found.row_captions(row)[0]
 
 
 @pytest.mark.torch
@@ -896,8 +880,7 @@ def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_ot
         Layout(store).segment(digest).unlink()
     with pytest.raises(RecipeMismatch, match="model"):
         cs.repair(store, refill=True, source=data, model=other)
-    code = main(["repair", str(store), "--refill", "--source", str(data), "--model", str(moved), "--json"])
-    assert code == 0
+    assert main(["repair", str(store), "--refill", "--source", str(data), "--model", str(moved), "--json"]) == 0
     assert verify(store).ok
     assert {cell.key is None for cell in catalog(store).column("latents", "image").row_cells(0)} == {False}
 
@@ -922,8 +905,7 @@ def test_samples_in_memory_are_as_old_as_the_call_that_gathered_them(data, root,
     def listed(count):
         return [cs.Sample(f"{n}", {"image": data / f"{n}.png"}, (f"caption {n}",)) for n in range(count)]
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)]))
-    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    fakes.fake_processes(monkeypatch)
     cs.precompute(listed(1), model="model", store=root, inline=True)
     real = gather_all
 

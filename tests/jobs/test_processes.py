@@ -21,20 +21,14 @@ from cachestore.jobs.processes import Care, Child, hangs, how_it_ended, joined_r
 from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
 from tests import fakes
+from tests.fakes import is_running, raising
 
 pytestmark = pytest.mark.processes
-
-PATHS = os.pathsep.join([str(fakes.ROOT / "tests/cli/at_start"), str(fakes.ROOT)])
 
 
 @pytest.fixture
 def data(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for n in range(5):
-        (folder / f"{n}.png").write_bytes(b"picture %d" % n)
-        os.utime(folder / f"{n}.png", (n, n))
-    return folder
+    return fakes.numbered_pictures(tmp_path / "data", 5)
 
 
 @pytest.fixture
@@ -42,8 +36,7 @@ def fake(monkeypatch):
     """Fake encoders in this process, and in those it starts."""
     monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
     monkeypatch.setattr("cachestore.encode.hub._cached", lambda name, _revision: None if name == "far-away" else Path(name))
-    monkeypatch.setenv("PYTHONPATH", PATHS)
-    monkeypatch.setenv("FAKE_ENCODERS", "1")
+    fakes.fake_processes(monkeypatch)
 
 
 @pytest.fixture
@@ -61,10 +54,7 @@ def gate(fake, monkeypatch, tmp_path):
 
 @pytest.fixture
 def no_process(monkeypatch):
-    def refuse(*_arguments, **_options):
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", raising(AssertionError("a process was started")))
 
 
 class Meanwhile:
@@ -89,14 +79,6 @@ def made(log):
     return {key for _pid, _encoder, key in fakes.logged(log)}
 
 
-def is_running(pid):
-    """Whether a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def wait_until_it_stops(pid):
     """Wait until a worker, which goes on with its batch, has said that it will stop after it. Its words have no name, but a descriptor."""
     while "stopping after the present batch" not in Path(f"/proc/{pid}/fd/2").read_text():
@@ -104,25 +86,11 @@ def wait_until_it_stops(pid):
 
 
 def sign(**changes):
-    body: dict[str, Any] = {
-        "rank": 0,
-        "host": "here",
-        "pid": 1,
-        "rate": 0.0,
-        "done": 0,
-        "beat_age_seconds": 0.0,
-        "phase": "working",
-        "reused": 0,
-        "encoded": 0,
-        "failed": 0,
-        "alive": True,
-        "worker": "w",
-        "launch": "l",
-        "count": 1,
-        "slowest_batch": 0.0,
-        "still_seconds": 0.0,
-    }
-    return RankStatus(**(body | changes))
+    who = {"rank": 0, "host": "here", "pid": 1, "worker": "w", "launch": "l", "phase": "working", "alive": True}
+    counts = {"done": 0, "reused": 0, "encoded": 0, "failed": 0, "count": 1}
+    times = {"rate": 0.0, "beat_age_seconds": 0.0, "slowest_batch": 0.0, "still_seconds": 0.0}
+    body: dict[str, Any] = who | counts | times | changes
+    return RankStatus(**body)
 
 
 # With nothing to encode
@@ -180,7 +148,7 @@ print(first.encoded, second.encoded, second.reused, loaded)
 
 
 def test_neither_call_imports_torch_or_changes_the_environment(data, root, fake):
-    out, err = fakes.program(SECOND_CALL, data, root, PYTHONPATH=PATHS).communicate(timeout=50)
+    out, err = fakes.program(SECOND_CALL, data, root, PYTHONPATH=fakes.PATHS).communicate(timeout=50)
     assert out == "6 0 6 []\n", err
 
 
@@ -376,8 +344,7 @@ def possessions():
 def test_nothing_is_left_in_the_caller(data, root, fake):
     cs.precompute(data, model="model", store=root, inline=True)  # imports, and what Python itself opens
     before = possessions()
-    report = cs.precompute(data, model="another", store=root.parent / "another", procs=2)
-    assert report.encoded == 6
+    assert cs.precompute(data, model="another", store=root.parent / "another", procs=2).encoded == 6
     assert possessions() == before
     with pytest.raises(CacheStoreError):
         cs.precompute(data, model="model", store=root, name="x", max_failures="y")
@@ -425,7 +392,7 @@ cs.precompute(sys.argv[1], model="model", store=sys.argv[2], on_progress=told)
 
 @pytest.mark.parametrize("meanwhile", ["waits", "forks"])
 def test_no_worker_outlives_a_caller_that_is_killed_and_what_it_encoded_is_there(data, root, gate, log, meanwhile):
-    caller = fakes.program(CALLER, data, root, meanwhile, PYTHONPATH=PATHS)
+    caller = fakes.program(CALLER, data, root, meanwhile, PYTHONPATH=fakes.PATHS)
     worker = gate.wait()
     forked = int(caller.stdout.readline()) if meanwhile == "forks" else None
     caller.kill()

@@ -73,7 +73,6 @@ def stored_text(recipe: Recipe, caption: str, dtype: Any = np.float32) -> dict[s
 
 
 def stored_latents(recipe: Recipe, sample_id: str, bucket: tuple[int, int], dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """What a VAE would keep of a picture."""
     width, height = bucket
     stored = recipe.read["stored"]
     channels = 2 * CHANNELS if stored == "moments" else CHANNELS

@@ -148,8 +148,7 @@ def test_the_batches_before_a_damaged_one_arrive_and_the_next_iteration_works():
     expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
     with pytest.raises(cs.CorruptEntry):
         collect(loader, seen)
-    before = next(number for number, batch in enumerate(expected) if 7 in batch)
-    assert seen == expected[:before]
+    assert seen == expected[: next(number for number, batch in enumerate(expected) if 7 in batch)]
     data.fails_at = None
     assert numbers(loader) == expected
 
@@ -214,15 +213,13 @@ def test_a_fork_finds_no_thread_and_the_parent_reads_on():
 
 
 def test_a_child_that_goes_on_with_the_loop_reads_without_threads():
-    data = Samples()
-    batches = iter(loader_of(data))
+    batches = iter(loader_of(Samples()))
     next(batches)
     expected = list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
     pid = os.fork()
     if pid == 0:
         try:
-            rest = numbers(batches)
-            os._exit(0 if rest == expected[1:] and not reading_threads() else 1)
+            os._exit(0 if numbers(batches) == expected[1:] and not reading_threads() else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -265,8 +262,6 @@ def test_it_is_pickled_without_its_threads():
 
 
 class Buffers:
-    """Memory that one batch after the other is read into."""
-
     def __init__(self, size, pin):
         self.flat = torch.empty(size, dtype=torch.int64)
         self.pin = pin
@@ -274,8 +269,6 @@ class Buffers:
 
 
 class Buffered(Samples):
-    """A data set that reads into buffers it is given."""
-
     def __init__(self, count=40):
         super().__init__(count)
         self.made = []
@@ -318,8 +311,7 @@ def test_what_no_buffers_are_given_for_is_pinned_by_the_thread_that_read_it(monk
 
 def test_in_a_worker_every_batch_has_memory_of_its_own():
     """It becomes the trainer's process's."""
-    data = Buffered()
-    loader = cs.make_loader(data, 4, "single", num_workers=1)  # pyright: ignore[reportArgumentType]
+    loader = cs.make_loader(Buffered(), 4, "single", num_workers=1)  # pyright: ignore[reportArgumentType]
     kept = list(loader)
     assert [batch["number"].tolist() for batch in kept] == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
 

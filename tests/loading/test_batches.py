@@ -161,10 +161,7 @@ def test_the_order_is_a_fixed_function_of_seed_and_epoch():
     assert list(one) == GOLDEN[1]
 
 
-GOLDEN = [
-    [[0, 4], [10, 7], [3, 5], [9, 6], [2, 1]],
-    [[4, 1], [2, 5], [9, 10], [8, 7], [3, 0]],
-]
+GOLDEN = [[[0, 4], [10, 7], [3, 5], [9, 6], [2, 1]], [[4, 1], [2, 5], [9, 10], [8, 7], [3, 0]]]
 
 
 def test_epochs_and_seeds_differ_in_order_and_hold_the_same_number_of_samples():
@@ -224,8 +221,7 @@ def test_setting_an_epoch_twice_is_setting_it_once():
 
 
 def test_a_data_set_without_epochs_is_fine():
-    data = SimpleNamespace(buckets={(): [0, 1, 2]}, digest="d")
-    assert sorted(sampler(data=data, batch_size=1)) == [[0], [1], [2]]
+    assert sorted(sampler(data=SimpleNamespace(buckets={(): [0, 1, 2]}, digest="d"), batch_size=1)) == [[0], [1], [2]]
 
 
 # Resuming

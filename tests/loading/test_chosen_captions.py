@@ -13,18 +13,10 @@ from tests.fakes import FakeEncoder, publish_catalog
 from tests.loading.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.loading.test_dataset import batch_of, equal, loader
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 ROWS = [Row("a.png", ("red, small, cat", "a cat")), Row("b.png", ("dog",)), Row("c.png", ("one", "two", "three"))]
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.3, shuffle_tags=True, variants=3, prefix="sks ")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
 
 
 def encoded_for(path, policy, rows=ROWS, made=None, **options):
@@ -37,7 +29,6 @@ def encoded_for(path, policy, rows=ROWS, made=None, **options):
 
 
 def captions_of(data, epochs):
-    """The captions of all samples, one list for each epoch."""
     found = []
     for epoch in range(epochs):
         data.set_epoch(epoch)
@@ -50,8 +41,7 @@ def test_a_data_set_without_samples_takes_any_policy(path):
 
 
 def test_without_a_policy_it_is_the_first_text_as_it_was_encoded(path):
-    data = cs.CachedDataset(encoded_for(path, POLICY))
-    assert captions_of(data, 3) == [["sks red, small, cat", "sks dog", "sks one"]] * 3
+    assert captions_of(cs.CachedDataset(encoded_for(path, POLICY)), 3) == [["sks red, small, cat", "sks dog", "sks one"]] * 3
 
 
 def test_every_caption_comes_with_its_own_embeddings_in_every_epoch(path):
@@ -86,8 +76,7 @@ def test_dropped_captions_are_a_batch_like_any_other(path):
 
 def test_a_choice_depends_on_seed_epoch_and_sample_alone(path):
     policy = cs.CaptionPolicy(choose="random", dropout=0.1)
-    rows = [Row(f"{n}", ("a", "b", "c")) for n in range(30)]
-    encoded_for(path, policy, rows)
+    encoded_for(path, policy, [Row(f"{n}", ("a", "b", "c")) for n in range(30)])
     drawn = captions_of(cs.CachedDataset(path, captions=policy), 3)
     assert captions_of(cs.CachedDataset(path, captions=policy), 3) == drawn
     assert captions_of(cs.CachedDataset(path, captions=policy, seed=1), 3) != drawn

@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import cachestore as cs
+import cachestore.files.table
 from cachestore.core.keys import Recipe
+from cachestore.core.read_block import LatentsBlock, parse_latents
+from cachestore.files.opening import read_at
+from cachestore.loading.epoch import Epoch
+from cachestore.loading.latents import noise_for, normalise, read_latents
 from tests.loading.stores import (
     FLUX,
     LENGTH,
@@ -34,14 +41,7 @@ pytestmark = [
 ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two cats",), bucket=(48, 64)), Row("d.png", ("a photo",))]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def loader(data, **options):
-    from torch.utils.data import DataLoader
-
     return DataLoader(data, collate_fn=data.collate, **options)
 
 
@@ -54,9 +54,6 @@ def samples_of(data):
 
 
 def equal(one, other):
-    """Whether two batches hold the same."""
-    import torch
-
     same = {
         name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
     }
@@ -78,8 +75,7 @@ def test_an_empty_data_set_has_no_samples_no_buckets_and_no_batches(path, made):
 
 
 def test_a_sample_holds_everything_by_diffusers_names_without_a_batch_axis(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean")
-    sample = data[0]
+    sample = cs.CachedDataset(make_store(path, ROWS, recipes()), latents="mean")[0]
     assert {name: list(value.shape) for name, value in sample.items() if hasattr(value, "shape")} == {
         "latents": [4, 6, 8],
         "prompt_embeds": [LENGTH, 9],
@@ -101,8 +97,6 @@ def test_components_are_joined_in_order_when_they_are_read(path):
 
 
 def test_sizes_are_height_and_width_so_that_concatenated_they_are_the_time_ids_of_sdxl(path):
-    import torch
-
     rows = [Row("a", size=(1200, 800), crop=(30, 20, 94, 68)), Row("b", size=(90, 80))]
     batch = batch_of(cs.CachedDataset(make_store(path, rows, recipes())), 0, 1)
     time_ids = torch.cat([batch["original_size"], batch["crop_top_left"], batch["target_size"]], dim=1)
@@ -111,10 +105,7 @@ def test_sizes_are_height_and_width_so_that_concatenated_they_are_the_time_ids_o
 
 
 def test_every_tensor_of_a_batch_is_contiguous_and_writable_and_everything_else_is_a_list(path):
-    import torch
-
-    batch = batch_of(cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), io="mmap"), 0, 1, 3, 3)
-    for name, value in batch.items():
+    for name, value in batch_of(cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), io="mmap"), 0, 1, 3, 3).items():
         if not isinstance(value, torch.Tensor):
             assert isinstance(value, list)
             continue
@@ -157,8 +148,7 @@ def test_a_data_set_of_latents_alone_has_captions_and_no_embeddings(path):
 
 
 def test_samples_with_and_without_a_picture_are_in_different_buckets(path):
-    rows = [Row("a"), Row("prompt", bucket=None)]
-    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    data = cs.CachedDataset(make_store(path, [Row("a"), Row("prompt", bucket=None)], recipes()))
     assert data.buckets == {(): [1], (64, 48): [0]}
     with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
         batch_of(data, 0, 1)
@@ -166,8 +156,7 @@ def test_samples_with_and_without_a_picture_are_in_different_buckets(path):
 
 
 def test_a_sample_that_an_encoder_failed_for_is_left_out(path):
-    rows = [Row("a"), Row("broken", fails=True), Row("c", bucket=(48, 64))]
-    data = cs.CachedDataset(make_store(path, rows, recipes()))
+    data = cs.CachedDataset(make_store(path, [Row("a"), Row("broken", fails=True), Row("c", bucket=(48, 64))], recipes()))
     assert (len(data), list(data.ids), data.buckets) == (2, ["a", "c"], {(64, 48): [0], (48, 64): [1]})
     assert (data[1]["sample_id"], data[-1]["sample_id"], data.index("c")) == ("c", "c", 1)
     with pytest.raises(cs.MissingEntry, match=r"`cachestore why \S+ broken` says why"):
@@ -220,11 +209,7 @@ def test_recipes_are_named_by_their_encoder(path):
     "vae", [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}], ids=["scale", "shift", "channels"]
 )
 def test_a_drawn_sample_equals_what_diffusers_own_training_scripts_compute_from_the_same_noise(path, dtype, vae):
-    import torch
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-
-    from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import noise_for, read_latents
 
     recipe = recipes(**vae).latents
     moments = torch.from_numpy(stored_latents(recipe, "a", (64, 48))["moments"]).to(getattr(torch, dtype)) * 9
@@ -273,11 +258,6 @@ def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refu
 
 
 def test_folding_into_channels_is_that_of_flux_2_and_comes_before_normalising():
-    import torch
-
-    from cachestore.core.read_block import LatentsBlock
-    from cachestore.loading.latents import normalise
-
     latents = torch.randn(3, 4, 6)
     block = LatentsBlock("mean", 2, 1.0, None, tuple(range(12)), (1.0,) * 12)
     folded = latents.view(3, 2, 2, 3, 2).permute(0, 2, 4, 1, 3).reshape(12, 2, 3)
@@ -356,8 +336,7 @@ def test_a_batch_is_one_read_in_which_each_key_comes_once(path, monkeypatch):
 
 @pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
 def test_samples_of_one_read_share_no_memory(path, latents):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), latents=latents)
-    samples = data.__getitems__([0, 3, 0])
+    samples = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX)), latents=latents).__getitems__([0, 3, 0])
     before = [{name: value.tolist() for name, value in sample.items() if hasattr(value, "tolist")} for sample in samples]
     for value in samples[0].values():
         if hasattr(value, "fill_"):
@@ -401,16 +380,12 @@ def test_reading_writes_nothing_to_the_store(path):
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
-def test_an_empty_or_mixed_list_is_no_batch(path):
+def test_an_empty_or_mixed_list_is_no_batch_and_of_a_place_that_is_not_there_it_is_said_how_many_there_are(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(cs.BadInput, match="no batch of no samples"):
         data.collate([])
     with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
         batch_of(data, 1, 2)
-
-
-def test_a_place_that_is_not_there_is_an_index_error_that_says_how_many_there_are(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     empty = data.select([])
     for some, place in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
         with pytest.raises(IndexError, match=f"has {len(some)} samples, and none at {place}$"):
@@ -490,8 +465,6 @@ def test_an_error_in_a_worker_reaches_the_trainer_as_what_it_is(path):
 
 def test_forked_workers_see_an_epoch_that_is_set_after_the_data_set_was_also_given_to_spawned_ones(path):
     """As torch moves the number to other memory for the spawned ones."""
-    from cachestore.loading.epoch import Epoch
-
     epoch = Epoch()
     forked, told = os.pipe(), os.pipe()
     child = os.fork()
@@ -529,8 +502,7 @@ def control_mean(made, row, number=0):
 
 
 def test_a_data_set_without_control_images_has_no_name_for_them(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    assert "control_latents" not in data[0]
+    assert "control_latents" not in cs.CachedDataset(make_store(path, ROWS, recipes()))[0]
 
 
 def test_one_control_image_for_each_sample_is_stacked_and_never_drawn(path):
@@ -595,9 +567,6 @@ def test_control_images_survive_workers_and_pickling(path):
 
 
 def test_a_pickled_copy_reads_of_the_catalog_only_the_rows_that_it_is_asked_for(path, monkeypatch):
-    import cachestore.files.table
-    from cachestore.files.opening import read_at
-
     rows = [Row(f"{n:04}.png", (f"caption {n}",)) for n in range(300)]
     data, sizes = cs.CachedDataset(make_store(path, rows, recipes()), latents="mean"), []
     handed = pickle.dumps(data)

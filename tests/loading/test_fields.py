@@ -16,11 +16,6 @@ SIZES = {"original_size", "crop_top_left", "target_size"}
 SDXL_ALL = {"latents", "prompt_embeds", "pooled_prompt_embeds"}
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def reads(data, monkeypatch):
     """The keys that are read from now on."""
     keys = []

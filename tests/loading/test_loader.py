@@ -83,8 +83,7 @@ def test_alone_it_gives_the_samplers_batches_however_they_are_read(data, options
 
 def test_a_reader_that_another_thread_uses_meanwhile_gives_what_it_gives_alone(data):
     """As a validation step between two batches does."""
-    loader = cs.make_loader(data, 4)
-    for batch, expected in zip(loader, wanted(data, batch_size=4), strict=True):
+    for batch, expected in zip(cs.make_loader(data, 4), wanted(data, batch_size=4), strict=True):
         assert batch["sample_id"] == expected
         assert data[5]["sample_id"] == "5"
         assert data.prompt("")["prompt_embeds"].shape[0] == 1
@@ -159,8 +158,7 @@ with_torchdata = pytest.mark.skipif(find_spec("torchdata") is None, reason="torc
 @pytest.mark.parametrize("kind", [StandIn, pytest.param(stateful, marks=with_torchdata)])
 def test_a_stateful_loader_of_torchdata_goes_on_from_its_state(data, ahead, kind):
     def make():
-        loader = cs.make_loader(data, 4, "single")
-        return kind(loader, ahead)
+        return kind(cs.make_loader(data, 4, "single"), ahead)
 
     one: Any
     other: Any

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +17,7 @@ from tests.loading.stores import FLUX, PLAIN, SDXL, Row, make_store, recipes
 from tests.loading.test_dataset import batch_of, equal, loader
 from tests.loading.test_read_batch import assert_read_straight
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 
 @pytest.fixture
@@ -50,8 +48,7 @@ def test_no_data_sets_have_no_samples_and_no_batches():
 
 
 def test_an_empty_data_set_and_one_of_weight_nought_give_nothing(photos, drawings):
-    mixed = cs.MixedDataset([photos.select([]), drawings, photos], [5, 1, 0])
-    assert sorted(ids_of(mixed)) == sorted(drawings.ids)
+    assert sorted(ids_of(cs.MixedDataset([photos.select([]), drawings, photos], [5, 1, 0]))) == sorted(drawings.ids)
 
 
 def test_by_default_every_sample_comes_once_and_equal_buckets_are_one(photos, drawings):
@@ -112,8 +109,7 @@ def test_a_batch_is_one_read_of_each_data_set_in_the_order_asked_for(photos, dra
     for data in mixed.datasets:
         read = data._reader.get_raw
         monkeypatch.setattr(data._reader, "get_raw", lambda keys, read=read: calls.append(len(keys)) or read(keys))
-    batch = batch_of(mixed, 9, 1, 10, 2)
-    assert batch["sample_id"] == ["d0", "p1", "d1", "p2"]
+    assert batch_of(mixed, 9, 1, 10, 2)["sample_id"] == ["d0", "p1", "d1", "p2"]
     assert calls == [4, 4]
 
 
@@ -182,8 +178,6 @@ def test_parts_have_their_control_images_as_their_whole_has_and_mix(tmp_path):
 
 @pytest.mark.parametrize("weights", [[1, 2], np.array([1, 2]), np.array([1.0, 2.0])], ids=repr)
 def test_equal_weights_have_one_digest_however_they_are_written(photos, drawings, weights):
-    import torch
-
     digest = cs.MixedDataset([photos, drawings], [1.0, 2.0]).digest
     assert cs.MixedDataset([photos, drawings], weights).digest == digest
     numbers: Any = torch.tensor([1.0, 2.0])
@@ -317,8 +311,7 @@ def test_sources_of_nothing_are_a_mix_of_nothing(tmp_path):
 
 def test_each_source_comes_as_often_as_it_says(tmp_path):
     mixed = of_sources(tmp_path / "store", ("a", 3, 1.0), ("b", 2, 10.0), ("c", 4, 0.5), ("d", 2, 0.0))
-    seen = Counter(mixed[place]["sample_id"].partition("/")[0] for place in range(len(mixed)))
-    assert seen == {"a": 3, "b": 20, "c": 2}
+    assert Counter(mixed[place]["sample_id"].partition("/")[0] for place in range(len(mixed))) == {"a": 3, "b": 20, "c": 2}
 
 
 @pytest.mark.parametrize("extras", ["{}", '{"source": "the web"}', '{"source": 7, "source_weight": "heavy"}'])

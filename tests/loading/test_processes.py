@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import cachestore as cs
 from cachestore.core.tensors import to_raw
@@ -32,20 +34,11 @@ SPARE = cs.key("an entry that no batch needs")
 METHODS = ("fork", "spawn", "forkserver")
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def loader(data, sampler, **options):
-    from torch.utils.data import DataLoader
-
     return DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, **options)
 
 
 def equal(one, other):
-    import torch
-
     same = {
         name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
     }
@@ -72,8 +65,7 @@ def copy_everything(path):
 def damage_and_repair(path):
     """Damage an entry that no batch needs; repair moves its segment away, and those that batches need with it."""
     with cs.open(path) as store:
-        layout = store.layout
-        segment = layout.root / store.describe(SPARE).segment
+        segment = store.layout.root / store.describe(SPARE).segment
     flip(segment, next(entry.offset for entry in read_contents(segment).entries if entry.key == SPARE))
     repair_store(path)
     assert not segment.exists()
@@ -205,8 +197,7 @@ def test_after_its_workers_were_killed_the_next_iterator_gives_the_same_batches(
 def test_a_segment_cut_short_under_a_reading_worker_is_a_clear_error_in_the_trainer(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)))
     assert data[0]["sample_id"] == "0.png"
-    reading = loader(data, [[0]] * 40, num_workers=1, multiprocessing_context="fork", prefetch_factor=1)
-    iterator = iter(reading)
+    iterator = iter(loader(data, [[0]] * 40, num_workers=1, multiprocessing_context="fork", prefetch_factor=1))
     next(iterator)
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)

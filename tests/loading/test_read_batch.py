@@ -11,12 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cachestore as cs
 from cachestore.core.keys import Recipe
+from cachestore.core.read_block import LatentsBlock
 from cachestore.encode import families
 from cachestore.encode.masks import mask_recipe
+from cachestore.files import opening
 from cachestore.files.paths import Layout
+from cachestore.loading import dataset
+from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
+from cachestore.storage import fetch
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry
 from tests.loading.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes, stored_text
@@ -27,14 +34,7 @@ ROWS = [Row("a.png", ("a photo",)), Row("b.png", ("a dog",)), Row("c.png", ("two
 ALIKE = [0, 3, 1, 0]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
 def assert_same(found, expected):
-    import torch
-
     assert list(found) == list(expected)
     for name, value in expected.items():
         if name == "control_latents" and isinstance(value, list):
@@ -49,8 +49,6 @@ def assert_same(found, expected):
 
 
 def assert_equal_bits(found, expected, name):
-    import torch
-
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
     assert found.is_contiguous(), name
     assert torch.equal(found.view(-1).view(torch.uint8), expected.contiguous().view(-1).view(torch.uint8)), name
@@ -69,15 +67,11 @@ def family_of(text) -> Recipes:
     return Recipes(text, latents)
 
 
-def test_no_places_make_no_batch(path):
+def test_no_places_make_no_batch_and_others_are_counted_as_by_getitem(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(cs.BadInput, match="no batch of no samples"):
         data.read_batch([])
     data.ask_ahead([])
-
-
-def test_places_are_counted_as_by_getitem(path):
-    data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     assert data.read_batch([-1, np.int64(1)])["sample_id"] == ["d.png", "b.png"]
     for call in (data.read_batch, data.ask_ahead):
         with pytest.raises(IndexError):
@@ -88,8 +82,6 @@ def test_places_are_counted_as_by_getitem(path):
 @pytest.mark.parametrize("family", [SDXL, FLUX, PLAIN], ids=lambda family: family.name)
 @pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
 def test_a_batch_is_the_one_that_its_samples_make(path, monkeypatch, family, latents, io):
-    from cachestore.loading.buffers import BatchBuffers
-
     data = cs.CachedDataset(make_store(path, ROWS, recipes(family)), latents=latents, io=io)
     buffers = BatchBuffers()
     for places in ([0], ALIKE, [2], ALIKE, [2, 2]):
@@ -100,13 +92,10 @@ def test_a_batch_is_the_one_that_its_samples_make(path, monkeypatch, family, lat
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("size", [(8, 8), (72, 40), (1024, 1016)], ids=str)
 @pytest.mark.parametrize(
-    "vae",
-    [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}],
-    ids=["scale", "shift", "channels"],
+    "vae", [{"shift_factor": None}, {}, {"latents_mean": [1, 2, 3, 4.5], "latents_std": [2, 3, 4, 5]}], ids=["scale", "shift", "channels"]
 )
 def test_drawing_and_normalising_a_whole_batch_gives_the_bits_of_one_after_the_other(path, monkeypatch, dtype, size, vae):
-    rows = [Row(f"{n}.png", bucket=size) for n in range(3)]
-    make_store(path, rows, recipes(None, **vae), dtype=dtype)
+    make_store(path, [Row(f"{n}.png", bucket=size) for n in range(3)], recipes(None, **vae), dtype=dtype)
     for latents in ("sample", "mean"):
         data = cs.CachedDataset(path, latents=latents, seed=5)
         data.set_epoch(3)
@@ -117,11 +106,6 @@ def test_drawing_and_normalising_a_whole_batch_gives_the_bits_of_one_after_the_o
 @pytest.mark.parametrize("shape", [(2 * CHANNELS, 6, 8), (2 * CHANNELS, 3, 2, 4)], ids=["picture", "video"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_folded_latents_of_a_whole_batch_have_the_bits_of_one_after_the_other(wanted, shape, dtype):
-    import torch
-
-    from cachestore.core.read_block import LatentsBlock
-    from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
-
     block = LatentsBlock("moments", 2, 0.5, None, tuple(range(4 * CHANNELS)), (3.0,) * (4 * CHANNELS))
     stored = torch.randn(3, *shape).to(getattr(torch, dtype))
     seeds = [noise_seed(0, 1, str(n)) for n in range(3)]
@@ -137,8 +121,6 @@ def test_folded_latents_of_a_whole_batch_have_the_bits_of_one_after_the_other(wa
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pad", [{}, {"length": 20}, {"multiple": 8}, {"value": -1}, {"mask": None}], ids=str)
 def test_ragged_text_is_padded_as_collate_does(path, monkeypatch, side, pad):
-    from cachestore.loading.buffers import BatchBuffers
-
     read = families.text_read(PLAIN)
     padding = {**read["pad"]["prompt_embeds"], "side": side, **pad}
     text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": padding}})
@@ -222,8 +204,6 @@ def test_a_key_that_is_asked_for_twice_is_read_once(path, monkeypatch):
 
 
 def test_a_batch_in_buffers_is_overwritten_by_the_next_and_one_without_is_the_callers_own(path):
-    from cachestore.loading.buffers import BatchBuffers
-
     data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)), latents="mean"), BatchBuffers()
     own, first = data.read_batch([0, 1]), data.read_batch([0, 1], into=buffers)
     addresses = {name: value.data_ptr() for name, value in first.items() if hasattr(value, "data_ptr")}
@@ -237,8 +217,6 @@ def test_a_batch_in_buffers_is_overwritten_by_the_next_and_one_without_is_the_ca
 
 
 def test_a_batch_whose_tensors_were_given_another_shape_or_grad_leaves_the_next_one_as_it_is(path):
-    from cachestore.loading.buffers import BatchBuffers
-
     data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(PLAIN)), latents="mean"), BatchBuffers()
     expected = data.read_batch([0, 1])
     for change in ("t_", "squeeze_", "flatten", "requires_grad_"):
@@ -259,8 +237,6 @@ def test_a_batch_whose_tensors_were_given_another_shape_or_grad_leaves_the_next_
 
 
 def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
-    from cachestore.loading.buffers import BatchBuffers
-
     rows = [Row("short", ("x",), bucket=None), Row("long", ("x" * 300,), bucket=None)]
     data, buffers = cs.CachedDataset(make_store(path, rows, recipes(PLAIN, stored=None))), BatchBuffers()
     sizes = []
@@ -271,9 +247,6 @@ def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
 
 
 def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, monkeypatch):
-    from cachestore.loading import dataset
-    from cachestore.loading.buffers import BatchBuffers
-
     data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX))), BatchBuffers()
     straight = data.read_batch(ALIKE, into=buffers)
     addresses = {name: value.data_ptr() for name, value in straight.items() if hasattr(value, "data_ptr")}
@@ -285,7 +258,6 @@ def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, mon
 
 
 def masked(path, *has_mask, **vae):
-    """A data set of these samples, some with a mask."""
     made = replace(recipes(**vae), masks=mask_recipe(8))
     rows = [Row(f"{n}.png", has_mask=has, bucket=None if has is None else (64, 48)) for n, has in enumerate(has_mask)]
     return cs.CachedDataset(make_store(path, rows, made))
@@ -323,8 +295,6 @@ def test_samples_whose_masks_are_of_several_shapes_make_no_batch_of_a_mix_either
 
 @pytest.mark.parametrize("places", [[0, 2], [0, 1], [1, 3]], ids=str)
 def test_masks_are_float32_whatever_torchs_default_is(path, monkeypatch, places):
-    import torch
-
     data = masked(path, True, False, True, False)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -341,10 +311,6 @@ def test_masks_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
 
 
 def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
-    import torch
-
-    from cachestore.loading.buffers import BatchBuffers
-
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(cs.BadInput, match="accelerator"):
         BatchBuffers(pin=True)
@@ -386,8 +352,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_the_error_that_get_gives(path, monkey
     made = recipes(family)
     make_store(path, ROWS, made, leave_out=["a dog", "two cats"])
     for caption, byte in (("a dog", b"\2"), ("two cats", b"\1")):
-        stored = stored_text(made.text, caption)
-        tensors = {name: ("BOOL", array.shape, byte * array.size) for name, array in stored.items()}
+        tensors = {name: ("BOOL", array.shape, byte * array.size) for name, array in stored_text(made.text, caption).items()}
         publish_segment(Layout(path), [make_entry(caption_key(made.text, caption), tensors, {})], origin="")
     data = cs.CachedDataset(path, verify=verify)
     assert_read_straight(data, [2], monkeypatch)
@@ -434,8 +399,6 @@ def test_asking_ahead_changes_no_answer_and_passes_over_what_is_gone(path):
 
 
 def test_threads_with_buffers_of_their_own_read_from_one_data_set(path):
-    from cachestore.loading.buffers import BatchBuffers
-
     rows = [Row(f"{n}.png", (f"caption {n % 5}",), extras=json.dumps({"n": n})) for n in range(24)]
     data = cs.CachedDataset(make_store(path, rows, recipes(PLAIN)))
     batches = [[n, (n * 7) % 24, (n * 5 + 1) % 24] for n in range(24)]
@@ -466,8 +429,6 @@ def _no_collection():
 @pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
 @pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.name)
 def test_a_batches_memory_goes_with_the_batch_and_not_with_the_next_collection(path, family, latents):
-    from cachestore.loading.buffers import BatchBuffers
-
     rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (64, 48)])]
     data = cs.CachedDataset(make_store(path, rows, recipes(family)), latents=latents)
     buffers = BatchBuffers()
@@ -483,8 +444,6 @@ def test_a_batches_memory_goes_with_the_batch_and_not_with_the_next_collection(p
 @pytest.fixture
 def shared(monkeypatch):
     """How often two threads read, however little."""
-    from cachestore.storage import fetch
-
     monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
     counted, real = [], fetch.run_side_by_side
     monkeypatch.setattr(fetch, "run_side_by_side", lambda work: counted.append(1) or real(work))
@@ -493,9 +452,6 @@ def shared(monkeypatch):
 
 @pytest.fixture
 def threads():
-    """Sets how many threads torch may use."""
-    import torch
-
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -514,8 +470,7 @@ def test_a_batch_that_two_threads_read_is_the_one_that_its_samples_make(path, tm
 
 def test_a_damaged_entry_that_two_threads_meet_is_an_error_that_says_what_to_run(path, shared, threads):
     threads(2)
-    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)]
-    data = cs.CachedDataset(make_store(path, rows, recipes(None)))
+    data = cs.CachedDataset(make_store(path, [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)], recipes(None)))
     flip_all(path)
     with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
         data.read_batch(range(6))
@@ -524,11 +479,8 @@ def test_a_damaged_entry_that_two_threads_meet_is_an_error_that_says_what_to_run
 
 @pytest.mark.usefixtures("_no_collection")
 def test_the_memory_of_a_batch_that_failed_goes_with_the_error(path, shared, threads):
-    from cachestore.loading.buffers import BatchBuffers
-
     threads(2)
-    rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)]
-    data = cs.CachedDataset(make_store(path, rows, recipes(None)))
+    data = cs.CachedDataset(make_store(path, [Row(f"{n}.png", bucket=(512, 512)) for n in range(6)], recipes(None)))
     flip_all(path)
     for _batch in range(10):
         buffers = BatchBuffers()
@@ -565,8 +517,6 @@ def test_no_thread_is_left_after_a_batch_that_two_threads_read(path, shared, thr
 
 
 def test_two_threads_read_right_where_there_are_no_positional_reads(path, monkeypatch, shared, threads):
-    from cachestore.files import opening
-
     threads(2)
     rows = [Row(f"{n}.png", bucket=(512, 512)) for n in range(12)]
     data = cs.CachedDataset(make_store(path, rows, recipes(None)), verify="always")
@@ -586,8 +536,6 @@ def test_one_thread_reads_where_torch_may_use_one(path, shared, threads):
 
 
 def test_one_thread_reads_in_a_worker_of_a_data_loader(path, monkeypatch, threads):
-    from cachestore.storage import fetch
-
     threads(2)
     monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
     monkeypatch.setattr(fetch, "run_side_by_side", lambda _work: pytest.fail("two threads"))

@@ -10,10 +10,7 @@ import cachestore as cs
 from tests.loading.stores import Row, make_store, recipes
 from tests.loading.test_dataset import ROWS, batch_of, equal, loader
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 
 @pytest.fixture

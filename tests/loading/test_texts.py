@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cachestore.core.errors import FormatError
 from cachestore.core.read_block import Constant, Form, LatentsBlock, Padding, TextBlock
+from cachestore.loading.latents import read_latents
+from cachestore.loading.texts import make_constant, pad_rows, read_outputs
 
 pytestmark = pytest.mark.torch
 
@@ -13,14 +16,10 @@ RIGHT = Padding(dim=-2, side="right", length=None, multiple=1, value=0, mask="ma
 
 
 def rows(*lengths, start=1):
-    import torch
-
     return [torch.arange(start, start + 2 * length, dtype=torch.float32).view(length, 2) for length in lengths]
 
 
 def pad(lengths, padding):
-    from cachestore.loading.texts import pad_rows
-
     batch, mask = pad_rows(rows(*lengths), padding)
     return batch.tolist(), mask.tolist()
 
@@ -46,8 +45,6 @@ def test_an_entry_longer_than_its_recipe_allows_is_an_error():
 
 
 def test_parts_are_joined_inside_out():
-    from cachestore.loading.texts import read_outputs
-
     one, two, three = rows(1, 1, 2)
     block = TextBlock({"x": Form((Form(("a", "b"), -2), "c"), -1), "y": Form(("a",), None)}, {}, {}, None)
     found = read_outputs(block, {"a": one, "b": two, "c": three})
@@ -55,28 +52,18 @@ def test_parts_are_joined_inside_out():
 
 
 def test_constants_take_length_and_batch_size_from_their_output():
-    import torch
-
-    from cachestore.loading.texts import make_constant
-
     like = torch.ones(3, 5, 2, dtype=torch.bfloat16)
     made = make_constant(Constant(("B", "S", 4), "x"), like)
     assert (list(made.shape), made.dtype, made.any().item()) == ([3, 5, 4], torch.bfloat16, False)
 
 
 def test_positions_count_along_the_length_in_the_last_number():
-    import torch
-
-    from cachestore.loading.texts import make_constant
-
     made = make_constant(Constant(("B", "S", 4), "x", "positions"), torch.ones(2, 3, 7, dtype=torch.bfloat16))
     assert made.dtype == torch.int64
     assert made.tolist() == [[[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2]]] * 2
 
 
 def test_a_join_is_widened_with_zeros_and_never_cut():
-    from cachestore.loading.texts import read_outputs
-
     one, two, wide = rows(1, 1, 3)
     form = Form((Form(("a", "b"), -1, 6), "c"), -2)
     found = read_outputs(TextBlock({"x": form}, {}, {}, None), {"a": one, "b": two, "c": wide.view(1, 6)})
@@ -86,11 +73,6 @@ def test_a_join_is_widened_with_zeros_and_never_cut():
 
 
 def test_an_entry_without_a_tensor_that_its_recipe_names_is_an_error():
-    import torch
-
-    from cachestore.loading.latents import read_latents
-    from cachestore.loading.texts import read_outputs
-
     with pytest.raises(FormatError, match="holds b where its recipe names a"):
         read_outputs(TextBlock({"x": Form(("a",), None)}, {}, {}, None), {"b": torch.ones(1)})
     with pytest.raises(FormatError, match="holds nothing where its recipe names moments"):

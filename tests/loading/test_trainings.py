@@ -141,8 +141,7 @@ def test_accelerate_deals_two_ranks_every_sample_once_in_a_loop_of_diffusers(acc
 def test_accelerate_deals_three_ranks_no_batch_twice(crowd, train, expected):
     """Left alone it would repeat the epoch's first batches until they go round."""
     assert WHOLE_BATCHES % 3
-    ranks = train(crowd, "accelerated", 3, epochs=1)
-    assert in_turn(ranks, 0) == up_to(expected[0], 3)
+    assert in_turn(train(crowd, "accelerated", 3, epochs=1), 0) == up_to(expected[0], 3)
 
 
 @pytest.mark.parametrize("way", ["skip", "state"])

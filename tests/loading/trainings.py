@@ -30,7 +30,6 @@ interpreter's lock, which that thread may be waiting for (torch 2's Reducer; one
 
 
 def write_data_set(path):
-    """The store all of them read."""
     return make_store(path, ROWS, recipes(family=None, stored="mean"))
 
 
@@ -39,7 +38,6 @@ def open_data(body: Mapping[str, Any]):
 
 
 def join_group(body: Mapping[str, Any]):
-    """Begin a process group, as a launcher's ranks do."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{body['meeting']}", rank=body["rank"], world_size=body["world_size"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
@@ -22,22 +22,25 @@ from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Job
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import collect, compact, drop
+from cachestore.maintain.doctor import examine
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.condemned import condemned_segments, list_condemned
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
+from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
+from cachestore.storage.stats import stats
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan
 from cachestore.work.workers import Beat
 from tests import fakes
-from tests.fakes import FakeEncoder, captions, open_pass
+from tests.fakes import FakeEncoder, captions, examples, open_pass, overtaken
 from tests.storage.stores import entry_of, flip, key_of, put
 
 DAY = 86_400
@@ -64,7 +67,6 @@ def job(root, *texts, name="train", encoder=None):
 
 
 def run(root, *texts, **options):
-    """Does a `job`; returns its report."""
     return run_pass(job(root, *texts, **options))
 
 
@@ -117,7 +119,18 @@ def test_an_empty_store_has_nothing_to_collect_or_compact(layout):
     assert compact(layout.root).segments == 0
 
 
-@pytest.mark.parametrize("action", [collect, compact, lambda root: drop(root, "train")], ids=["gc", "compact", "drop"])
+WITHOUT_STORE = {
+    "gc": collect,
+    "compact": compact,
+    "drop": lambda root: drop(root, "train"),
+    "verify": verify,
+    "repair": repair_store,
+    "stats": stats,
+    "doctor": examine,
+}
+
+
+@pytest.mark.parametrize("action", WITHOUT_STORE.values(), ids=WITHOUT_STORE)
 def test_where_there_is_no_store_it_is_said(tmp_path, action):
     with pytest.raises(StoreNotFound):
         action(tmp_path)
@@ -151,8 +164,7 @@ def test_without_apply_nothing_is_changed_and_the_same_is_said(root):
 def test_what_is_condemned_counts_as_absent_for_planners_and_stays_readable(root):
     run(root, "a", "b")
     drop(root, "train")
-    step = collect(root, apply=True)
-    assert step.condemned.entries == 2
+    assert collect(root, apply=True).condemned.entries == 2
     assert readable(root, "a", "b") == ["a", "b"]
     assert present(Layout(root), "a", "b") == []
 
@@ -205,15 +217,10 @@ def test_what_is_named_by_a_catalog_after_all_is_copied_before_its_segment_goes(
 def test_two_collectors_at_once_both_end_and_what_is_needed_is_there(root, monkeypatch):
     run(root, "a", "b")
     upkeep.condemn(Layout(root), list_segments(Layout(root)))
-    really = upkeep.remove_condemned
-
-    def other_first(layout, removals):
-        monkeypatch.setattr(upkeep, "remove_condemned", really)
-        assert collect(root, apply=True, grace_seconds=0).copied == 2
-        return really(layout, removals)
-
-    monkeypatch.setattr(upkeep, "remove_condemned", other_first)
+    others = []
+    overtaken(monkeypatch, upkeep, "remove_condemned", lambda: others.append(collect(root, apply=True, grace_seconds=0)))
     collect(root, apply=True, grace_seconds=0)
+    assert [other.copied for other in others] == [2]
     assert readable(root, "a", "b") == ["a", "b"]
     assert is_ok(root)
 
@@ -369,8 +376,7 @@ def test_stale_temporary_files_of_our_own_go_and_nothing_else_does(layout, tmp_p
         path.write_text("x")
     for path in (ours, foreign, tmp_path / "precious"):
         age(path, 2)
-    step = collect(layout.root, apply=True)
-    assert step.files == (f"tmp/{ours.name}",)
+    assert collect(layout.root, apply=True).files == (f"tmp/{ours.name}",)
     assert sorted(names_in(layout.temporary)) == sorted([fresh.name, foreign.name, link.name])
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -442,8 +448,7 @@ def test_workers_that_ended_a_month_ago_are_forgotten_and_living_ones_are_not(la
 def test_what_is_condemned_waits_while_a_worker_that_began_before_is_at_work(root):
     run(root, "a")
     drop(root, "train")
-    layout = Layout(root)
-    with Beat(layout, "", 0, "launch", 0, 1):
+    with Beat(Layout(root), "", 0, "launch", 0, 1):
         collect(root, apply=True)
         step = collect(root, apply=True, grace_seconds=0)
         assert (step.removed.segments, step.waiting.segments) == (0, 1)
@@ -585,7 +590,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(actions=st.lists(ACTIONS, max_size=12))
 def test_whatever_is_made_dropped_collected_and_compacted_what_is_named_can_be_read(tmp_path_factory, actions):
     root = tmp_path_factory.mktemp("any") / "store"
@@ -695,10 +700,7 @@ def play(root, monkeypatch, schedule, *, collector=None):
     drop(root, "old")
     one = job(root, "a", "b", "c", name="new")
     turns = Turns(monkeypatch)
-    threads = [
-        turns.start("planner", lambda: run_pass(one)),
-        turns.start("gc", collector or (lambda: sweep(root))),
-    ]
+    threads = [turns.start("planner", lambda: run_pass(one)), turns.start("gc", collector or (lambda: sweep(root)))]
     schedule(turns)
     turns.finish("gc", "planner")
     for thread in threads:
@@ -716,7 +718,7 @@ def unprotected(monkeypatch):
     monkeypatch.setattr(upkeep, "keys_of_passes", lambda *_args: iter(()))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps=st.lists(st.sampled_from(["planner", "gc"]), max_size=40))
 def test_however_a_pass_and_gc_take_turns_nothing_needed_is_ever_gone(tmp_path_factory, steps):
     root = tmp_path_factory.mktemp("turns") / "store"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.core.errors import StoreNotFound
 from cachestore.maintain import doctor
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of
 from cachestore.storage.commit import create_store
+from tests.fakes import refusing
 from tests.maintain.test_collect import run
 
 
@@ -20,23 +20,11 @@ def check(name, store=None, **options):
     return found
 
 
-def refuse(code):
-    def call(*_arguments, **_named):
-        raise OSError(code, os.strerror(code))
-
-    return call
-
-
 def test_without_a_store_it_looks_at_the_machine_alone():
     names = [check.name for check in examine()]
     assert {"python", "packages", "start method", "gpu", "open files"} <= set(names)
     assert "publish" not in names
     assert len(names) == len(set(names))
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        examine(tmp_path / "nothing")
 
 
 def test_a_sound_store_has_no_problem_and_is_left_as_it_was(layout):
@@ -47,7 +35,7 @@ def test_a_sound_store_has_no_problem_and_is_left_as_it_was(layout):
 
 
 def test_a_file_system_without_links_is_worth_a_note_and_no_more(layout, monkeypatch):
-    monkeypatch.setattr(os, "link", refuse(95))
+    monkeypatch.setattr(os, "link", refusing(95))
     found = check("publish", layout.root)
     assert (found.state, "check and rename" in found.found) == (NOTE, True)
 
@@ -59,14 +47,14 @@ def test_a_file_system_that_links_over_a_taken_name_is_a_problem(layout, monkeyp
 
 @pytest.mark.parametrize("name", ["fsync", "rename"])
 def test_what_is_refused_is_a_problem_with_advice(layout, monkeypatch, name):
-    monkeypatch.setattr(os, name, refuse(5))
+    monkeypatch.setattr(os, name, refusing(5))
     found = check("publish" if name == "fsync" else "rename", layout.root)
     assert found.state == PROBLEM
     assert "another file system" in found.advice
 
 
 def test_a_store_that_cannot_be_written_can_be_read(layout, monkeypatch):
-    monkeypatch.setattr(Path, "write_bytes", refuse(30))
+    monkeypatch.setattr(Path, "write_bytes", refusing(30))
     found = check("publish", layout.root)
     assert (found.state, found.advice.startswith("reading works")) == (PROBLEM, True)
 
@@ -115,11 +103,7 @@ def test_missing_packages_are_named(monkeypatch):
 
 @pytest.mark.parametrize(
     ("environment", "modules", "name"),
-    [
-        ({"TOKENIZERS_PARALLELISM": "true"}, {"tokenizers": sys}, "tokenizers"),
-        ({}, {"jax": sys}, "jax"),
-        ({"RANK": "3"}, {}, "rank"),
-    ],
+    [({"TOKENIZERS_PARALLELISM": "true"}, {"tokenizers": sys}, "tokenizers"), ({}, {"jax": sys}, "jax"), ({"RANK": "3"}, {}, "rank")],
 )
 def test_what_makes_a_forked_worker_hang_or_a_rank_unknown_is_noted(monkeypatch, environment, modules, name):
     monkeypatch.setattr(doctor, "default_start_method", lambda *_: "fork")

@@ -20,7 +20,6 @@ from tests.fakes import catalog, flip_entry
 
 @pytest.fixture
 def data(tmp_path):
-    """Four pictures with captions, modified long ago."""
     return fakes.captioned(tmp_path / "data", 4)
 
 
@@ -106,17 +105,13 @@ def test_a_deleted_segment_is_refilled(store, makers):
     assert cs.verify(store).ok
 
 
-def test_a_dry_run_changes_nothing_and_encodes_nothing(store, makers):
+def test_a_dry_run_changes_and_encodes_nothing_and_refilling_twice_makes_it_once(store, makers):
     flip_entry(store, "2.png", "latents")
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     report = cs.repair(store, refill=True, dry_run=True)
     assert (report.salvaged, report.dry_run, len(report.quarantined)) == (3, True, 1)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
     assert makers.made == []
-
-
-def test_refilling_twice_makes_it_once(store, makers):
-    flip_entry(store, "2.png", "latents")
     cs.repair(store, refill=True)
     assert cs.repair(store, refill=True).refilled == 0
 
@@ -151,14 +146,12 @@ def test_a_picture_that_changed_since_is_encoded_as_it_is_now_and_the_lost_value
     (data / "2.png").write_bytes(b"PICTURE 2")
     os.utime(data / "2.png", (99, 99))
     cs.repair(store, refill=True)
-    column = catalog(store).column("latents", "image")
-    assert column.row_cells(2)[0].input.hex() == fakes.digest_bytes(b"PICTURE 2")
+    assert catalog(store).column("latents", "image").row_cells(2)[0].input.hex() == fakes.digest_bytes(b"PICTURE 2")
     assert makers.encoded("latents") == [b"PICTURE 2"]
 
 
 def test_every_data_set_of_a_store_is_refilled(store, data, makers):
-    other = PrecomputeRequest(str(data), "second model", str(store), encode=("latents",), name="other")
-    precompute_here(other)
+    precompute_here(PrecomputeRequest(str(data), "second model", str(store), encode=("latents",), name="other"))
     layout = Layout(store)
     for digest in list_segments(layout):
         layout.segment(digest).unlink()
@@ -225,8 +218,7 @@ def test_each_of_several_sources_that_moved_is_found_by_its_name_and_keeps_it(tm
     before = catalog(several).digest
     data.rename(tmp_path / "elsewhere.v2")
     (tmp_path / "faces.v1").rename(tmp_path / "portraits")
-    places = {"data": tmp_path / "elsewhere.v2", "faces": tmp_path / "portraits"}
-    report = cs.repair(several, refill=True, source=places)
+    report = cs.repair(several, refill=True, source={"data": tmp_path / "elsewhere.v2", "faces": tmp_path / "portraits"})
     assert (report.missing, report.refilled) == (0, 5)
     assert sorted(makers.encoded()) == [b"picture 0", b"picture 1", b"picture 2", b"picture 3", b"picture 5"]
     assert catalog(several).digest == before

@@ -22,7 +22,7 @@ from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.encode import tiny
-from tests.fakes import catalog
+from tests.fakes import catalog, raising
 
 COUNT = 6
 
@@ -39,7 +39,6 @@ def answer(batch):
 
 @pytest.fixture
 def makers(monkeypatch):
-    """Fake encoders for `precompute`, and for making again."""
     makers = fakes.Makers(options={"answer": answer})
     monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
     monkeypatch.setattr("cachestore.maintain.recompute.encoders_of", lambda request, known: makers(None, request))
@@ -48,7 +47,6 @@ def makers(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    """Pictures with captions, modified long ago."""
     return fakes.captioned(tmp_path / "data", COUNT)
 
 
@@ -200,8 +198,7 @@ def test_a_catalog_that_pairs_a_sample_with_anothers_entry_is_found(store, monke
 def test_findings_are_told_as_they_are_made(store):
     put_instead(store, swap(key_of(store, "1.png", "text"), key_of(store, "4.png", "text")))
     told = []
-    found = cs.verify(store, recompute=100, on_finding=told.append).findings
-    assert found == tuple(told)
+    assert cs.verify(store, recompute=100, on_finding=told.append).findings == tuple(told)
     assert len(told) == 2
 
 
@@ -241,10 +238,7 @@ def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
-    def fail(_items):
-        raise BadInput("no such weights")
-
-    makers.options["before_encode"] = fail
+    makers.options["before_encode"] = raising(BadInput("no such weights"))
     with pytest.raises(BadInput, match="no such weights"):
         cs.verify(store, recompute=100)
 
@@ -335,8 +329,7 @@ def test_the_seed_decides_the_choice_and_each_key_is_chosen_once():
 
 def test_the_seed_of_a_verify_is_said_and_chooses(store, makers):
     assert cs.verify(store, recompute=3, seed=7).recomputed["seed"] == 7
-    chosen = {tuple(makers.encoded()) for seed in range(8) if cs.verify(store, recompute=2, seed=seed)}
-    assert len(chosen) > 1
+    assert len({tuple(makers.encoded()) for seed in range(8) if cs.verify(store, recompute=2, seed=seed)}) > 1
 
 
 # The command
@@ -398,7 +391,6 @@ def test_verify_without_recompute_imports_no_torch_and_nothing_of_the_whole_job(
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A tiny Stable Diffusion with random weights."""
     import torch
 
     torch.manual_seed(0)
@@ -408,7 +400,6 @@ def model(tmp_path_factory):
 
 
 def paint(data):
-    """Make every picture one that can be decoded."""
     for n in range(COUNT):
         pixels = np.random.default_rng(n).integers(0, 256, (64, 96, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(data / f"{n}.png")

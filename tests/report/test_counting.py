@@ -106,8 +106,7 @@ def test_pictures_that_share_an_entry_are_named_by_their_samples():
     made = catalog([[]] * 3, make_column("latents", "image", LATENTS.fingerprint, {"resolution": 512}, cells))
     kind = kind_of(made, made.columns[0], {})
     assert (kind.missing, kind.shared, kind.bytes) == (1, 1, 0)
-    assert kind.repeats[0].what == "s0, s1"
-    assert kind.about == "AutoencoderKL, bfloat16, resolution 512"
+    assert (kind.repeats[0].what, kind.about) == ("s0, s1", "AutoencoderKL, bfloat16, resolution 512")
 
 
 @pytest.mark.parametrize("components", [None, [], {}, {"vae": None}, "x"])

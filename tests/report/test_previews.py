@@ -66,7 +66,6 @@ def make(tmp_path, count=3, *, others=(), **facts):
 
 
 def column_of(catalog) -> Any:
-    """The column of latents, which is there."""
     column = picture_column(catalog)
     assert column is not None
     return column

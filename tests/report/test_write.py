@@ -229,8 +229,7 @@ def hostile(path):
     """A store whose names and captions try to be markup, as far as a catalog lets them."""
     made = stores.recipes()
     text = HOSTILE.encode("utf-8", "replace").decode()
-    rows = [Row(f"{text}{n}", (text,)) for n in range(3)]
-    stores.make_store(path, rows, made)
+    stores.make_store(path, [Row(f"{text}{n}", (text,)) for n in range(3)], made)
     stores.make_store(path, [Row("a")], made, name="<b>bold")
     return path
 

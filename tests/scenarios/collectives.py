@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tests.fakes import raising
 from tests.scenarios import parts
 
 torch.set_num_threads(1)
@@ -52,18 +53,14 @@ def forbid_collectives():
 
 
 def _forbidden(name):
-    def refuse(*_arguments, **_options):
-        raise Forbidden(name)
-
-    return refuse
+    return raising(Forbidden(name))
 
 
 def fill(body):
     """A rank of a gloo group with an encoder loaded before; it finds its rank in the group alone."""
     dist.init_process_group("gloo", init_method=f"file://{body['meeting']}", rank=body["rank"], world_size=body["world_size"])
     model = torch.nn.Linear(8, 8)
-    forbidden = forbid_collectives()
-    assert {"barrier", "all_reduce", "broadcast_object_list", "all_gather", "send"} <= set(forbidden)
+    assert {"barrier", "all_reduce", "broadcast_object_list", "all_gather", "send"} <= set(forbid_collectives())
     seen = 0
 
     def encode(batch):
@@ -75,8 +72,7 @@ def fill(body):
             model(torch.zeros(len(batch), 8))
         return parts.encode_names(batch)
 
-    own = {**body, "rank": None, "world_size": None}
-    return parts.fill(own, encode)
+    return parts.fill({**body, "rank": None, "world_size": None}, encode)
 
 
 def _say_and_wait(body):

@@ -12,7 +12,6 @@ TOKENIZER = tiny.clip_tokenizer()
 
 
 def embed(batch):
-    """Text embeddings as a pipeline would make them."""
     tokens = TOKENIZER([name for _key, name in batch], padding="max_length", truncation=True, return_tensors="pt")
     with torch.inference_mode():
         hidden = MODEL(**tokens).last_hidden_state

@@ -28,7 +28,6 @@ def encode_names(batch):
 
 
 def fill(body: Mapping[str, Any], encode: Any = encode_names):
-    """One rank of a `fill`."""
     with cs.open(body["store"], mode="a") as store:
         wanted = [(cs.key(name), name) for name in body["names"]]
         return cs.fill(store, wanted, encode, rank=body["rank"], world_size=body["world_size"]).as_json()

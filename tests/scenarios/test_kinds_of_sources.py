@@ -181,8 +181,7 @@ def test_what_was_in_memory_is_asked_for_where_it_must_be_made_again(tmp_path, m
     fakes.flip_entry(tmp_path / "store", "2.png", "latents")
     with pytest.raises(BadInput, match="samples in memory"):
         cs.repair(tmp_path / "store", refill=True)
-    report = cs.precompute(of_kind("bytes", tmp_path), model="m", store=tmp_path / "store", inline=True)
-    assert report.complete
+    assert cs.precompute(of_kind("bytes", tmp_path), model="m", store=tmp_path / "store", inline=True).complete
     assert cs.verify(tmp_path / "store").ok
 
 
@@ -265,8 +264,7 @@ def test_a_data_set_that_decodes_is_refused_with_the_line_that_helps(tmp_path, m
 @hub
 @pytest.mark.processes
 def test_a_single_column_of_pictures_may_have_any_name(tmp_path, makers):
-    data = hugging_face().rename_column("image", "photo")
-    report = cs.precompute(data, model="m", store=tmp_path / "store", inline=True)
+    report = cs.precompute(hugging_face().rename_column("image", "photo"), model="m", store=tmp_path / "store", inline=True)
     assert (report.wanted, report.failed) == (9, 0)
 
 

@@ -27,7 +27,6 @@ def test_precompute_needs_neither_a_file_nor_a_guard(tmp_path, options):
     """Reports of every trainer whose workers are started by multiprocessing: `freeze_support`, `__main__ has no attribute __file__`."""
     captioned(tmp_path / "data", 3)
     notebook = NOTEBOOK.format(cell=CELL.format(options=options))
-    out = run_script(tmp_path, notebook, paths=[ROOT / "tests/cli/at_start"], FAKE_ENCODERS="1")
-    assert out == "True 7 7\n"
+    assert run_script(tmp_path, notebook, paths=[ROOT / "tests/cli/at_start"], FAKE_ENCODERS="1") == "True 7 7\n"
     assert (tmp_path / "runs").read_text() == "run\n", "nobody ran the program a second time"
     assert verify(tmp_path / "store").ok

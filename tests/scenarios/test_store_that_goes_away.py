@@ -151,8 +151,7 @@ class TestWriting:
         with cs.open(root, mode="a") as store:
             read = cs.ReadThrough(store, encode, on_miss="encode")
             read([(KEYS[1], 0)])
-            said = leave()
-            with pytest.raises(cs.WriteFailed, match=said):
+            with pytest.raises(cs.WriteFailed, match=leave()):
                 read.close()
             come_back(root)
             read.close()
@@ -163,8 +162,7 @@ class TestWriting:
         for name, value in run.handed_on(layout).items():
             monkeypatch.setenv(name, value)
         assert run.open_for_pass(str(root)) == layout
-        said = leave()
-        with pytest.raises(cs.ReadFailed, match=said):
+        with pytest.raises(cs.ReadFailed, match=leave()):
             run.open_for_pass(str(root))
         assert run.open_for_pass(str(root.with_name("another"))).store_id != layout.store_id
 
@@ -190,8 +188,7 @@ class TestReading:
     def test_a_handle_on_its_way_to_another_process_refuses_another_store(self, root, leave):
         with cs.open(root) as store:
             packed = pickle.dumps(store)
-        said = leave()
-        with pytest.raises(cs.ReadFailed, match=said):
+        with pytest.raises(cs.ReadFailed, match=leave()):
             pickle.loads(packed)
         come_back(root)
         with pickle.loads(packed) as store:

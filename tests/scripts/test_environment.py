@@ -19,8 +19,7 @@ def test_the_lowest_versions_are_the_declared_bounds_of_what_users_install():
 
 def test_what_is_not_lowered_and_the_tools_of_tests_stay_pinned():
     pins, found = environment.pinned(), environment.lowest()
-    assert found["torch"] == pins["torch"]
-    assert found["pytest"] == pins["pytest"]
+    assert (found["torch"], found["pytest"]) == (pins["torch"], pins["pytest"])
     assert found.keys() == pins.keys()
 
 

@@ -15,8 +15,7 @@ LINES = " first \n\n second\r\nthird\n"
 
 
 @pytest.mark.parametrize(
-    ("lines", "expected"),
-    [("whole", ("first \n\n second\r\nthird",)), ("each", ("first", "second", "third")), ("first", ("first",))],
+    ("lines", "expected"), [("whole", ("first \n\n second\r\nthird",)), ("each", ("first", "second", "third")), ("first", ("first",))]
 )
 def test_a_caption_file_is_read_as_asked(tmp_path, lines, expected):
     folder(tmp_path, {"a.png": "", "a.txt": LINES})

@@ -93,8 +93,6 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
 
 
 class Backwards:
-    """A folder in another order."""
-
     scandir = staticmethod(os.scandir)
 
     def __init__(self, path):

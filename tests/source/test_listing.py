@@ -13,6 +13,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.source.folders import list_source
 from tests import fakes
+from tests.fakes import raising
 from tests.source.sources import folder, ids, listed, manifest, remarks_of
 
 NAMES = st.lists(st.sampled_from(["a.png", "b.png", "sub/a.png", "é.png"]), unique=True)
@@ -91,8 +92,7 @@ def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_miss
 
 
 def test_a_manifest_that_changes_while_it_is_read_is_refused(tmp_path):
-    listing = list_source(manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "b"}))
-    rows = listing.samples()
+    rows = list_source(manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "b"})).samples()
     next(rows)
     manifest(tmp_path / "m.jsonl", {"image": "a"}, {"image": "c"})
     with pytest.raises(BadInput, match="changed while it was read"):
@@ -113,10 +113,6 @@ def test_captions_of_which_none_has_any_text_are_said(tmp_path):
 def test_a_manifest_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"caption": "a"}\n')
-
-    def refuse(*_given, **_named):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(BadInput, match=r"rows\.jsonl cannot be read: Permission denied; let this user read it"):
         list_source(rows)

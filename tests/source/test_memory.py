@@ -160,8 +160,7 @@ def test_equal_bytes_are_known_to_be_unchanged_and_others_to_be_changed():
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16"])
 def test_an_image_is_what_its_file_would_be_decoded_to(mode):
-    levels = np.arange(7 * 5 * 3, dtype=np.uint8).reshape(5, 7, 3)
-    picture = Image.fromarray(levels).convert(mode if mode != "I;16" else "L")
+    picture = Image.fromarray(np.arange(7 * 5 * 3, dtype=np.uint8).reshape(5, 7, 3)).convert(mode if mode != "I;16" else "L")
     if mode == "I;16":
         picture = Image.fromarray((np.arange(35, dtype=np.uint16) * 1800).reshape(5, 7))
     expected = decoded(bits(picture, "TIFF" if mode == "CMYK" else "PNG"))
@@ -178,13 +177,11 @@ def test_an_image_that_lies_on_its_side_is_turned_as_its_file_is():
     exif = Image.Exif()
     exif[0x0112] = 6
     raw = bits(Image.fromarray(np.arange(60, dtype=np.uint8).reshape(4, 5, 3)), "PNG", exif=exif)
-    opened = Image.open(io.BytesIO(raw))
-    assert np.array_equal(decoded(as_bytes(opened, "it")), decoded(raw))
+    assert np.array_equal(decoded(as_bytes(Image.open(io.BytesIO(raw)), "it")), decoded(raw))
 
 
 def test_a_transparent_palette_is_on_white_as_its_file_is():
-    picture = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6)).convert("P")
-    raw = bits(picture, "PNG", transparency=3)
+    raw = bits(Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6)).convert("P"), "PNG", transparency=3)
     assert np.array_equal(decoded(as_bytes(Image.open(io.BytesIO(raw)), "it")), decoded(raw))
 
 
@@ -206,8 +203,7 @@ def test_what_is_no_picture_is_an_error_that_names_it():
 def test_a_worker_lists_what_its_caller_gathered(tmp_path):
     layout = create_store(tmp_path / "store")
     held = gather([*samples(a=b"1", b=b"2"), Sample("c", {}, ()), Sample("d", {}, "two\nlines")])
-    path = write_rows(layout, held, "0")
-    theirs, before, after = list_rows(path, None), Remarks(), Remarks()
+    theirs, before, after = list_rows(write_rows(layout, held, "0"), None), Remarks(), Remarks()
     assert theirs.content == held.content
     assert list(theirs.samples(after)) == list(held.samples(before))
     assert after == before

@@ -9,8 +9,6 @@ from cachestore.source.pipe import ASK, Answers, Asked, asked_files
 
 
 class Held:
-    """What a caller holds."""
-
     def __init__(self, **pictures):
         self.pictures = pictures
 

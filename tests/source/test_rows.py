@@ -84,8 +84,7 @@ def test_a_manifest_names_images_captions_controls_and_masks(tmp_path):
 
 def test_references_are_relative_to_the_manifest(tmp_path):
     folder(tmp_path / "data", {"pictures/a.png": "bytes"})
-    path = manifest(tmp_path / "data/list.jsonl", {"image": "pictures/a.png"})
-    assert listed(path).read("pictures/a.png")[0] == b"bytes"
+    assert listed(manifest(tmp_path / "data/list.jsonl", {"image": "pictures/a.png"})).read("pictures/a.png")[0] == b"bytes"
 
 
 def test_without_an_id_a_row_is_named_by_its_image_and_without_that_by_its_captions(tmp_path):

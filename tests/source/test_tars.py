@@ -27,8 +27,7 @@ def pack(path, members, *, layout=tarfile.PAX_FORMAT, at=1):
 
 
 def listed(*paths, **options):
-    listing = list_tars(list(paths), **options)
-    return {sample.id: sample for sample in listing.samples()}
+    return {sample.id: sample for sample in list_tars(list(paths), **options).samples()}
 
 
 # Nothing

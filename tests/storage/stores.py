@@ -8,6 +8,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.publish import publish_file
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.storage.commit import commit
 from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.findings import HARMLESS
@@ -33,9 +34,25 @@ def entry_of(n, variant=0):
     return make_entry(key_of(n), tensors_of(n, variant), {"n": n})
 
 
-def put(layout, *numbers, origin="", variant=0):
+def put(layout, *numbers, origin="", variant=0, is_committed=False):
     """One more segment with these entries; returns its digest. Equal keys of another variant hold other bytes."""
-    return publish_segment(layout, [entry_of(n, variant) for n in numbers], origin=origin).digest
+    digest = publish_segment(layout, [entry_of(n, variant) for n in numbers], origin=origin).digest
+    if is_committed:
+        commit(layout).close()
+    return digest
+
+
+def place_of(layout, n, copy=0):
+    with closing(load_snapshot(layout)) as snapshot:
+        return snapshot.find([key_of(n)])[0][copy]
+
+
+def damage(layout, n, copy=0):
+    """Change a byte of an entry; returns its segment's path."""
+    place = place_of(layout, n, copy)
+    path = layout.segment(place.segment.digest)
+    flip(path, place.offset)
+    return path
 
 
 def plain(tensors):

@@ -23,6 +23,7 @@ from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.segment import ENTRY_LIMIT, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.storage.verify import verify
+from tests.fakes import refusing
 from tests.storage.stores import entry_of, flip, key_of, plain, read, tensors_of
 
 
@@ -184,12 +185,8 @@ class TestRefusedWrites:
     @pytest.fixture
     def full(self, monkeypatch):
         """A disk that is full until it is called."""
-
-        def fail(*_arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         real = os.write
-        monkeypatch.setattr(os, "write", fail)
+        monkeypatch.setattr(os, "write", refusing(errno.ENOSPC))
         return lambda: monkeypatch.setattr(os, "write", real)
 
     def test_the_entries_stay_gathered_and_are_published_when_there_is_room(self, layout, appender, full):

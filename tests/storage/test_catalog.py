@@ -110,7 +110,6 @@ def newest(layout, name="train"):
 
 
 def seen(catalog):
-    """A catalog as plain values."""
     rows = range(len(catalog))
     return {
         "name": catalog.name,
@@ -213,8 +212,7 @@ class TestDigests:
         assert base not in others
 
     def test_request_generation_and_stats_do_not(self):
-        column = small().columns[0]
-        moved = dataclasses.replace(column, stats=[7] * 6)
+        moved = dataclasses.replace(small().columns[0], stats=[7] * 6)
         assert draft_of(small(request={"text": {"data": "/elsewhere"}}, generation=9, columns=(moved,))).digest == draft_of(small()).digest
 
     def test_captions_that_change_places_change_it(self):
@@ -294,8 +292,7 @@ def test_the_catalog_that_the_malformed_ones_vary_is_good(path):
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_a_malformed_catalog_is_a_format_error(path, what):
-    changes = {name.replace("/", "__"): column for name, column in MALFORMED[what].items()}
-    reshape(path, **changes)
+    reshape(path, **{name.replace("/", "__"): column for name, column in MALFORMED[what].items()})
     with pytest.raises(FormatError, match=r"1\.safetensors"):
         read_catalog(path, generation=1)
 
@@ -331,8 +328,7 @@ class TestPublishing:
 
     def test_one_with_other_stats_is_published(self, layout):
         touched = dataclasses.replace(small().columns[0], stats=[5] * 6)
-        generations = [publish_catalog(layout, small())[0], publish_catalog(layout, small(columns=(touched,)))[0]]
-        assert generations == [1, 2]
+        assert [publish_catalog(layout, small())[0], publish_catalog(layout, small(columns=(touched,)))[0]] == [1, 2]
         assert list(newest(layout).columns[0].stats) == [5] * 6
 
     def test_names_do_not_see_each_other(self, layout):
@@ -366,7 +362,7 @@ class TestPublishing:
             read_catalog(layout.catalog("val", 2), generation=2)
         assert len(newest(layout, "val")) == 1
 
-    def test_files_that_are_not_ours_are_not_generations(self, layout):
+    def test_a_published_catalog_cannot_be_written_and_files_that_are_not_ours_are_not_generations(self, layout):
         publish_catalog(layout, small())
         for name in ("notes.txt", "01.safetensors", "2.safetensors.part"):
             (layout.catalog_folder("train") / name).touch()
@@ -374,8 +370,5 @@ class TestPublishing:
         Path(os.fsdecode(bytes(layout.catalogs) + b"/\xff")).mkdir()
         assert list_generations(layout, "train") == [1]
         assert list_names(layout) == ["train"]
-
-    def test_a_published_catalog_cannot_be_written(self, layout):
-        publish_catalog(layout, small())
         assert layout.catalog("train", 1).stat().st_mode & 0o777 == 0o444
         assert names_in(layout.temporary) == []

@@ -18,6 +18,7 @@ from cachestore.storage.commit import RECIPE_FORMAT, commit, commit_if_due, crea
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.verify import verify
+from tests.fakes import overtaken, raising, refusing
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
 
@@ -59,10 +60,7 @@ class TestCreating:
         assert len(slept) == 3
 
     def test_a_store_that_stays_denied_is_an_error_after_a_while(self, layout, monkeypatch):
-        def stale(_layout):
-            raise StoreNotFound("no store yet")
-
-        monkeypatch.setattr(committing, "open_layout", stale)
+        monkeypatch.setattr(committing, "open_layout", raising(StoreNotFound("no store yet")))
         monkeypatch.setattr(committing, "STALE_SECONDS", 0.0)
         with pytest.raises(StoreNotFound):
             create_store(layout.root)
@@ -84,14 +82,7 @@ class TestCreating:
         assert create_store(tmp_path / "store").marker.exists()
 
     def test_who_loses_the_race_to_create_takes_the_winners_store(self, tmp_path, monkeypatch):
-        real = committing.publish
-
-        def slower(layout, final, chunks):
-            monkeypatch.setattr(committing, "publish", real)
-            create_store(tmp_path / "store", mode=Mode.GROUP)
-            return real(layout, final, chunks)
-
-        monkeypatch.setattr(committing, "publish", slower)
+        overtaken(monkeypatch, committing, "publish", lambda: create_store(tmp_path / "store", mode=Mode.GROUP))
         assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
 
     def test_a_marker_that_a_look_up_does_not_see_yet_is_found_in_the_listing(self, tmp_path, monkeypatch):
@@ -101,10 +92,7 @@ class TestCreating:
         assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
 
     def test_a_refused_write_is_a_write_failed(self, tmp_path, monkeypatch):
-        def full(*_arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "write", refusing(errno.ENOSPC))
         with pytest.raises(WriteFailed, match="make room"):
             create_store(tmp_path / "store")
         assert names_in(tmp_path / "store" / "tmp") == []
@@ -130,8 +118,7 @@ class TestCommitting:
         assert [name.number for name in list_indexes(layout)] == [1]
 
     def test_a_newer_index_extends_the_newest(self, layout):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         put(layout, 2)
         with closing(commit(layout)) as snapshot:
             assert snapshot.generation == 2
@@ -140,8 +127,7 @@ class TestCommitting:
 
     def test_a_segment_that_is_gone_leaves_the_next_index(self, layout):
         gone = put(layout, 1)
-        put(layout, 2)
-        commit(layout).close()
+        put(layout, 2, is_committed=True)
         layout.segment(gone).unlink()
         with closing(commit(layout)) as snapshot:
             assert list(snapshot.keys()) == [key_of(2)]
@@ -157,8 +143,7 @@ class TestCommitting:
             assert (snapshot.generation, list(snapshot.keys())) == (3, [key_of(1)])
 
     def test_a_damaged_newest_index_is_succeeded_by_one_with_a_higher_number(self, layout):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         flip(layout.index(list_indexes(layout)[0]), 5000)
         with closing(commit(layout)) as snapshot:
             assert snapshot.generation == 2
@@ -173,15 +158,7 @@ class TestCommitting:
 
     def test_two_commits_at_once_tie_harmlessly(self, layout, monkeypatch):
         put(layout, 1)
-        real = committing.build
-
-        def while_another_commits(*arguments, **named):
-            monkeypatch.setattr(committing, "build", real)
-            put(layout, 2)
-            commit(layout).close()
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(committing, "build", while_another_commits)
+        overtaken(monkeypatch, committing, "build", lambda: put(layout, 2, is_committed=True))
         with closing(commit(layout)) as snapshot:
             assert sorted(snapshot.keys()) == sorted([key_of(1), key_of(2)])
         assert [name.number for name in list_indexes(layout)] == [1, 1]
@@ -191,14 +168,7 @@ class TestCommitting:
 
     def test_equal_commits_at_once_make_one_file(self, layout, monkeypatch):
         put(layout, 1)
-        real = committing.build
-
-        def while_another_commits(*arguments, **named):
-            monkeypatch.setattr(committing, "build", real)
-            commit(layout).close()
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(committing, "build", while_another_commits)
+        overtaken(monkeypatch, committing, "build", lambda: commit(layout).close())
         with closing(commit(layout)) as snapshot:
             assert snapshot.generation == 1
         assert len(list_indexes(layout)) == 1
@@ -211,12 +181,8 @@ class TestCommitting:
 
     def test_a_refused_write_leaves_the_store_as_it_was(self, layout, monkeypatch):
         put(layout, 1)
-
-        def full(*_arguments, **_named):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch:
-            patch.setattr(os, "link", full)
+            patch.setattr(os, "link", refusing(errno.ENOSPC))
             with pytest.raises(WriteFailed, match="index"):
                 commit(layout)
         assert list_indexes(layout) == []

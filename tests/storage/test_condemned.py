@@ -15,11 +15,11 @@ from cachestore.storage.gc import condemn
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_segments, load_snapshot, visible_segments
 from cachestore.storage.verify import verify
+from tests.fakes import refusing
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
 
 def planned(layout, *numbers, **options):
-    """Which entries somebody who plans would count on."""
     with closing(load_snapshot(layout, for_planning=True, **options)) as snapshot:
         return [n for n in numbers if key_of(n) in snapshot]
 
@@ -73,8 +73,7 @@ def test_lists_add_up(layout):
 
 
 def test_a_damaged_list_counts_for_nobody_is_told_and_put_aside(layout):
-    digest = put(layout, 1)
-    path = layout.condemned_list(str(condemn(layout, [digest])))
+    path = layout.condemned_list(str(condemn(layout, [put(layout, 1)])))
     flip(path, 30)
     read_condemned.cache_clear()
     assert planned(layout, 1) == [1]
@@ -96,12 +95,8 @@ def test_a_list_that_cannot_be_read_lets_nobody_plan_as_others_act_on_it(layout,
     digest = put(layout, 1)
     path = layout.condemned_list(str(condemn(layout, [digest])))
     read_condemned.cache_clear()
-
-    def refuse(*_arguments):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", refuse)
+        patch.setattr(os, "preadv", refusing(errno.EIO))
         with pytest.raises(ReadFailed, match=path.name):
             condemned_segments(layout)
     assert condemned_segments(layout) == {digest}

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
@@ -22,16 +22,12 @@ from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher, is_gone
 from cachestore.storage.places import Located, Place, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
-from tests.storage.stores import flip, key_of, plain, put, tensors_of
+from tests.fakes import examples, refusing
+from tests.storage.stores import damage, flip, key_of, place_of, plain, put, tensors_of
 
 LIMIT_SECONDS = 30
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
-
-
-def place_of(layout, n) -> Place:
-    with closing(load_snapshot(layout)) as snapshot:
-        return snapshot.find([key_of(n)])[0][0]
 
 
 @pytest.fixture
@@ -70,21 +66,13 @@ def test_an_entry_without_bytes_is_fetched(layout, fetcher, io):
     assert [len(reading.fetch(key_of(n), place_of(layout, n))) for n in (1, 2)] == [0, 0]
 
 
-def test_pread_gives_fresh_bytes_that_are_the_callers_own(layout, fetcher):
+def test_pread_gives_fresh_bytes_of_the_callers_own_and_mmap_a_view_that_cannot_be_written_and_outlives_the_fetcher(layout, fetcher):
     put(layout, 1)
     reading, place = fetcher(), place_of(layout, 1)
     first = reading.fetch(key_of(1), place)
     first[:] = bytes(len(first))
     assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
-
-
-def test_mmap_gives_a_view_that_cannot_be_written(layout, fetcher):
-    put(layout, 1)
     assert fetcher(io="mmap").fetch(key_of(1), place_of(layout, 1)).readonly
-
-
-def test_a_view_outlives_the_fetcher(layout, fetcher):
-    put(layout, 1)
     reading, place = fetcher(io="mmap"), place_of(layout, 1)
     view = reading.fetch(key_of(1), place)
     reading.close()
@@ -95,21 +83,19 @@ def test_a_view_outlives_the_fetcher(layout, fetcher):
 @pytest.mark.parametrize("verify", ["first", "always"])
 def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(layout, fetcher, io, verify):
     digest = put(layout, 1)
-    place = place_of(layout, 1)
-    flip(layout.segment(digest), place.offset)
+    damage(layout, 1)
     with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*segments/../{digest}.*cachestore repair"):
-        fetcher(io=io, verify=verify).fetch(key_of(1), place)
+        fetcher(io=io, verify=verify).fetch(key_of(1), place_of(layout, 1))
 
 
 def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp_path):
     layout = create_store(tmp_path / "my store")
-    digest = put(layout, 1)
-    place = place_of(layout, 1)
-    flip(layout.segment(digest), place.offset)
+    put(layout, 1)
+    damage(layout, 1)
     with closing(load_snapshot(layout)) as snapshot:
         reading = Fetcher(layout, Checked(snapshot.segments()))
     with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}'`")):
-        reading.fetch(key_of(1), place)
+        reading.fetch(key_of(1), place_of(layout, 1))
 
 
 def test_damage_after_the_first_look_is_seen_by_always_and_not_looked_for_by_first(layout, fetcher):
@@ -125,10 +111,9 @@ def test_damage_after_the_first_look_is_seen_by_always_and_not_looked_for_by_fir
 
 
 def test_never_does_not_look(layout, fetcher):
-    digest = put(layout, 1)
-    place = place_of(layout, 1)
-    flip(layout.segment(digest), place.offset)
-    assert fetcher(verify="never").fetch(key_of(1), place)
+    put(layout, 1)
+    damage(layout, 1)
+    assert fetcher(verify="never").fetch(key_of(1), place_of(layout, 1))
 
 
 def test_a_damaged_entry_is_never_remembered_as_good(layout, fetcher):
@@ -298,7 +283,6 @@ class TestFetchingInto:
     """How many of three reads are asked for."""
 
     def wanted(self, layout, *numbers):
-        """What `fetch_into` takes."""
         located = Located.of([place_of(layout, n) for n in numbers])
         targets = [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
         return [key_of(n) for n in numbers], located, targets
@@ -480,11 +464,7 @@ class TestFetchingSideBySide(TestFetchingInto):
 def test_a_segment_that_cannot_be_mapped_is_a_refused_read_that_keeps_no_file_open(layout, fetcher, monkeypatch):
     put(layout, 1)
     place, reading = place_of(layout, 1), fetcher(io="mmap")
-
-    def refuse(*_arguments, **_options):
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(fetching.mmap, "mmap", refuse)
+    monkeypatch.setattr(fetching.mmap, "mmap", refusing(errno.ENOMEM))
     before = descriptors()
     for _time in range(3):
         with pytest.raises(ReadFailed, match=rf"{place.segment.digest}.*{os.strerror(errno.ENOMEM)}"):
@@ -523,7 +503,7 @@ class TestChecked:
     def test_what_lacks_of_nothing_is_nothing(self):
         assert Checked([]).lacks(Located.of([])) == set()
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data())
     def test_what_lacks_is_what_it_does_not_hold_whether_segments_were_checked_whole_or_not(self, sizes, data):
         refs = [SegmentRef(str(number), 0, size, "") for number, size in enumerate(sizes)]

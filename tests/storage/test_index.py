@@ -38,7 +38,6 @@ def layout(tmp_path):
 
 
 def entries_in(layout, *digests):
-    """Segments and entries as `build` takes them."""
     contents = {digest: read_contents(layout.segment(digest)) for digest in digests}
     entries = [
         (each.key, digest, each.ordinal, each.offset, each.specs, each.checksum)
@@ -109,15 +108,12 @@ def test_found_places_stand_in_the_order_of_the_keys_asked_for(layout):
 
 
 def test_one_place_that_is_looked_up_first_is_as_one_of_many(layout):
-    digest = put(layout, 1, 2)
-    with closing(Index(layout, built(layout, 1, digest))) as index:
-        one = index.locate([key_of(2)])
-        assert one == Located.of(index.find([key_of(2)])[0])
+    with closing(Index(layout, built(layout, 1, put(layout, 1, 2)))) as index:
+        assert index.locate([key_of(2)]) == Located.of(index.find([key_of(2)])[0])
 
 
 def test_items_come_in_the_order_of_keys(layout):
-    digest = put(layout, *range(50))
-    with closing(Index(layout, built(layout, 1, digest))) as index:
+    with closing(Index(layout, built(layout, 1, put(layout, *range(50))))) as index:
         keys = [key for key, _places in index.items()]
         assert keys == sorted(key_of(n) for n in range(50))
         assert [raw for raw, _value in index.raw_entries()] == [bytes(key) for key in keys]
@@ -146,8 +142,7 @@ def test_an_extended_index_holds_old_and_new_and_sorts_copies(layout):
     with closing(Index(layout, built(layout, 1, *old))) as base, closing(Index(layout, built(layout, 2, *new, base=base))) as index:
         assert [bool(copies(index, n)) for n in (1, 2, 3, 4, 5)] == [True] * 4 + [False]
         assert copies(index, 9) == sorted([*old, *new])
-        keys = [key for key, _places in index.items()]
-        assert keys == sorted(key_of(n) for n in (1, 2, 3, 4, 9))
+        assert [key for key, _places in index.items()] == sorted(key_of(n) for n in (1, 2, 3, 4, 9))
 
 
 def test_the_segments_of_the_base_keep_their_numbers(layout):
@@ -365,84 +360,66 @@ def forked(layout, program):
 @pytest.fixture
 def committed(layout):
     """Entries 1 and 2 in the index, 3 in a segment that it does not cover."""
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     put(layout, 3)
     return layout
 
 
 def test_a_forked_child_reads_what_its_parent_has_open(committed):
-    said = forked(
-        committed,
-        """
+    program = """
 snapshot = load_snapshot(layout)
 before = say(snapshot)
 print(json.dumps([before, child(lambda: say(snapshot)), child(lambda: child(lambda: say(snapshot))), say(snapshot)]))
-""",
-    )
-    assert said == [[True] * 3] * 4
+"""
+    assert forked(committed, program) == [[True] * 3] * 4
 
 
 def test_a_forked_child_uses_no_environment_of_its_parents(committed, tmp_path):
     other = create_store(tmp_path / "other")
-    put(other, 2)
-    commit(other).close()
-    said = forked(
-        committed,
-        f"""
+    put(other, 2, is_committed=True)
+    program = f"""
 from cachestore.storage.index import _environments
 one, two = load_snapshot(layout), load_snapshot(open_layout(Layout(Path({str(other.root)!r}))))
 def read():
     say(one)
     return [held.pid == os.getpid() for held in _environments.values()]
 print(json.dumps([child(read), len(_environments)]))
-""",
-    )
-    assert said == [[True], 2]
+"""
+    assert forked(committed, program) == [[True], 2]
 
 
 def test_a_forked_child_that_looks_again_before_it_reads_goes_on_reading(committed):
-    said = forked(
-        committed,
-        """
+    program = """
 snapshot = load_snapshot(layout)
 def look_again():
     newer = load_snapshot(layout, earlier=snapshot)
     snapshot.close()
     return say(newer)
 print(json.dumps([child(look_again), say(snapshot)]))
-""",
-    )
-    assert said == [[True] * 3] * 2
+"""
+    assert forked(committed, program) == [[True] * 3] * 2
 
 
 def test_closing_one_of_two_snapshots_in_a_forked_child_leaves_the_other_open(committed):
-    said = forked(
-        committed,
-        """
+    program = """
 one, other = load_snapshot(layout), load_snapshot(layout)
 def close_the_other():
     before = say(one)
     other.close()
     return [before, say(one)]
 print(json.dumps([child(close_the_other), say(one), say(other)]))
-""",
-    )
-    assert said == [[[True] * 3] * 2, [True] * 3, [True] * 3]
+"""
+    assert forked(committed, program) == [[[True] * 3] * 2, [True] * 3, [True] * 3]
 
 
 def test_a_forked_child_reads_two_stores(committed, tmp_path):
     other = create_store(tmp_path / "other")
-    put(other, 2)
-    commit(other).close()
-    said = forked(
-        committed,
-        f"""
+    put(other, 2, is_committed=True)
+    program = f"""
 one, two = load_snapshot(layout), load_snapshot(open_layout(Layout(Path({str(other.root)!r}))))
 print(json.dumps([child(lambda: [say(one), say(two), say(one)]), say(one), say(two)]))
-""",
-    )
-    assert said == [[[True] * 3, [False, True, False], [True] * 3], [True] * 3, [False, True, False]]
+"""
+    assert forked(committed, program) == [[[True] * 3, [False, True, False], [True] * 3], [True] * 3, [False, True, False]]
 
 
 def test_in_another_process_an_index_opens_an_environment_of_its_own_and_closes_only_that(committed, monkeypatch):

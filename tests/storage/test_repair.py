@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import FORMAT
@@ -29,21 +29,8 @@ from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
-from tests.fakes import publish_catalog
-from tests.storage.stores import entry_of, flip, key_of, put, read, tensors_of
-
-
-def place_of(layout, n, copy=0):
-    with closing(load_snapshot(layout)) as snapshot:
-        return snapshot.find([key_of(n)])[0][copy]
-
-
-def damage(layout, n, copy=0):
-    """Change a byte of an entry; returns its segment's path."""
-    place = place_of(layout, n, copy)
-    path = layout.segment(place.segment.digest)
-    flip(path, place.offset)
-    return path
+from tests.fakes import publish_catalog, raising, refusing
+from tests.storage.stores import damage, entry_of, flip, key_of, place_of, put, read, tensors_of
 
 
 def names(layout, folder):
@@ -63,17 +50,11 @@ def test_an_empty_store_needs_no_repair(layout):
 
 
 def test_a_whole_store_is_left_as_it_is(layout):
-    put(layout, 1)
-    commit(layout).close()
+    put(layout, 1, is_committed=True)
     before = names(layout, layout.root)
     report = repair_store(layout.root)
     assert (outcome(report), report.findings) == ((0, [], [], 0), ())
     assert names(layout, layout.root) == before
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        repair_store(tmp_path)
 
 
 def test_a_newer_store_is_left_alone(layout):
@@ -83,8 +64,7 @@ def test_a_newer_store_is_left_alone(layout):
 
 
 def test_good_entries_are_copied_out_and_the_damaged_file_is_kept_aside(layout):
-    put(layout, 1, 2, 3)
-    commit(layout).close()
+    put(layout, 1, 2, 3, is_committed=True)
     path = damage(layout, 2)
     raw = path.read_bytes()
     report = repair_store(layout.root)
@@ -116,13 +96,11 @@ def test_copied_entries_keep_their_values_and_checksums(layout):
     "damage_one", [damage, lambda layout, n: flip(layout.segment(place_of(layout, n).segment.digest), 9)], ids=["entry", "header"]
 )
 def test_a_second_repair_changes_nothing_more(layout, damage_one):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     damage_one(layout, 2)
     repair_store(layout.root)
     before = names(layout, layout.root)
-    report = repair_store(layout.root)
-    assert outcome(report)[:3] == (0, [], [])
+    assert outcome(repair_store(layout.root))[:3] == (0, [], [])
     assert names(layout, layout.root) == before
 
 
@@ -170,8 +148,7 @@ def test_a_dry_run_counts_the_missing_as_the_run_does(layout, strike, is_covered
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(layout):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     path = damage(layout, 2)
     flip(layout.index(list_indexes(layout)[0]), 5000)
     before = {each: each.read_bytes() for each in layout.root.rglob("*") if each.is_file()}
@@ -189,8 +166,7 @@ def test_entries_with_another_good_copy_are_not_missing(layout):
     put(layout, 1, 2)
     put(layout, 2, variant=1)
     damage(layout, 2)
-    report = repair_store(layout.root)
-    assert report.missing == 0
+    assert repair_store(layout.root).missing == 0
     assert verify(layout.root).ok
     assert read(layout, 2) in (tensors_of(2), tensors_of(2, 1))
 
@@ -204,8 +180,7 @@ def test_a_segment_without_a_good_entry_is_moved_aside_whole(layout):
 
 
 def test_with_a_damaged_header_entries_are_saved_by_what_the_index_knows(layout):
-    digest = put(layout, 1, 2, 3)
-    commit(layout).close()
+    digest = put(layout, 1, 2, 3, is_committed=True)
     offset = place_of(layout, 2).offset
     flip(layout.segment(digest), 9)
     flip(layout.segment(digest), offset)
@@ -226,8 +201,7 @@ def test_with_a_damaged_header_that_no_index_knows_the_file_is_kept_aside(layout
 
 
 def test_a_cut_segment_gives_the_entries_before_the_cut(layout):
-    digest = put(layout, *range(5))
-    commit(layout).close()
+    digest = put(layout, *range(5), is_committed=True)
     order = sorted(range(5), key=lambda n: place_of(layout, n).offset)
     path = layout.segment(digest)
     path.chmod(0o644)
@@ -246,8 +220,7 @@ def test_every_flipped_byte_is_mended_without_losing_a_valid_entry(tmp_path):
     places = {n: place_of(template, n) for n in (1, 2)}
     for number, offset in enumerate(range(0, size, 7)):
         layout = create_store(tmp_path / str(number))
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         flip(layout.segment(digest), offset, 0x02)
         hit = {n for n, place in places.items() if place.offset <= offset < place.offset + place.size_bytes}
         report = repair_store(layout.root)
@@ -272,8 +245,7 @@ def test_damage_between_the_entries_of_a_copy_that_repair_made_loses_nothing(lay
 @pytest.mark.parametrize("trap", ["link", "dangling link", "fifo", "folder"])
 def test_what_is_no_regular_file_is_moved_aside_as_it_is(layout, tmp_path, trap):
     digest = put(layout, 1)
-    put(layout, 2)
-    commit(layout).close()
+    put(layout, 2, is_committed=True)
     path = layout.segment(digest)
     path.rename(tmp_path / "elsewhere")
     if trap == "fifo":
@@ -302,15 +274,15 @@ def test_a_segment_of_a_newer_format_stops_repair_before_anything_moves(layout, 
 
 
 def test_a_damaged_version_is_damage(layout):
-    digest = put(layout, 1)
-    commit(layout).close()
+    digest = put(layout, 1, is_committed=True)
     raw = layout.segment(digest).read_bytes()
     flip(layout.segment(digest), raw.index(b"cachestore-segment/1") + len("cachestore-segment/"), 0x02)
     assert repair_store(layout.root).missing == 0
     assert read(layout, 1) == tensors_of(1)
 
 
-def test_an_input_error_moves_nothing(layout, monkeypatch):
+@pytest.mark.parametrize("while_copying", [False, True])
+def test_an_input_error_moves_nothing(layout, monkeypatch, while_copying):
     put(layout, 1, 2)
     path = damage(layout, 1)
     real = os.preadv
@@ -321,36 +293,18 @@ def test_an_input_error_moves_nothing(layout, monkeypatch):
         return real(descriptor, buffers, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", fail)
+        patch.setattr(*((repairing, "good_entries", refusing(errno.EIO)) if while_copying else (os, "preadv", fail)))
         report = repair_store(layout.root)
     assert (report.salvaged, report.quarantined) == (0, ())
-    assert {finding.kind for finding in report.findings} == {"unreadable"}
-    assert path.exists()
-
-
-def test_an_input_error_while_copying_moves_nothing(layout, monkeypatch):
-    put(layout, 1, 2)
-    path = damage(layout, 1)
-
-    def fail(*_arguments):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(repairing, "good_entries", fail)
-        report = repair_store(layout.root)
-    assert (report.salvaged, report.quarantined) == (0, ())
+    assert while_copying or {finding.kind for finding in report.findings} == {"unreadable"}
     assert path.exists()
 
 
 def test_a_full_disk_moves_nothing(layout, monkeypatch):
     put(layout, 1, 2)
     path = damage(layout, 1)
-
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "write", refusing(errno.ENOSPC))
         with pytest.raises(OSError, match="make room"):
             repair_store(layout.root)
     assert path.exists()
@@ -376,8 +330,7 @@ def test_a_strangers_file_beside_the_lists_of_what_was_lost_is_left_alone(layout
 
 class TestDerivedFiles:
     def test_a_damaged_index_is_moved_aside_and_built_again(self, layout):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         path = layout.index(list_indexes(layout)[0])
         flip(path, 5000)
         assert outcome(repair_store(layout.root)) == (0, [str(path.relative_to(layout.root))], ["index"], 0)
@@ -403,10 +356,8 @@ class TestDerivedFiles:
     def test_a_damaged_catalog_is_moved_aside_and_the_older_one_stays(self, layout):
         for n in (1, 2):
             publish_catalog(layout, Catalog("train", {}, {}, ["a"] * n, [0] * (n + 1), [], {}, ["{}"] * n, ()))
-        path = layout.catalog("train", 2)
-        flip(path, 500)
-        report = repair_store(layout.root)
-        assert list(report.quarantined) == ["catalogs/train/2.safetensors"]
+        flip(layout.catalog("train", 2), 500)
+        assert list(repair_store(layout.root).quarantined) == ["catalogs/train/2.safetensors"]
         assert list_generations(layout, "train") == [1]
         assert names_in(layout.quarantine) == ["catalogs_train_2.safetensors"]
 
@@ -436,8 +387,7 @@ def test_files_that_are_not_ours_stay(layout):
 
 
 def test_a_reader_that_was_open_before_finds_the_copy(layout):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     with Reader(layout.root, verify="always") as reader:
         damage(layout, 2)
         repair_store(layout.root)
@@ -473,16 +423,14 @@ def test_entries_without_tensors_are_copied_too(layout):
 def test_the_report_is_json(layout):
     put(layout, 1, 2)
     damage(layout, 2)
-    report = repair_store(layout.root)
-    shown = report.as_json()
+    shown = repair_store(layout.root).as_json()
     assert (shown["salvaged"], shown["missing"], shown["refilled"]) == (1, 1, 0)
     assert shown["findings"][0]["kind"] == "missing-entry"
 
 
 def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
     put(layout, 1, 2)
-    put(layout, 3)
-    commit(layout).close()
+    put(layout, 3, is_committed=True)
     damage(layout, 1)
     path = layout.index(list_indexes(layout)[0])
     flip(path, path.stat().st_size // 2)
@@ -502,14 +450,10 @@ def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
 
 @pytest.mark.parametrize("call", ["open", "lmdb.open"])
 def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_header_lost(layout, monkeypatch, call):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     [digest] = list_segments(layout)
     flip(layout.segment(digest), 40)
-
-    def refuse(*_arguments, **_named):
-        raise lmdb.Error("Too many open files") if call == "lmdb.open" else OSError(errno.EIO, os.strerror(errno.EIO))
-
+    refuse = raising(lmdb.Error("Too many open files") if call == "lmdb.open" else OSError(errno.EIO, os.strerror(errno.EIO)))
     really = os.open
     with monkeypatch.context() as patch:
         if call == "lmdb.open":
@@ -527,8 +471,7 @@ def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_he
 
 @pytest.mark.parametrize("content", ["no LMDB file", "an LMDB file of somebody else"])
 def test_a_file_with_the_name_of_an_index_and_another_content_is_put_aside(layout, tmp_path, content):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     strange = tmp_path / "strange"
     if content == "no LMDB file":
         strange.write_bytes(b"mine" * 1000)

@@ -56,8 +56,7 @@ def test_entries_come_back_with_their_bytes(given_entries, origin):
     _digest, chunks = build_segment(given_entries, origin=origin)
     raw = whole(chunks)
     contents = parse(raw)
-    assert contents.origin == origin
-    assert contents.size_bytes == len(raw)
+    assert (contents.origin, contents.size_bytes) == (origin, len(raw))
     found = {
         entry.key: (entry.specs, raw[entry.offset : entry.offset + entry.size_bytes], entry.checksum, entry.meta)
         for entry in contents.entries

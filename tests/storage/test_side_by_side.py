@@ -7,11 +7,12 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.storage import side_by_side
 from cachestore.storage.side_by_side import run_side_by_side
+from tests.fakes import examples, raising
 
 WAIT_SECONDS = 30
 
@@ -65,7 +66,7 @@ def test_without_work_both_threads_return():
 
 
 @given(st.integers(0, 40))
-@settings(max_examples=30)
+@examples(30)
 def test_each_piece_is_done_once_and_nobody_is_at_work_afterwards(count):
     work = Pieces(count)
     run_side_by_side(work)
@@ -118,10 +119,7 @@ def test_an_error_here_is_raised_when_the_other_thread_has_ended():
 
 
 def test_where_no_thread_can_be_started_all_is_done_here(monkeypatch):
-    def refuse(*_arguments):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", raising(RuntimeError("can't start new thread")))
     work = Pieces(3)
     run_side_by_side(work)
     assert work.done == [(number, threading.get_ident()) for number in range(3)]
@@ -229,10 +227,7 @@ def test_of_two_signals_at_once_neither_leaves_somebody_at_work():
 
 
 def test_an_error_of_a_signals_handler_is_not_taken_for_a_thread_that_cannot_be_started(monkeypatch):
-    def interrupt_start(*_arguments):
-        raise RuntimeError("DataLoader worker exited unexpectedly")
-
-    monkeypatch.setattr(side_by_side._thread, "start_new_thread", interrupt_start)
+    monkeypatch.setattr(side_by_side._thread, "start_new_thread", raising(RuntimeError("DataLoader worker exited unexpectedly")))
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         run_side_by_side(Pieces(3))
 

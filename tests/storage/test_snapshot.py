@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError, StoreNotFound
@@ -19,6 +19,7 @@ from cachestore.storage.commit import commit, create_store
 from cachestore.storage.places import Located
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
+from tests.fakes import examples
 from tests.storage.stores import flip, key_of, put
 
 KEYS = range(6)
@@ -57,9 +58,7 @@ def test_a_store_without_entries_has_an_empty_snapshot(layout):
 
 
 def test_an_index_without_entries_is_an_index(layout):
-    digest = put(layout, 1)
-    commit(layout).close()
-    layout.segment(digest).unlink()
+    layout.segment(put(layout, 1, is_committed=True)).unlink()
     with closing(commit(layout)) as snapshot:
         assert (snapshot.generation, len(snapshot), list(snapshot.keys())) == (2, 0, [])
         assert snapshot.find([key_of(1)]) == [[]]
@@ -78,7 +77,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(steps=steps, dropped=st.sets(st.integers(0, 5)))
 def test_whatever_was_committed_removed_and_deleted_a_snapshot_equals_the_segments(steps, dropped):
     with tempfile.TemporaryDirectory() as folder:
@@ -112,10 +111,8 @@ def test_whatever_was_committed_removed_and_deleted_a_snapshot_equals_the_segmen
 
 
 def test_a_damaged_index_is_passed_over_for_an_older_one(layout):
-    put(layout, 1)
-    commit(layout).close()
-    put(layout, 2)
-    commit(layout).close()
+    put(layout, 1, is_committed=True)
+    put(layout, 2, is_committed=True)
     newest, _older = list_indexes(layout)
     flip(layout.index(newest), 5000)
     with closing(load_snapshot(layout)) as snapshot:
@@ -125,8 +122,7 @@ def test_a_damaged_index_is_passed_over_for_an_older_one(layout):
 
 def test_without_a_good_index_all_segments_are_read(layout):
     put(layout, 1)
-    put(layout, 2)
-    commit(layout).close()
+    put(layout, 2, is_committed=True)
     [name] = list_indexes(layout)
     flip(layout.index(name), 5000)
     with closing(load_snapshot(layout)) as snapshot:
@@ -146,8 +142,7 @@ def test_a_segment_whose_header_is_damaged_is_left_out_and_said(layout):
 @pytest.mark.parametrize("change", ["cut", "grown", "link", "gone"])
 def test_where_it_decides_what_to_encode_a_covered_segment_of_another_size_counts_as_vanished(layout, change):
     path = layout.segment(put(layout, 1))
-    put(layout, 2)
-    commit(layout).close()
+    put(layout, 2, is_committed=True)
     path.chmod(0o644)
     if change in {"link", "gone"}:
         path.unlink()
@@ -161,8 +156,7 @@ def test_where_it_decides_what_to_encode_a_covered_segment_of_another_size_count
 
 
 def test_a_key_in_the_index_and_in_the_tail_is_listed_once(layout):
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     put(layout, 2, 3)
     with closing(load_snapshot(layout)) as snapshot:
         assert sorted(snapshot.keys()) == sorted(key_of(n) for n in (1, 2, 3))
@@ -171,8 +165,7 @@ def test_a_key_in_the_index_and_in_the_tail_is_listed_once(layout):
 
 def test_files_that_are_not_ours_are_not_listed(layout):
     digest = put(layout, 1)
-    folder = layout.segment(digest).parent
-    (folder / "notes.txt").touch()
+    (layout.segment(digest).parent / "notes.txt").touch()
     (layout.segments / "zz").mkdir()
     layout.segment(digest).rename(layout.segments / "zz" / layout.segment(digest).name)
     (layout.segments / "file").touch()
@@ -187,8 +180,7 @@ def test_a_segment_and_an_index_published_while_a_snapshot_is_taken_are_not_mist
         listed = real(layout)
         with monkeypatch.context() as patch:
             patch.setattr(snapshots, "list_segments", real)
-            put(layout, 2)
-            commit(layout).close()
+            put(layout, 2, is_committed=True)
         return listed
 
     monkeypatch.setattr(snapshots, "list_segments", while_listing)
@@ -198,8 +190,7 @@ def test_a_segment_and_an_index_published_while_a_snapshot_is_taken_are_not_mist
 
 
 def test_a_newer_snapshot_does_not_count_or_read_again_what_the_earlier_one_holds(layout, monkeypatch):
-    put(layout, 1)
-    commit(layout).close()
+    put(layout, 1, is_committed=True)
     put(layout, 2)
     with closing(load_snapshot(layout)) as earlier:
         put(layout, 3)
@@ -215,8 +206,7 @@ def test_a_newer_snapshot_does_not_count_or_read_again_what_the_earlier_one_hold
 def test_an_old_snapshot_is_as_it_was_after_a_newer_one_was_taken(layout):
     put(layout, 1)
     with closing(load_snapshot(layout)) as old:
-        put(layout, 2)
-        commit(layout).close()
+        put(layout, 2, is_committed=True)
         assert list(old.keys()) == [key_of(1)]
 
 

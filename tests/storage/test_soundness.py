@@ -10,7 +10,7 @@ from cachestore.files import checksum
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry
 from cachestore.storage.verify import verify
-from tests.storage.stores import entry_of, flip, found, key_of, put, segment_of, where
+from tests.storage.stores import damage, entry_of, flip, found, key_of, put, segment_of, where
 
 
 def test_a_damaged_entry_is_a_corrupt_entry_and_missing_for_its_sample(full):
@@ -30,8 +30,7 @@ def test_a_damaged_entry_with_another_copy_is_not_missing(full):
 
 
 def test_quick_looks_at_no_entry(full):
-    path, entry = segment_of(full, 1)
-    flip(path, entry.offset)
+    damage(full, 1)
     assert found(full, "quick") == set()
 
 

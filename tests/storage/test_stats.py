@@ -4,7 +4,6 @@ from itertools import accumulate
 
 import pytest
 
-from cachestore.core.errors import StoreNotFound
 from cachestore.core.keys import Recipe
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, publish_recipe
@@ -15,11 +14,6 @@ from tests.storage.stores import flip, key_of, put
 
 def test_an_empty_store_holds_nothing(layout):
     assert stats(layout.root).as_json() == {"entries": 0, "segments": 0, "bytes": 0, "generation": -1, "recipes": (), "catalogs": ()}
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        stats(tmp_path)
 
 
 def test_entries_segments_and_bytes_are_counted(layout):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import lmdb
 import pytest
 
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, StoreNotFound
+from cachestore.core.errors import BadInput, CorruptEntry, FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
 from cachestore.files.paths import IndexName
@@ -20,8 +20,8 @@ from cachestore.storage.index import build
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes
 from cachestore.storage.verify import verify
-from tests.fakes import publish_catalog
-from tests.storage.stores import RECIPE, catalog_of, flip, forge_index, found, key_of, put, read, segment_of, tensors_of, where
+from tests.fakes import publish_catalog, raising, refusing
+from tests.storage.stores import RECIPE, catalog_of, damage, flip, forge_index, found, key_of, put, read, segment_of, tensors_of, where
 
 
 def state(layout):
@@ -51,17 +51,11 @@ def test_a_whole_store_is_counted(full):
 
 @pytest.mark.parametrize("level", ["full", "quick"])
 def test_verifying_changes_nothing(full, level):
-    path, entry = segment_of(full, 1)
-    flip(path, entry.offset)
+    damage(full, 1)
     (full.root / "foreign").touch()
     before = state(full)
     verify(full.root, level)
     assert state(full) == before
-
-
-def test_where_there_is_no_store_it_is_said(tmp_path):
-    with pytest.raises(StoreNotFound):
-        verify(tmp_path)
 
 
 def test_a_newer_store_is_not_judged(layout):
@@ -70,12 +64,17 @@ def test_a_newer_store_is_not_judged(layout):
         verify(layout.root)
 
 
-def test_findings_are_told_as_they_are_made(full):
-    path, entry = segment_of(full, 1)
-    flip(path, entry.offset)
+def test_findings_are_told_as_they_are_made_and_every_message_says_what_to_do(full):
+    damage(full, 1)
     told = []
     report = verify(full.root, on_finding=told.append)
     assert tuple(told) == report.findings != ()
+    other, _entry = segment_of(full, 3)
+    flip(other, 9)
+    flip(full.index(list_indexes(full)[0]), 5000)
+    flip(full.recipe(RECIPE.fingerprint), 20)
+    for finding in verify(full.root).findings:
+        assert "cachestore repair" in finding.message, finding
 
 
 class TestSubsets:
@@ -93,8 +92,7 @@ class TestSubsets:
         assert sum(map(len, parts)) == len(whole)
 
     def test_one_part_of_one_is_everything(self, full):
-        path, entry = segment_of(full, 1)
-        flip(path, entry.offset)
+        damage(full, 1)
         assert found(full, subset=(1, 1)) == found(full)
         assert verify(full.root, subset=(1, 1)).level == "1/1"
 
@@ -119,11 +117,7 @@ class TestIndexes:
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
         [name] = list_indexes(full)
-
-        def fail(_layout, _name):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "check", fail)
+        monkeypatch.setattr(verifying, "check", refusing(errno.EIO))
         assert found(full) == {("unreadable", where(full, full.index(name)), None, None)}
 
     def test_one_that_lacks_entries_of_its_segments_is_a_bad_index(self, full, monkeypatch):
@@ -178,11 +172,7 @@ class TestIndexes:
 
     def test_one_that_cannot_be_opened_just_now_is_unreadable(self, full, monkeypatch):
         [path] = full.indexes.glob("*.lmdb")
-
-        def refuse(*_arguments, **_named):
-            raise lmdb.Error("Too many open files")
-
-        monkeypatch.setattr(lmdb, "open", refuse)
+        monkeypatch.setattr(lmdb, "open", raising(lmdb.Error("Too many open files")))
         assert ("unreadable", where(full, path), None, None) in found(full)
 
     def test_one_that_a_segments_damaged_header_contradicts_is_fine_and_the_segment_is_damaged(self, full):
@@ -224,10 +214,7 @@ class TestRecipes:
         assert found(full) == {("bad-recipe", where(full, path), None, None)}
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
-        def fail(*_arguments):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "read_record", fail)
+        monkeypatch.setattr(verifying, "read_record", refusing(errno.EIO))
         assert ("unreadable", f"recipes/{RECIPE.fingerprint}.json", None, None) in found(full)
 
 
@@ -238,10 +225,7 @@ class TestCatalogs:
         assert found(full, "quick") == {("bad-catalog", where(full, path), None, None)}
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
-        def fail(_path, *, generation):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(verifying, "read_catalog", fail)
+        monkeypatch.setattr(verifying, "read_catalog", refusing(errno.EIO))
         assert ("unreadable", "catalogs/train/1.safetensors", None, None) in found(full)
 
     def test_only_the_newest_of_a_name_says_what_is_needed(self, full):
@@ -272,17 +256,6 @@ class TestCatalogs:
 
         monkeypatch.setattr(verifying, "load_snapshot", while_looking)
         assert found(full) == set()
-
-
-def test_every_message_says_what_to_do(full):
-    path, entry = segment_of(full, 1)
-    flip(path, entry.offset)
-    other, _entry = segment_of(full, 3)
-    flip(other, 9)
-    flip(full.index(list_indexes(full)[0]), 5000)
-    flip(full.recipe(RECIPE.fingerprint), 20)
-    for finding in verify(full.root).findings:
-        assert "cachestore repair" in finding.message, finding
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])

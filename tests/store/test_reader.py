@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,10 @@ from cachestore.storage import fetch as fetching
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.repair import repair_store
-from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.storage.snapshot import list_indexes, list_segments
 from cachestore.store.reader import Reader
-from tests.storage.stores import flip, key_of, plain, put, tensors_of
+from tests.fakes import raising
+from tests.storage.stores import damage, flip, key_of, place_of, plain, put, tensors_of
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
@@ -39,16 +39,6 @@ def reader(layout):
     yield open_one
     for each in made:
         each.close()
-
-
-def place_of(layout, n, copy=0):
-    with closing(load_snapshot(layout)) as snapshot:
-        return snapshot.find([key_of(n)])[0][copy]
-
-
-def damage(layout, n, copy=0):
-    place = place_of(layout, n, copy)
-    flip(layout.segment(place.segment.digest), place.offset)
 
 
 def values(reader, *numbers):
@@ -76,8 +66,7 @@ def test_an_option_that_is_not_known_is_refused(layout, options):
 @BOTH
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
 def test_entries_come_in_the_order_asked_for(layout, reader, io, verify):
-    put(layout, 1, 2, 3)
-    commit(layout).close()
+    put(layout, 1, 2, 3, is_committed=True)
     put(layout, 4, 5)
     asked = [5, 1, 4, 1, 3, 2]
     assert values(reader(io=io, verify=verify), *asked) == [tensors_of(n) for n in asked]
@@ -129,8 +118,7 @@ class TestMissing:
     def test_it_is_a_lookup_error_that_survives_a_data_loader(self, reader):
         with pytest.raises(LookupError) as caught:
             reader().get(key_of(1))
-        again = type(caught.value)(str(caught.value))
-        assert str(again) == str(caught.value)
+        assert str(type(caught.value)(str(caught.value))) == str(caught.value)
 
     def test_describing_a_missing_entry_is_a_miss(self, reader):
         with pytest.raises(MissingEntry):
@@ -144,18 +132,15 @@ class TestMissing:
         assert key_of(1) in reading
 
     def test_an_entry_that_was_published_and_committed_since_is_found(self, layout, reader):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         reading = reader()
-        put(layout, 2)
-        commit(layout).close()
+        put(layout, 2, is_committed=True)
         assert values(reading, 2, 1) == [tensors_of(2), tensors_of(1)]
         assert reading.generation == 2
 
 
 class TestFilling:
     def wanted(self, reading, *numbers):
-        """What `fill` takes."""
         keys = [key_of(n) for n in numbers]
         located = reading.locate(keys)
         return keys, located, [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
@@ -191,11 +176,7 @@ class TestFilling:
         put(layout, 1)
         reading = reader()
         wanted = self.wanted(reading, 1)
-
-        def fail(*_arguments):
-            raise PermissionError(errno.EACCES, "it is locked away")
-
-        monkeypatch.setattr(fetching, "open_regular", fail)
+        monkeypatch.setattr(fetching, "open_regular", raising(PermissionError(errno.EACCES, "it is locked away")))
         assert not reading.fill(*wanted)
         with pytest.raises(PermissionError):
             values(reading, 1)
@@ -214,8 +195,7 @@ class TestFilling:
         other.ask_ahead([key_of(1)])
 
     def test_a_forked_child_looks_up_although_another_thread_held_the_lock(self, layout):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         program = """
 import threading
 from cachestore.store import reader as module
@@ -236,8 +216,7 @@ print(said)
         assert run(program, layout.root) == "True"
 
     def test_a_fork_waits_until_no_thread_is_inside_of_lmdb(self, layout):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         program = """
 import threading, time
 from cachestore.storage import index
@@ -286,12 +265,8 @@ print(all(said), wrong)
         put(layout, 1)
         reading = reader(io=io)
         wanted = self.wanted(reading, 1)
-
-        def time_out(*_arguments):
-            raise TimeoutError("the watchdog")
-
         for name in ("read_present", "_copy_out", "read_scattered"):
-            monkeypatch.setattr(fetching, name, time_out)
+            monkeypatch.setattr(fetching, name, raising(TimeoutError("the watchdog")))
         with pytest.raises(TimeoutError, match="the watchdog"):
             reading.fill(*wanted)
         if io == "pread":
@@ -304,10 +279,7 @@ print(all(said), wrong)
         put(layout, 2)
         reading = reader(io="mmap")
         wanted = self.wanted(reading, 1)
-
-        def time_out(*_arguments, **_options):
-            raise TimeoutError("the watchdog")
-
+        time_out = raising(TimeoutError("the watchdog"))
         with monkeypatch.context() as patch:
             patch.setattr(fetching.mmap if call == "mmap" else os, call, time_out)
             for look in (lambda: reading.fill(*wanted), lambda: values(reading, 1)):
@@ -328,8 +300,7 @@ class TestRefreshing:
         assert (len(reading), list(reading.keys())) == (1, [key_of(1)])
 
     def test_an_index_that_is_still_the_newest_is_not_checked_again(self, layout, reader, monkeypatch):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         reading = reader()
         monkeypatch.setattr(snapshots, "check", None)
         reading.refresh()
@@ -337,13 +308,6 @@ class TestRefreshing:
 
 
 class TestDamage:
-    @BOTH
-    def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(self, layout, reader, io):
-        digest = put(layout, 1)
-        damage(layout, 1)
-        with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*{digest}.*cachestore repair"):
-            values(reader(io=io), 1)
-
     @pytest.mark.parametrize("copy", [0, 1])
     def test_another_copy_is_read_where_one_is_damaged(self, layout, reader, copy):
         put(layout, 1, 2)
@@ -354,8 +318,7 @@ class TestDamage:
     @pytest.mark.parametrize("copy", [0, 1])
     def test_another_copy_is_read_where_one_is_gone(self, layout, reader, copy):
         put(layout, 1, 2)
-        put(layout, 1, 3)
-        commit(layout).close()
+        put(layout, 1, 3, is_committed=True)
         path = layout.segment(place_of(layout, 1, copy).segment.digest)
         reading = reader()
         path.unlink()
@@ -391,8 +354,7 @@ class TestDamage:
         assert values(reader(), 1) == [tensors_of(1, digests[min(digests)])]
 
     def test_a_segment_that_repair_moved_away_is_followed(self, layout, reader):
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         damage(layout, 2)
         reading = reader()
         repair_store(layout.root)
@@ -426,30 +388,20 @@ class TestDamage:
         for n in range(copies):
             put(layout, 1, 2 + n)
         reading = reader()
-
-        def fail(_path):
-            raise PermissionError
-
-        monkeypatch.setattr(fetching, "open_regular", fail)
+        monkeypatch.setattr(fetching, "open_regular", raising(PermissionError))
         with pytest.raises(PermissionError):
             values(reading, 1)
 
     @pytest.mark.parametrize("error", [FormatError("changed"), FileNotFoundError()], ids=repr)
     def test_an_index_that_cannot_be_opened_again_is_passed_over(self, layout, reader, monkeypatch, error):
-        put(layout, 1)
-        commit(layout).close()
-
-        def fail(_keys):
-            raise error
-
+        put(layout, 1, is_committed=True)
         for look in (lambda reading: values(reading, 1) == [tensors_of(1)], lambda reading: key_of(1) in reading):
             reading = reader()
-            monkeypatch.setattr(reading.snapshot.index, "find", fail)
+            monkeypatch.setattr(reading.snapshot.index, "find", raising(error))
             assert look(reading)
 
     def test_an_index_that_was_removed_under_an_open_reader_does_not_matter(self, layout, reader):
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         reading = reader()
         for name in list_indexes(layout):
             layout.index(name).unlink()
@@ -489,14 +441,11 @@ class TestDescribing:
         digest = put(layout, 1, 2)
         reading = reader()
         reading.describe(key_of(1))
-        path = layout.segment(digest)
-        flip(path, 9)
+        flip(layout.segment(digest), 9)
         assert reading.describe(key_of(2)).meta == {"n": 2}
 
     def test_a_damaged_header_is_a_format_error_unless_there_is_another_copy(self, layout, reader):
-        digest = put(layout, 1, 2)
-        commit(layout).close()
-        flip(layout.segment(digest), 9)
+        flip(layout.segment(put(layout, 1, 2, is_committed=True)), 9)
         with pytest.raises(FormatError):
             reader().describe(key_of(1))
         put(layout, 1, variant=1)
@@ -504,31 +453,23 @@ class TestDescribing:
 
 
 class TestAsNumpy:
-    def test_arrays_are_fresh_and_the_callers_own(self, layout, reader):
+    def test_arrays_are_what_was_stored_and_the_callers_own_and_of_a_mapped_file_views_that_cannot_be_written(self, layout, reader):
         put(layout, 1)
         reading = reader()
-        first = reading.get(key_of(1), as_numpy=True)
-        first["narrow"][:] = 0
+        reading.get(key_of(1), as_numpy=True)["narrow"][:] = 0
         assert reading.get(key_of(1), as_numpy=True)["narrow"].tolist() == list(tensors_of(1)["narrow"][2])
-
-    def test_shapes_and_dtypes_are_those_that_were_stored(self, layout, reader):
-        put(layout, 1)
         found = reader().get(key_of(1), as_numpy=True)
         assert {name: (each.dtype, each.shape) for name, each in found.items()} == {
             "wide": (np.dtype("<f4"), (2, 1)),
             "narrow": (np.dtype("u1"), (3,)),
             "none": (np.dtype("<f2"), (0, 4)),
         }
-
-    def test_a_mapped_file_gives_views_that_cannot_be_written(self, layout, reader):
-        put(layout, 1)
         assert not reader(io="mmap").get(key_of(1), as_numpy=True)["narrow"].flags.writeable
 
 
 class TestPickling:
     def test_a_reader_opens_again_elsewhere_without_checking_the_index(self, layout, reader, monkeypatch):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         raw = pickle.dumps(reader(verify="always", io="mmap"))
         monkeypatch.setattr(snapshots, "check", None)
         with pickle.loads(raw) as again:
@@ -541,8 +482,7 @@ class TestPickling:
             assert values(again, 1) == [tensors_of(1)]
 
     def test_a_verdict_on_an_index_that_changed_is_not_believed(self, layout, reader):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         raw = pickle.dumps(reader())
         flip(layout.index(list_indexes(layout)[0]), 5000)
         with pickle.loads(raw) as again:
@@ -550,8 +490,7 @@ class TestPickling:
             assert values(again, 1) == [tensors_of(1)]
 
     def test_a_pickled_reader_sees_what_the_first_one_saw_without_a_listing_or_a_header(self, layout, reader, monkeypatch):
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         put(layout, 3)
         raw = pickle.dumps(reader())
         put(layout, 4)
@@ -562,16 +501,14 @@ class TestPickling:
             assert (len(again), key_of(4) in again) == (3, False)
 
     def test_what_was_published_after_pickling_is_found_when_it_is_asked_for(self, layout, reader):
-        put(layout, 1)
-        commit(layout).close()
+        put(layout, 1, is_committed=True)
         raw = pickle.dumps(reader())
         put(layout, 2)
         with pickle.loads(raw) as again:
             assert values(again, 2) == [tensors_of(2)]
 
     def test_a_pickled_reader_reads_on_where_index_and_segments_were_replaced_meanwhile(self, layout, reader):
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         put(layout, 3)
         raw = pickle.dumps(reader())
         damage(layout, 2)
@@ -584,8 +521,7 @@ class TestPickling:
                 values(again, 2)
 
     def test_a_pickled_reader_holds_no_bytes_of_the_store(self, layout, reader):
-        put(layout, *range(100))
-        commit(layout).close()
+        put(layout, *range(100), is_committed=True)
         assert len(pickle.dumps(reader())) < 2000
 
 
@@ -623,8 +559,7 @@ def run(program, *arguments):
 class TestProcesses:
     @pytest.fixture
     def committed(self, layout):
-        put(layout, 1, 2)
-        commit(layout).close()
+        put(layout, 1, 2, is_committed=True)
         put(layout, 3)
         return layout
 
@@ -676,8 +611,7 @@ def locked_away():
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     layout = create_store(folder / "store")
-    put(layout, 1, 2)
-    commit(layout).close()
+    put(layout, 1, 2, is_committed=True)
     put(layout, 3)
     everything = [layout.root, *layout.root.rglob("*")]
     for path in everything:
@@ -714,14 +648,12 @@ def test_many_segments_are_read_with_few_descriptors(layout, reader, monkeypatch
         put(layout, n)
     assert len(list_segments(layout)) == 12
     before = len(list(Path("/proc/self/fd").iterdir()))
-    reading = reader()
-    assert values(reading, *range(12)) == [tensors_of(n) for n in range(12)]
+    assert values(reader(), *range(12)) == [tensors_of(n) for n in range(12)]
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 4
 
 
 def test_closing_gives_every_descriptor_back(layout):
-    put(layout, 1)
-    commit(layout).close()
+    put(layout, 1, is_committed=True)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with Reader(layout.root) as reading:
         values(reading, 1)

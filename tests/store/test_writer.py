@@ -16,6 +16,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, Form
 from cachestore.files.marker import FORMAT
 from cachestore.files.records import encode_record
 from cachestore.storage.snapshot import list_segments
+from tests.fakes import refusing
 from tests.storage.stores import flip
 
 A, B, C = cs.key("a"), cs.key("b"), cs.key("c")
@@ -169,12 +170,8 @@ class TestWriting:
 
     def test_a_refused_write_leaves_the_store_readable_and_writable(self, store, monkeypatch):
         put(store, a=1)
-
-        def full(*_arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
+            patch.setattr(os, "write", refusing(errno.ENOSPC))
             with pytest.raises(WriteFailed, match="make room") as caught:
                 put(store, b=2)
         assert caught.value.errno == errno.ENOSPC

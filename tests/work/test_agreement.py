@@ -50,8 +50,7 @@ def test_who_was_asked_for_something_else_does_not_differ(layout):
 
 def test_a_start_that_lists_other_samples_is_named_with_up_to_five_of_them(layout):
     here = published(layout, [Sample(f"here {n}") for n in range(7)])
-    there = published(layout, [Sample("there")])
-    with meaning(layout, there, content="other") as beat:
+    with meaning(layout, published(layout, [Sample("there")]), content="other") as beat:
         assert differ(layout, intent(here)) == [beat.worker]
         [found] = who_differs(layout, intent(here), worker="mine")
     words = in_words(layout, intent(here), found)
@@ -91,7 +90,7 @@ def test_keys_are_named_where_there_are_no_samples(layout):
     assert f"only there: '{'62' * 16}'" in in_words(layout, intent(here), found)
 
 
-def test_who_has_ended_or_died_does_not_differ(layout):
+def test_who_has_ended_or_died_or_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):
     here, there = published(layout, captions("a")), published(layout, captions("b"))
     with meaning(layout, there):
         pass
@@ -99,10 +98,6 @@ def test_who_has_ended_or_died_does_not_differ(layout):
     with meaning(layout, there) as died:
         died._lock.release()
         assert differ(layout, intent(here)) == []
-
-
-def test_who_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):
-    here, there = published(layout, captions("a")), published(layout, captions("b"))
     ref = join_pass(layout, there.name, "launch")
     publish_done(layout, ref, ending(there.name), ["launch"])
     with meaning(layout, there) as beat:
@@ -117,14 +112,10 @@ def wait(layout, beat, is_done, clock, **options):
     return wait_for_rank_0(layout, beat, is_done, clock=clock, sleep=clock.sleep, **options)
 
 
-def test_what_is_done_already_is_not_waited_for(layout):
+def test_what_is_done_is_not_waited_for_and_without_a_rank_0_only_as_long_as_asked(layout):
     clock = Clock()
     assert wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: True, clock)
     assert clock.now == Clock().now
-
-
-def test_without_a_rank_0_it_is_waited_only_as_long_as_asked(layout):
-    clock = Clock()
     assert not wait(layout, Beat(layout, "", 0, "launch", 1, 2), lambda: False, clock, unseen_seconds=3.0)
     assert 3.0 <= clock.now - Clock().now < 4.0
 

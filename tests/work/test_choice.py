@@ -52,8 +52,7 @@ def test_a_pool_is_never_empty_and_never_leaves_the_others_without_work(each, wo
 def test_whoever_asks_in_turn_all_partitions_are_taken_once(partitions, world, data):
     claimed = set()
     while True:
-        rank = data.draw(st.integers(0, world - 1))
-        order = order_for(rank, world, partitions, seed=0)
+        order = order_for(data.draw(st.integers(0, world - 1)), world, partitions, seed=0)
         free = choose(order, finished=(), claimed=claimed, each=1, world_size=world).free
         assert claimed.isdisjoint(free)
         if not free:

@@ -18,8 +18,7 @@ def beat(layout, **options):
 
 
 def claims_of(layout, worker, clock=None) -> Any:
-    folder = join_pass(layout, PLAN, "launch").folder(layout)
-    return Claims(layout, folder, worker, Watch(layout, clock or Clock()))
+    return Claims(layout, join_pass(layout, PLAN, "launch").folder(layout), worker, Watch(layout, clock or Clock()))
 
 
 def test_without_claims_there_is_nothing_to_look_at(layout):

@@ -25,8 +25,7 @@ def test_no_units_have_no_partitions_and_nobody_looks_at_any():
 @given(UNITS)
 def test_partitions_are_disjoint_and_together_everything_in_order(units):
     cut = [bounds(units, p) for p in range(partition_count(units))]
-    assert cut[0][0] == 0
-    assert cut[-1][1] == units
+    assert (cut[0][0], cut[-1][1]) == (0, units)
     assert all(end == start for (_, end), (start, _) in pairwise(cut))
 
 
@@ -70,5 +69,4 @@ def test_workers_without_a_rank_begin_in_different_places():
 
 
 def test_thieves_begin_in_different_places():
-    first_stolen = {order_for(rank, 4, 16, seed=0)[4] for rank in range(4)}
-    assert len(first_stolen) == 4
+    assert len({order_for(rank, 4, 16, seed=0)[4] for rank in range(4)}) == 4

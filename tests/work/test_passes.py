@@ -110,8 +110,7 @@ def test_segments_say_which_pass_wrote_them():
 
 
 def test_a_round_of_nothing_has_no_partitions(layout):
-    ref = opened(layout, units=((), ()))
-    found = read_round(layout, ref, PLAN, 0)
+    found = read_round(layout, opened(layout, units=((), ())), PLAN, 0)
     assert found.unit_count == 0
     assert [found.partition_count(recipe) for recipe in range(2)] == [0, 0]
 
@@ -134,18 +133,13 @@ def test_a_round_is_read_as_it_was_published(tmp_path_factory, units, generation
 def test_the_partitions_of_a_round_hold_each_of_its_units_once(units):
     found = Round(0, units, "launch", 0.0)
     for recipe, listed in enumerate(units):
-        parts = [place for p in range(found.partition_count(recipe)) for place in found.partition(recipe, p)]
-        assert parts == list(listed)
+        assert [place for p in range(found.partition_count(recipe)) for place in found.partition(recipe, p)] == list(listed)
 
 
-def test_of_two_that_open_a_round_the_first_counts(layout):
+def test_of_two_that_open_a_round_the_first_counts_and_rounds_are_listed_in_order(layout):
     ref = opened(layout)
     assert not publish_round(layout, ref, PLAN, Round(0, ((), ()), "launch 2", 0.0))
     assert read_round(layout, ref, PLAN, 0).launch == "launch 1"
-
-
-def test_rounds_are_listed_in_order(layout):
-    ref = opened(layout)
     for number in (10, 2, 1):
         opened(layout, number)
     assert list_rounds(ref.folder(layout)) == [0, 1, 2, 10]
@@ -164,8 +158,7 @@ def test_the_round_of_another_pass_is_refused_and_the_next_pass_is_opened(layout
     first = opened(layout)
     publish_done(layout, first, REPORT, ["launch 1"])
     second = join_pass(layout, PLAN.name, "launch 2")
-    path = second.folder(layout).round(0)
-    path.write_bytes(first.folder(layout).round(0).read_bytes())
+    second.folder(layout).round(0).write_bytes(first.folder(layout).round(0).read_bytes())
     with pytest.raises(FormatError, match="another pass"):
         read_round(layout, second, PLAN, 0)
     assert join_pass(layout, PLAN.name, "launch 2").number == 3

@@ -35,12 +35,10 @@ NAMES = ["a.png", "b c.png", "ünïcode.png", "sub/a.png", "sub/deep/a.png", "z.
 
 
 def same(one, other):
-    """Whether two plans say the same, however their rows are held."""
     return plain(one) == plain(other)
 
 
 def plain(plan):
-    """A plan in lists."""
     rows: dict[str, Any] = {
         name: list(getattr(plan, name)) for name in ("ids", "captions_at", "captions", "extras", "units_at", "unit_ids", "unit_requests")
     }
@@ -104,8 +102,7 @@ def test_an_outline_that_does_not_count_is_a_format_error(layout):
 def test_a_plan_is_the_same_bytes_for_another_root_another_listing_order_and_other_times(tmp_path):
     files = []
     for number in range(3):
-        names = random.Random(number).sample(NAMES, len(NAMES))
-        root = folder(tmp_path / f"root {number}" / "data", names)
+        root = folder(tmp_path / f"root {number}" / "data", random.Random(number).sample(NAMES, len(NAMES)))
         for name in NAMES:
             os.utime(root / name, (number * 1000, number * 1000))
         files.append(plan_file(create_store(tmp_path / f"store {number}"), list_source(root).samples()))
@@ -166,8 +163,7 @@ def test_one_caption_of_two_recipes_is_two_units():
 
 
 def test_units_that_no_sample_refers_to_are_planned_too_and_once():
-    plan = plan_of(captions("", "a"), [TEXT], extra=[(0, {"caption": ""})])
-    assert plan.unit_count == 2
+    assert plan_of(captions("", "a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
     assert plan_of(captions("a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
 
 
@@ -214,8 +210,7 @@ def test_a_recipes_further_column_is_there_if_a_sample_has_a_cell_in_it():
 
     def roles(*samples):
         columns = [images("image"), images("control"), images("mask")]
-        recipes = [LATENTS.recipe]
-        plan = build_plan(catalog="x", request="r", content="c", recipes=recipes, samples=samples, columns=columns)
+        plan = build_plan(catalog="x", request="r", content="c", recipes=[LATENTS.recipe], samples=samples, columns=columns)
         return {column.role: list(at) for column, (at, _units) in zip(plan.columns, plan.cells, strict=True)}
 
     assert roles() == {"image": [0]}
@@ -223,16 +218,12 @@ def test_a_recipes_further_column_is_there_if_a_sample_has_a_cell_in_it():
     assert roles(Sample("a", {"control": ("c", "d")}), Sample("b")) == {"image": [0, 0, 0], "control": [0, 2, 2]}
 
 
-def test_publishing_a_plan_twice_is_harmless(layout):
+def test_publishing_a_plan_twice_is_harmless_and_a_damaged_one_is_a_format_error(layout):
     plan = plan_of(captions("a", "b"), [TEXT])
     assert not is_published(layout, plan.name)
     publish_plan(layout, plan)
     publish_plan(layout, plan)
     assert is_published(layout, plan.name)
-
-
-def test_a_damaged_plan_is_a_format_error(layout):
-    plan = plan_of(captions("a", "b"), [TEXT])
     publish_plan(layout, plan)
     path = layout.plan(plan.name)
     path.chmod(0o644)

@@ -18,7 +18,6 @@ from tests.fakes import Clock, FakeEncoder, captions
 
 
 def begun(root, samples, encoder):
-    """A pass that is open, with nothing done."""
     one = fakes.job(root, samples, [encoder])
     ref = join_pass(one.layout, one.plan.name, one.launch)
     with closing(load_snapshot(one.layout)) as snapshot:
@@ -31,14 +30,12 @@ def test_a_store_in_which_nothing_was_ever_begun_has_no_status(root):
 
 
 def test_a_plan_without_a_pass_has_no_status(root):
-    one = fakes.job(root, captions("a"), [FakeEncoder()])
-    assert all_status(one.layout) == []
+    assert all_status(fakes.job(root, captions("a"), [FakeEncoder()]).layout) == []
 
 
 def test_a_pass_that_is_not_begun_has_no_partitions(root):
     one = fakes.job(root, captions("a", "b"), [FakeEncoder()])
-    ref = join_pass(one.layout, one.plan.name, "launch")
-    status = pass_status(one.layout, ref)
+    status = pass_status(one.layout, join_pass(one.layout, one.plan.name, "launch"))
     assert (status.partitions, status.finished, status.claimed, status.total, status.complete) == (0, 0, 0, 2, False)
 
 
@@ -121,7 +118,6 @@ def beat_of(one, **options):
 
 
 def show(one, beat, **changes):
-    """Change what a worker shows."""
     path = one.layout.worker(beat.worker)
     path.write_bytes(encode_record(FORMAT, VERSION, decode_record(FORMAT, VERSION, path.read_bytes(), where=path) | changes))
 

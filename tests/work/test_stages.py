@@ -48,8 +48,7 @@ def test_reading_and_preparing_share_threads_and_so_wait_together():
 def test_the_limiting_stage_is_the_one_whose_threads_wait_least():
     one = beat(encode=[60.0, 40.0], append=[10.0, 90.0], read=[20.0, 330.0], prepare=[50.0, 330.0])
     assert sum_stages([one])["limiting"] == "encode"
-    other = beat(encode=[10.0, 90.0], append=[5.0, 95.0], read=[100.0, 20.0], prepare=[280.0, 20.0])
-    summed = sum_stages([one, other])
+    summed = sum_stages([one, beat(encode=[10.0, 90.0], append=[5.0, 95.0], read=[100.0, 20.0], prepare=[280.0, 20.0])])
     assert summed["prepare"] == {"busy_seconds": 330.0, "wait_seconds": 350.0}
     assert summed["limiting"] == "prepare"
     assert sum_stages([beat(append=[9.0, 1.0], encode=[8.0, 2.0])])["limiting"] == "append"

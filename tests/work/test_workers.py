@@ -23,7 +23,7 @@ from cachestore.work.workers import (
     seconds_between_beats,
     slow_after,
 )
-from tests.fakes import ROOT, Clock, program
+from tests.fakes import ROOT, Clock, program, raising
 
 PLAN = "0" * 32
 
@@ -34,26 +34,10 @@ def beat(layout, **options):
 
 def show(layout, worker, **changes):
     """A beat as another machine would show it."""
-    body = {
-        "worker": worker,
-        "host": "elsewhere",
-        "boot": "another boot",
-        "pid": 1,
-        "rank": 0,
-        "world_size": 2,
-        "launch": "launch",
-        "plan": PLAN,
-        "pass": 1,
-        "phase": "working",
-        "count": 1,
-        "slowest_batch": 0.0,
-        "reused": 0,
-        "encoded": 0,
-        "failed": 0,
-        "started": 0.0,
-        "updated": 0.0,
-    } | changes
+    who = {"worker": worker, "host": "elsewhere", "boot": "another boot", "pid": 1, "rank": 0, "world_size": 2, "launch": "launch"}
+    work = {"plan": PLAN, "pass": 1, "phase": "working", "count": 1, "slowest_batch": 0.0, "reused": 0, "encoded": 0, "failed": 0}
     layout.workers.mkdir(exist_ok=True)
+    body = who | work | {"started": 0.0, "updated": 0.0} | changes
     layout.worker(worker).write_bytes(encode_record(FORMAT, VERSION, body))
     return worker
 
@@ -80,15 +64,11 @@ def test_a_beat_tells_who_works_on_what(layout):
     assert (shown["host"], shown["boot"], shown["plan"], shown["pass"], shown["launch"]) == (host_name(), boot_id(), PLAN, 1, "launch")
 
 
-def test_the_beats_of_other_plans_are_left_out(layout):
+def test_the_beats_of_other_plans_and_damaged_ones_are_left_out(layout):
     show(layout, "a" * 32)
     show(layout, "b" * 32, plan="1" * 32)
     assert [shown["worker"] for shown in read_beats(layout, plan=PLAN)] == ["a" * 32]
     assert len(read_beats(layout)) == 2
-
-
-def test_a_damaged_beat_is_left_out(layout):
-    show(layout, "a" * 32)
     layout.worker("b" * 32).write_bytes(b"{")
     assert [shown["worker"] for shown in read_beats(layout)] == ["a" * 32]
 
@@ -137,11 +117,8 @@ def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
 
 
 def test_a_worker_gives_its_lock_back_even_if_its_last_beat_cannot_be_written(layout, monkeypatch):
-    def full(*_):
-        raise OSError("disk full")
-
     with pytest.raises(OSError, match="disk full"), beat(layout) as one:
-        monkeypatch.setattr("cachestore.work.workers.overwrite", full)
+        monkeypatch.setattr("cachestore.work.workers.overwrite", raising(OSError("disk full")))
     assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
 
 
