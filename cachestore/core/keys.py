@@ -1,7 +1,7 @@
-"""What identifies a value: keys, recipes and fingerprints. Pure functions of their arguments; no file is opened here.
+"""What identifies a value: keys, recipes and fingerprints. Identity uses SHA-256.
 
 Everything that is hashed goes through one of two injective encodings: `canonical` (JSON with sorted keys and no spaces)
-for settings, and length-prefixed parts for sequences of strings and bytes. Identity uses SHA-256.
+for settings, and length-prefixed parts for sequences of strings and bytes.
 """
 
 import hashlib
@@ -76,8 +76,8 @@ def digest_parts(*parts: "str | bytes") -> bytes:
     """SHA-256 of a sequence of strings and bytes, injective: each part is preceded by its kind and its length."""
     state = hashlib.sha256()
     for part in parts:
-        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
-        state.update((b"s" if isinstance(part, str) else b"b") + len(raw).to_bytes(8, "little"))
+        kind, raw = (b"s", part.encode("utf-8", "surrogatepass")) if isinstance(part, str) else (b"b", bytes(part))
+        state.update(kind + len(raw).to_bytes(8, "little"))
         state.update(raw)
     return state.digest()
 
@@ -147,7 +147,6 @@ class Recipe:
     """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant. Raises BadInput."""
         as_text("encoder of a recipe", self.encoder)
         for name in ("make", "read"):
             as_mapping(f"{name} of a recipe", getattr(self, name), "a mapping of settings")

@@ -1,7 +1,6 @@
-"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes). Pure functions of bytes, without torch.
+"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes). Without torch.
 
-A trainer's own names and layouts stay in its module; what they all mean is here: latents with their scaling state, and text by the
-names under which `encode/families` keeps it.
+A trainer's own names and layouts stay in its module; what they all mean is here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -175,21 +174,20 @@ class Scale:
 
     def apply(self, latents: Array) -> Array:
         """Raw latents scaled, in the order in which diffusers computes it, in the array's own precision."""
-        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
-        if self.mean is not None and self.std is not None:
-            return (latents - self._each(self.mean, latents)) * factor / self._each(self.std, latents)
-        return (latents - latents.dtype.type(self.shift or 0.0)) * factor
+        mean, factor, std = self._terms(latents)
+        return (latents - mean) * factor / std
 
     def undo(self, latents: Array) -> Array:
         """The inverse, up to rounding."""
-        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
-        if self.mean is not None and self.std is not None:
-            return latents * self._each(self.std, latents) / factor + self._each(self.mean, latents)
-        return latents / factor + latents.dtype.type(self.shift or 0.0)
+        mean, factor, std = self._terms(latents)
+        return latents * std / factor + mean
 
-    @staticmethod
-    def _each(values: Sequence[float], like: Array) -> Array:
-        return np.array(values, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+    def _terms(self, latents: Array) -> tuple[Array, Array, Array]:
+        """Mean or shift, factor and std, as they are taken from, or multiplied with, the channels of latents."""
+        factor = 1.0 if self.factor is None else self.factor
+        mean, std = ([self.shift or 0.0], [1.0]) if self.mean is None or self.std is None else (self.mean, self.std)
+        each = [np.array(values, latents.dtype).reshape(-1, *[1] * (latents.ndim - 1)) for values in (mean, [factor], std)]
+        return each[0], each[1], each[2]
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:

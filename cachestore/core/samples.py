@@ -11,19 +11,17 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 
 IMAGE = "image"
-"""The role of the picture that is trained on. Other roles are `control`, `mask` and `video`."""
-
+"""The role of the picture that is trained on."""
 VIDEO = "video"
 """The role of the video that is trained on, in the place of a picture."""
-
 CONTROL = "control"
 """The role of pictures that the model is shown beside the caption: what is to be edited, references."""
-
 MASK = "mask"
 """The role of masks: grey pictures in the frame of the picture that is trained on, white where it counts."""
-
 CAPTION = "caption"
 """The role of captions; every other role is one of images."""
+ROLES = (IMAGE, CONTROL, MASK, VIDEO)
+"""The roles of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +70,15 @@ class Source:
     what it was. Unlike a name it does not stand before ids."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
         for what in ("name", "label"):
             value = getattr(self, what)
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 raise BadInput(f"the {what} of a source is a text without `/`, not {value!r}")
         if isinstance(self.data, str | os.PathLike):
             as_place("data of a source", cast("object", self.data), "a path, samples, or a data set")
-        for name in ("resolution", "repeats"):
-            value = getattr(self, name)
-            if name != "resolution" or value is not None:
-                object.__setattr__(self, name, as_whole(f"{name} of a source", value, least=1))
+        if self.resolution is not None:
+            object.__setattr__(self, "resolution", as_whole("resolution of a source", self.resolution, least=1))
+        object.__setattr__(self, "repeats", as_whole("repeats of a source", self.repeats, least=1))
         object.__setattr__(self, "weight", as_number("weight of a source", self.weight))
         if not isfinite(self.weight) or self.weight < 0:
             refuse("weight of a source", "a number from 0 on", self.weight)
