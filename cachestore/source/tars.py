@@ -6,7 +6,7 @@ Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt
 import os
 import re
 import tarfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,27 +15,23 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
-from cachestore.source.captions import CaptionLines, captions_in, decode_text, normal
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, trusted
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
 
 _COMPRESSED: Final[Mapping[str, str]] = {
-    ".tar.gz": "gunzip",
-    ".tgz": "gunzip",
+    **dict.fromkeys((".tar.gz", ".tgz"), "gunzip"),
+    **dict.fromkeys((".tar.bz2", ".tbz2"), "bunzip2"),
+    **dict.fromkeys((".tar.xz", ".txz"), "unxz"),
     ".tar.zst": "zstd -d",
-    ".tar.bz2": "bunzip2",
-    ".tbz2": "bunzip2",
-    ".tar.xz": "unxz",
-    ".txz": "unxz",
 }
 """How a tar's name ends that is compressed, and what unpacks it."""
 SUFFIX: Final = ".tar"
 BLOCK_BYTES: Final = 512
 _TEXTS: Final = ("txt", "caption")
-_ROLES: Final = (CONTROL, "mask")
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST: Final = 1_000_000
 
@@ -85,9 +81,6 @@ class _Part(RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
@@ -159,7 +152,6 @@ def tars_at(data: str | Path) -> list[Path] | None:
 
 
 def _refuse_compressed(path: Path) -> None:
-    """Raise BadInput for a tar that is compressed, by its name."""
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
     if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
         raise BadInput(
@@ -191,12 +183,10 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List what tars hold. Ids are the names of pictures, and of videos, after their tar's name where there are several tars.
+    """List what tars hold. Ids are the names of pictures and videos, after their tar's name where there are several tars.
 
-    Without `videos` these are counted and passed over.
-
-    Every header is read, and the bytes of captions; no picture. Raises BadInput for what is no plain tar, for a damaged one, and for
-    members that cannot be used: links, captions that are not UTF-8, rows that are no JSON objects.
+    Without `videos` these are counted and passed over. Every header is read, and the bytes of captions; no picture. Raises BadInput for
+    what is no plain tar, for a damaged one, and for members that cannot be used.
     """
     names = [path.name for path in paths]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -219,7 +209,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.replaced += replaced
         remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
-        ordered = [groups[key] for key in sorted(groups, key=lambda key: (normal(key), key))]
+        ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
         yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
 
     return list_samples(_Members(places), parse, where, caption)
@@ -229,9 +219,9 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
 class _Group:
     """Members of one name up to the first dot."""
 
-    videos: dict[str, None] = field(default_factory=dict[str, None])
-    pictures: dict[str, None] = field(default_factory=dict[str, None])
-    roles: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    videos: set[str] = field(default_factory=set[str])
+    pictures: set[str] = field(default_factory=set[str])
+    roles: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     row: str | None = None
 
@@ -249,40 +239,34 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
     elif rest == "json":
         group.row = reference
     elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
-        group.videos[reference] = None
+        group.videos.add(reference)
     elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return
-    elif role in _ROLES and "." in rest:
-        group.roles.setdefault(role, {})[reference] = None
+    elif role in {CONTROL, MASK} and "." in rest:
+        group.roles.setdefault(role, set()).add(reference)
     else:
-        group.pictures[reference] = None
+        group.pictures.add(reference)
 
 
 def _samples(
     places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
 ) -> Iterator[Sample]:
-    of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
+    of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
-    row = {} if group.row is None else _row(places[group.row], group.row, remarks)
+    row: Mapping[str, Any] = {}
+    if group.row is not None:
+        where = f"{group.row} in {places[group.row].tar.path}"
+        row = named_row(json_row(decode_text(places[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
     raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar.path}")
-    roles = {role: _in_order(references) for role, references in group.roles.items()}
-    for reference in _in_order(of_roles):
+    roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
+    for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
         where = f"{reference} in {places[reference].tar.path}"
         named = {**row, **name, of_roles[reference]: reference, **roles}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
-
-
-def _in_order(references: Iterable[str]) -> list[str]:
-    return sorted(references, key=lambda reference: (normal(reference), reference))
-
-
-def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
-    where = f"{reference} in {member.tar.path}"
-    return dict(named_row(json_row(decode_text(member.read(), where), where), where, remarks))
 
 
 def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
@@ -313,13 +297,12 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
     base = name.rpartition("/")[2]
     if base.startswith(".") or member.isdir():
         return ""
-    if not member.isreg() or member.issparse():
-        suffix = Path(base).suffix.lower()
-        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
-            return ""
+    if member.isreg() and not member.issparse():
+        return name
+    suffix = Path(base).suffix.lower()
+    if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
         problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
-        return ""
-    return name
+    return ""
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
