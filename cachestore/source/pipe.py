@@ -13,9 +13,9 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
-from typing import Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, cast
 
-from cachestore.source.files import Stat
+from cachestore.source.files import Files, Stat
 
 ASK: Final = "CACHESTORE_ASK"
 """Tells a worker the descriptors over which it asks: `<read>,<write>`."""
@@ -27,26 +27,13 @@ _CHUNK: Final = 1 << 20
 _LINE_LIMIT: Final = 1 << 20
 
 
-class Pictures(Protocol):
-    """What the caller holds."""
-
-    def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, and what stands for (size, mtime_ns). Raises OSError."""
-        ...
-
-    def stat(self, reference: str) -> Stat | None:
-        """What stands for (size, mtime_ns) now; None where it is gone."""
-        ...
-
-
 # In the caller
 
 
 class Answers:
     """Answers the questions of workers, in the thread that calls `serve`."""
 
-    def __init__(self, pictures: Pictures) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, pictures: Files) -> None:
         self._pictures = pictures
         self._selector = selectors.DefaultSelector()
         self._lines: list[_Line] = []
@@ -79,7 +66,7 @@ class Answers:
 class _Line:
     """The caller's ends of one worker's pipes. Never blocks: what a worker does not take waits here."""
 
-    def __init__(self, pictures: Pictures, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
+    def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
         self._asked = bytearray()
@@ -130,7 +117,7 @@ class _Line:
             os.close(descriptor)
 
 
-def _answer(pictures: Pictures, line: bytes) -> bytes:
+def _answer(pictures: Files, line: bytes) -> bytes:
     data = b""
     try:
         kind, reference = cast("tuple[str, str]", json.loads(line))

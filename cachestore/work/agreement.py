@@ -1,8 +1,8 @@
 """Whether the ranks of a launch mean the same plan, and who lays it out.
 
 Each start shows in its beat what its plan follows from. Ranks that list different files or load different models would each do all the
-work, and the last one's catalog would stand: whoever differs is named. Rank 0 lays out the plan and opens the pass; the others wait a
-bounded time for it and then do it themselves, as publishing twice is harmless.
+work, and the last one's catalog would stand. Rank 0 lays out the plan and opens the pass; the others wait a bounded time for it and then
+do it themselves, as publishing twice is harmless.
 """
 
 import time

@@ -40,13 +40,7 @@ class Held:
 
 
 def choose(
-    order: Sequence[int],
-    *,
-    finished: Collection[int],
-    claimed: Collection[int],
-    each: int,
-    world_size: int,
-    units: int = POOL_UNITS,
+    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = POOL_UNITS
 ) -> Choice:
     """Which partitions to claim next, of those in `order`, that hold `each` units or one more. Nothing is left of nothing.
 

@@ -76,7 +76,7 @@ class Unit:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A plan as it was built or read."""
 
@@ -86,16 +86,16 @@ class Plan:
     """Digest of the catalog's name, the arguments that change keys, and the fingerprints."""
     content: str
     """Digest of what the source lists."""
-    catalog: str
+    catalog: str = ""
     """Name of the catalog; empty for a plan without one (`fill`)."""
     recipes: tuple[Recipe, ...]
-    columns: tuple[PlanColumn, ...]
-    ids: Sequence[str]
-    captions_at: Sequence[int]
-    captions: Sequence[str]
-    images: Mapping[str, tuple[Sequence[int], Sequence[str]]]
-    extras: Sequence[str]
-    cells: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    columns: tuple[PlanColumn, ...] = ()
+    ids: Sequence[str] = ()
+    captions_at: Sequence[int] = (0,)
+    captions: Sequence[str] = ()
+    images: Mapping[str, tuple[Sequence[int], Sequence[str]]] = field(default_factory=dict[str, tuple[Sequence[int], Sequence[str]]])
+    extras: Sequence[str] = ()
+    cells: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
     """For each column: where each row's cells start, and the unit of each cell."""
     units_at: Sequence[int]
     unit_ids: Sequence[bytes]
@@ -155,15 +155,6 @@ def plan_name(request: str, content: str) -> str:
     return digest_parts("cachestore-plan", request, content).hex()[:32]
 
 
-def unit_id(recipe: Recipe, request: Request) -> bytes:
-    """The id of a unit: equal requests of one recipe are one unit."""
-    return _id_of(recipe.fingerprint, canonical(dict(request)))
-
-
-def _id_of(fingerprint: str, request: bytes) -> bytes:
-    return digest_parts("cachestore-unit", fingerprint, request)[:KEY_BYTES]
-
-
 class _Units:
     """The distinct requests of one recipe, in the order in which they were first asked."""
 
@@ -178,7 +169,7 @@ class _Units:
     def number(self, request: Request) -> int:
         """The number of the unit with this request, made if it is new."""
         text = canonical(dict(request))
-        uid = _id_of(self._fingerprint, text)
+        uid = digest_parts("cachestore-unit", self._fingerprint, text)[:KEY_BYTES]
         number = self._numbers.setdefault(uid, len(self._numbers))
         if number == len(self._requests):
             self._requests.append(text)
@@ -306,20 +297,11 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
     requests = Texts()
     for key in ordered:
         requests.append(canonical({"key": str(key)}))
-    nothing = Texts().strings()
     return Plan(
         name=plan_name(request, content),
         request=request,
         content=content,
-        catalog="",
         recipes=(recipe,),
-        columns=(),
-        ids=nothing,
-        captions_at=[0],
-        captions=nothing,
-        images={},
-        extras=nothing,
-        cells=(),
         units_at=[0, len(ordered)],
         unit_ids=Digests(memoryview(raw), KEY_BYTES),
         unit_requests=requests.strings(),

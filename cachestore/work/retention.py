@@ -1,10 +1,11 @@
-"""Retention: what plans, passes and workers still need, and which of them may go. Decides by listings; removes what it is told to.
+"""Retention: what plans, passes and workers still need, and which of them may go.
 
 Ages are by the times of files: they decide only whether something is kept for longer than it has to be. Whether a value is needed is
 never decided by a clock.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -32,21 +33,14 @@ def list_plans(layout: Layout) -> list[str]:
 
 def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
     """The passes that somebody may still finish: the newest one of each plan, if it has not ended and was touched within 30 days."""
-    found: set[PassRef] = set()
-    for plan in list_plans(layout):
-        numbers = list_passes(layout, plan)
-        if not numbers:
-            continue
-        newest = PassRef(plan, numbers[-1])
-        if not has_ended(layout, newest) and _idle_seconds(newest.folder(layout), now) <= KEPT_SECONDS:
-            found.add(newest)
-    return frozenset(found)
+    passes = ((plan, list_passes(layout, plan)) for plan in list_plans(layout))
+    newest = [PassRef(plan, numbers[-1]) for plan, numbers in passes if numbers]
+    return frozenset(ref for ref in newest if not has_ended(layout, ref) and _idle_seconds(ref.folder(layout), now) <= KEPT_SECONDS)
 
 
 def _idle_seconds(folder: PassFolder, now: float) -> float:
     """For how long nobody made anything in a pass."""
-    times = [_changed(path) for path in (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)]
-    return now - max(times)
+    return now - max(map(_changed, (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)))
 
 
 def _changed(path: Path) -> float:
@@ -90,11 +84,9 @@ def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tup
     """(data set, generation) of the catalogs that these passes took units from."""
     found: set[tuple[str, int]] = set()
     for ref in passes:
-        try:
+        with suppress(FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
             if (generation := generation_of_pass(layout, ref)) is not None:
                 found.add((read_outline(layout, ref.plan).catalog, generation))
-        except (FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
-            continue
     return found
 
 
@@ -205,15 +197,11 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
 def forgotten_workers(layout: Layout, *, now: float) -> list[Path]:
     """Beats and locks of workers that ended or died more than 30 days ago; a lock without a beat, too, that nobody holds."""
     names = names_in(layout.workers)
-    gone = {worker for worker in filter(None, map(parse_worker, names)) if _is_forgotten(layout, worker, now)}
-    shown = {worker for worker in map(parse_worker, names) if worker is not None}
-    locks = {worker for worker in map(parse_worker_lock, names) if worker is not None and (worker in gone or worker not in shown)}
+    shown = set(filter(None, map(parse_worker, names)))
+    gone = {worker for worker in shown if _is_old(layout.worker(worker), now) and not is_held(layout, worker)}
+    locks = set(filter(None, map(parse_worker_lock, names))) - (shown - gone)
     old = [worker for worker in sorted(locks) if _is_old(layout.worker_lock(worker), now) and not is_held(layout, worker)]
-    return [*(layout.worker(worker) for worker in sorted(gone)), *(layout.worker_lock(worker) for worker in old)]
-
-
-def _is_forgotten(layout: Layout, worker: str, now: float) -> bool:
-    return _is_old(layout.worker(worker), now) and not is_held(layout, worker)
+    return [*map(layout.worker, sorted(gone)), *map(layout.worker_lock, old)]
 
 
 def _is_old(path: Path, now: float) -> bool:

@@ -74,9 +74,12 @@ def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     told = [beat["stages"] for beat in beats if beat.get("stages")]
     if not told:
         return {}
-    busy, wait = ({stage: sum(float(one[stage][place]) for one in told) for stage in STAGES} for place in range(2))
-    summed: dict[str, Json] = {stage: {"busy_seconds": round(busy[stage], 3), "wait_seconds": round(wait[stage], 3)} for stage in STAGES}
-    return summed | {"limiting": max(STAGES, key=lambda stage: (_share(stage, busy, wait), busy[stage]))}
+    names = ("busy_seconds", "wait_seconds")
+    exact = {stage: {name: sum(float(one[stage][place]) for one in told) for place, name in enumerate(names)} for stage in STAGES}
+    shares = stage_shares(exact)
+    limiting = max(STAGES, key=lambda stage: (shares.get(stage, 0.0), exact[stage]["busy_seconds"]))
+    summed: dict[str, Json] = {stage: {name: round(seconds, 3) for name, seconds in exact[stage].items()} for stage in STAGES}
+    return summed | {"limiting": limiting}
 
 
 def stages_in_words(summed: Mapping[str, Any]) -> str:
@@ -93,9 +96,3 @@ def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:
     shared = sum(busy.get(stage, 0.0) for stage in _SHARED)
     worked = {stage: (shared if stage in _SHARED else busy[stage]) + wait[stage] for stage in busy}
     return {stage: busy[stage] / worked[stage] for stage in busy if worked[stage]}
-
-
-def _share(stage: str, busy: Mapping[str, float], wait: Mapping[str, float]) -> float:
-    """Of its threads' time, how much a stage was busy; 0 where it had none."""
-    worked = sum(busy[one] for one in _SHARED) if stage in _SHARED else busy[stage]
-    return worked / (worked + wait[stage]) if worked else 0.0
