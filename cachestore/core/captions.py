@@ -103,9 +103,9 @@ class CaptionPolicy:
         return self.variants if self.shuffle_tags else 1
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """What is encoded of a sample's captions: of each that may be chosen its variants in turn, the one as written first.
+        """What is encoded of a sample's captions: of each that may be chosen `each` variants, the one as written first.
 
-        Each caption has exactly `each` texts; where it has fewer orders they come again. No captions have no texts.
+        Where a caption has fewer orders they come again.
         """
         chosen = captions[:1] if self.choose == "first" else captions
         return tuple(self.prefix + text for caption in chosen for text in self._variants(caption))
@@ -126,10 +126,7 @@ class CaptionPolicy:
         return list(islice(cycle(found), self.each))
 
     def place(self, count: int, kept: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
-        """Which of the `count` texts of a sample it has in an epoch; None for the empty caption.
-
-        `kept` is the policy that made the texts, from which this one `differs_from` in nothing.
-        """
+        """Which of a sample's `count` texts, made by the policy `kept`, it has in an epoch; None for the empty caption."""
         draws = digest_parts("cachestore-caption", str(seed), str(epoch), sample_id)
         dropped, drawn, variant = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
         captions = count // kept.each
@@ -166,15 +163,11 @@ _FITTED: Final[Mapping[str, Callable[[str, object], Any]]] = {
 
 
 def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Orders of tags that follow from the tags alone, so that one caption of two samples is encoded once; some may come again.
-
-    All of them where there are few tags, else `most` draws: each sorts the tags by so many eight bytes of one hash.
-    """
+    """Orders of tags that follow from the tags alone, so that one caption of two samples is encoded once; some may come again."""
     name = digest_parts("cachestore-tags", *tags)
     if len(tags) <= _FEW:
-        listed = list(permutations(tags))
-        for place in sorted(range(len(listed)), key=lambda place: digest_parts(name, str(place))):
-            yield listed[place]
+        listed = enumerate(permutations(tags))
+        yield from (order for _place, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
         return
     for number in range(most):
         raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * len(tags))

@@ -105,8 +105,7 @@ def request_for(
     """What the encoder of a column is asked to make of one caption, or of one reference: `value`.
 
     `number` is that of the cell among those of its input. `images` are the sample's references by role; those of the role that the
-    column's options name come with a caption, none of none. A mask, and a control image whose crop is drawn, are placed as the picture.
-    The sample's own crop is of its picture and mask.
+    column's options name come with a caption. The sample's own crop is of its picture and mask.
     """
     if role == CAPTION:
         shown = options.get(SHOWN)
@@ -138,10 +137,7 @@ def references_of(request: Mapping[str, Json]) -> list[str]:
 
 
 def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[str, str]:
-    """SHA-256 (hex) of what the encoder sees, by role, in order; `contents` are the bytes behind `references_of`.
-
-    A second image of one role is named `ROLE.2`, and so on. A video, whose bytes need not be held at once, has its file's own digest.
-    """
+    """SHA-256 (hex) of what the encoder sees, by role (a second image's is `ROLE.2`); `contents` are the bytes behind `references_of`."""
     if "image" in request:
         names = (str(request.get("role", IMAGE)), IMAGE)
         return {name: digest_bytes(content) for name, content in zip(names, contents, strict=False)}
@@ -159,9 +155,9 @@ def combined_digest(inputs: Mapping[str, str]) -> str:
 
 
 def combined_stat(stats: Sequence[Stat]) -> Stat:
-    """One (size, mtime_ns) for the files that a unit is made from: the only file's own; NO_STAT for none, or where one proves nothing.
+    """One (size, mtime_ns) for the files that a unit is made from: the only file's own, of several the sum and a digest in place of a time.
 
-    Of several files it is the sum of the sizes, and in the place of the time 63 bits of a digest over each one's size and time.
+    NO_STAT for none, or where one proves nothing.
     """
     if len(stats) == 1:
         return stats[0]

@@ -1,4 +1,4 @@
-"""Who am I among the processes of this job: a pure function of the environment. Rank and world size are hints for the order of work.
+"""Who am I among the processes of this job, by the environment. Rank and world size are hints for the order of work.
 
 A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
 """
@@ -13,12 +13,8 @@ from cachestore.core.errors import BadInput
 _Said = tuple[str, int | None, int | None]
 """Where, rank, world size; None for what is not said."""
 
-_MPI: Final = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI", "PMI_RANK", "PMI_SIZE"),
-    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("LSF", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-)
+_MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
+"""How the names of a launcher's variables begin, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _LOCAL_SIZES: Final = (
     "LOCAL_WORLD_SIZE",
@@ -66,7 +62,7 @@ def discover(
                 f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
             )
         return replace(here, rank=rank, world_size=world_size, found_in="arguments")
-    for found_in, found_rank, found_world in _candidates(environment, distributed):
+    for found_in, found_rank, found_world in _in_order_of_trust(environment, distributed):
         if found_rank is None and found_world in (None, 1):
             continue
         if found_rank is None or found_world is None or not 0 <= found_rank < found_world:
@@ -76,14 +72,13 @@ def discover(
     return here
 
 
-def _candidates(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Said]:
-    """In the order of trust."""
+def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Said]:
     rank, world = distributed or (None, None)
     return [
         _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
         ("torch.distributed", rank, world),
         _fabric(environment) or _pair(environment, "torchrun", "RANK", "WORLD_SIZE"),
-        *(_pair(environment, *names) for names in _MPI),
+        *(_pair(environment, found_in, f"{prefix}_RANK", f"{prefix}_SIZE") for found_in, prefix in _MPI.items()),
         _slurm(environment),
         _array(environment),
     ]
@@ -99,10 +94,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _fabric(environment: Mapping[str, str]) -> _Said | None:
-    """Lightning Fabric's children have NODE_RANK, LOCAL_RANK and WORLD_SIZE, but no RANK.
-
-    The global rank needs the ranks of a node; without LOCAL_WORLD_SIZE it is known on the first node only.
-    """
+    """Lightning Fabric's children have no RANK. Without LOCAL_WORLD_SIZE it is known on the first node only."""
     node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if "RANK" in environment or node is None or local is None or world is None:
         return None
@@ -137,8 +129,7 @@ def _first_number(environment: Mapping[str, str], names: Sequence[str], default:
 def launch_name(environment: Mapping[str, str]) -> str | None:
     """What all processes of one launch have in common, and no other launch has; None where nothing tells.
 
-    torchrun's default run id is "none" for everybody, so there the address that its agents agreed on and the agent's own
-    process (set by `agent_of` in the driver) have to tell launches apart.
+    torchrun's default run id, "none" for everybody, tells nothing.
     """
     if name := environment.get("CACHESTORE_LAUNCH"):
         return name

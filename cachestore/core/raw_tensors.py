@@ -17,7 +17,6 @@ Raw = RawTensor
 Array = np.ndarray[Any, Any]
 
 _NUMPY: Final = {name: np.dtype(dtype.numpy).newbyteorder("<") for name, dtype in DTYPES.items() if name != "C64"}
-"""No cache holds complex numbers."""
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -86,8 +85,7 @@ def numbers(raw: Raw) -> Array:
     """A floating-point tensor as float32 (float64 as it is): every smaller format fits exactly. Raises EncodeFailed for others."""
     dtype, shape, buffer = raw
     if dtype == "BF16":
-        halves = np.frombuffer(buffer, "<u2").astype(np.uint32)
-        return (halves << 16).view(np.float32).reshape(shape)
+        return (np.frombuffer(buffer, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if dtype not in FLOATS:
         raise EncodeFailed(f"floating-point numbers are expected, not {dtype}")
     array = as_array(raw)
@@ -191,9 +189,9 @@ class Scale:
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
-    """Latents in another scaling state: the same bytes where it is the one they have, else float32.
+    """Latents in another scaling state: the same bytes where it is the one they have, else float32 (float64 where that is stored).
 
-    Computed in float32 (float64 where that is stored). Raises EncodeFailed where the constants are not known.
+    Raises EncodeFailed where the constants are not known.
     """
     if was_scaled == is_scaled:
         return raw

@@ -114,7 +114,7 @@ def _stored_parts(form: Form) -> Iterator[str]:
 
 
 class _Unknown(ValueError):
-    """A block says what is not known here."""
+    pass
 
 
 @contextmanager

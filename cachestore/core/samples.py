@@ -12,14 +12,19 @@ from cachestore.core.keys import Json
 
 IMAGE = "image"
 """The role of the picture that is trained on."""
+
 VIDEO = "video"
 """The role of the video that is trained on, in the place of a picture."""
+
 CONTROL = "control"
 """The role of pictures that the model is shown beside the caption: what is to be edited, references."""
+
 MASK = "mask"
 """The role of masks: grey pictures in the frame of the picture that is trained on, white where it counts."""
+
 CAPTION = "caption"
 """The role of captions; every other role is one of images."""
+
 ROLES = (IMAGE, CONTROL, MASK, VIDEO)
 """The roles of images."""
 
@@ -31,8 +36,8 @@ class Sample:
     id: str
     """Unique within the source, NFC-normalised: a relative path with `/` and extension, a manifest's id, or a prompt's digest."""
     images: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """By role a tuple, in order. Of a caller's own sample: paths, bytes of picture or video files, or PIL images; one may stand without the
-    tuple. Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
+    """By role a tuple, in order. Of a caller's own sample: paths, bytes of files, or PIL images; one may stand without the tuple.
+    Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
     captions: tuple[str, ...] = ("",)
     """At least one; a missing caption is the empty one."""
     size: tuple[int, int] | None = None
@@ -55,8 +60,7 @@ class Source:
     data: Any
     """What `precompute` takes as data: a path, a sequence of samples, or a data set of Hugging Face."""
     name: str = ""
-    """Stands before the ids of its samples, `name/id`, and comes out in the batch as `source`. Without one ids stay as they are, and
-    `source` is the last part of the path."""
+    """Stands before the ids of its samples, `name/id`, and is `source` in the batch, which else is the last part of the path."""
     resolution: int | None = None
     """Of its pictures, in place of the one for all."""
     repeats: int = 1
@@ -66,8 +70,7 @@ class Source:
     caption: str | None = None
     """What its samples without a caption get, in place of the one for all."""
     label: str = ""
-    """What `source` says in the batch of one without a name, in place of the last part of its path: for one that moved, and should go on as
-    what it was. Unlike a name it does not stand before ids."""
+    """Of one without a name, in place of the last part of its path, which may have moved: a name that does not stand before ids."""
 
     def __post_init__(self) -> None:
         for what in ("name", "label"):

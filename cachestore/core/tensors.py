@@ -1,7 +1,6 @@
 """The one seam between tensors and bytes: torch tensors or numpy arrays <-> (dtype, shape, buffer).
 
-torch is imported only where torch tensors are asked for or handed in. In numpy, which has neither, bfloat16 comes as uint16 and
-float8 as uint8; `describe` tells the true dtype.
+torch is imported only where torch tensors are asked for or handed in.
 """
 
 import sys

@@ -53,10 +53,7 @@ def files_of(data: str | Path) -> Files:
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
-    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number.
-
-    Raises BadInput for a list in which sources and samples are mixed.
-    """
+    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number."""
     if isinstance(data, str | os.PathLike):
         return as_place("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)
@@ -80,10 +77,7 @@ def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """What to call each source: its name, else its label, else the last part of its path without a suffix.
-
-    Raises BadInput where two are called alike.
-    """
+    """What to call each source: its name, its label, or the last part of its path without a suffix. Raises BadInput for two alike."""
     labels = [source.name or source.label or _label(source) for source in sources]
     counts = Counter(labels)
     if twice := next((label for label in labels if counts[label] > 1), None):

@@ -60,7 +60,7 @@ class Folder:
     def stat(self, reference: str) -> Stat | None:
         """As `Files.stat`."""
         try:
-            return _stat_of((self.root / reference).stat())
+            return stat_of((self.root / reference).stat())
         except OSError:
             return None
 
@@ -92,13 +92,14 @@ class Routed:
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
     """An open file with its (size, mtime_ns). Raises OSError at the end if these are others by then."""
     with open_regular(path) as file:
-        before = _stat_of(os.fstat(file.fileno()))
+        before = stat_of(os.fstat(file.fileno()))
         yield file, before
-        if _stat_of(os.fstat(file.fileno())) != before:
+        if stat_of(os.fstat(file.fileno())) != before:
             raise OSError(f"{path} changed while it was read")
 
 
-def _stat_of(status: os.stat_result) -> Stat:
+def stat_of(status: os.stat_result) -> Stat:
+    """(size, mtime_ns)."""
     return status.st_size, status.st_mtime_ns
 
 

@@ -62,7 +62,6 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
 
 
 def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
-    """One prompt a line; blank lines are passed over, duplicates collapse."""
     seen: set[str] = set()
     for _line, text in lines_of(path):
         prompt = text.strip()

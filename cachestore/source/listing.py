@@ -92,7 +92,6 @@ def _digest(path: Path) -> str:
 
 
 def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
-    """The samples with their captions; refuses two with one id."""
     ids: set[str] = set()
     has_captions, has_files, has_text = caption is not None, False, caption is not None
     for sample in parse(remarks):

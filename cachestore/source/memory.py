@@ -7,8 +7,8 @@ gets the rows as a file (`write_rows`), and what is in memory over its pipes.
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,6 @@ _FORMAT: Final = "cachestore-rows/1"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a caller's sequence a picture is."""
-
     row: int
     column: str
     number: int
@@ -58,22 +56,14 @@ class Memory:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a picture; one that is no file yet is written as an uncompressed TIFF. Raises OSError."""
         found = self._found(reference)
-        if isinstance(found, Path):
-            return Folder(Path.cwd()).read(os.fspath(found))
-        stat = len(found), in_place_of_time(digest_parts("cachestore-memory", found))
-        self._stats[reference] = stat
-        return found, stat
+        return Folder(Path.cwd()).read(str(found)) if isinstance(found, Path) else (found, self._stat_of(reference, found))
 
-    @contextmanager
-    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
         found = self._found(reference)
         if isinstance(found, Path):
-            with Folder(Path.cwd()).open(os.fspath(found)) as opened:
-                yield opened
-            return
-        data, stat = self.read(reference)
-        yield io.BytesIO(data), stat
+            return Folder(Path.cwd()).open(str(found))
+        return nullcontext((io.BytesIO(found), self._stat_of(reference, found)))
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
@@ -81,12 +71,15 @@ class Memory:
             return self._stats[reference]
         try:
             found = self._found(reference)
-            return Folder(Path.cwd()).stat(os.fspath(found)) if isinstance(found, Path) else self.read(reference)[1]
         except OSError:
             return None
+        return Folder(Path.cwd()).stat(str(found)) if isinstance(found, Path) else self._stat_of(reference, found)
+
+    def _stat_of(self, reference: str, data: bytes) -> Stat:
+        self._stats[reference] = len(data), in_place_of_time(digest_parts("cachestore-memory", data))
+        return self._stats[reference]
 
     def _found(self, reference: str) -> bytes | Path:
-        """The bytes behind a reference, or the file that it names."""
         if not reference.startswith(MEMORY):
             return Path(reference)
         if reference not in self.places:
@@ -276,7 +269,6 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _picture_kind(feature: Any) -> Any:
-    """The Image or Video feature of a column of such, or of lists of them; None of any other column."""
     listed = cast("list[Any]", feature) if isinstance(feature, list) else [getattr(feature, "feature", feature)]
     inner: Any = listed[0] if listed else None
     return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None

@@ -10,8 +10,8 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from io import BytesIO
 from typing import Any, BinaryIO, Final, cast
 
@@ -53,8 +53,7 @@ class Answers:
                 time.sleep(left)
                 return
             for key, events in self._selector.select(left):
-                line: _Line = key.data
-                line.step(events)
+                cast("_Line", key.data).step(events)
 
     def close(self) -> None:
         """Close our ends; whoever still waits is told so by the end of its pipe. Calling it twice is fine."""
@@ -153,11 +152,10 @@ class Asked:
         size, time_ns = head["stat"]
         return data, (size, time_ns)
 
-    @contextmanager
-    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""
         data, stat = self.read(reference)
-        yield BytesIO(data), stat
+        return nullcontext((BytesIO(data), stat))
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns) now; None where it is gone. Raises OSError where nobody answers."""
@@ -184,9 +182,7 @@ class Asked:
     def _take_line(self, until: float) -> bytes:
         while b"\n" not in self._buffer:
             self._fill(until)
-        line, _end, rest = self._buffer.partition(b"\n")
-        self._buffer = rest
-        return bytes(line)
+        return self._take(self._buffer.index(b"\n") + 1, until)
 
     def _take(self, size: int, until: float) -> bytes:
         while len(self._buffer) < size:

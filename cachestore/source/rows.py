@@ -93,10 +93,7 @@ def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[s
 
 
 def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not.
-
-    Raises BadInput for two that differ.
-    """
+    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not."""
     if row.keys().isdisjoint(_FILES):
         return row
     references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
@@ -131,7 +128,6 @@ def _listed_columns(columns: Iterable[str]) -> str:
 
 
 def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
-    """The row with the value of these columns under the first of their names, or without them if all are missing or null."""
     if row.keys().isdisjoint(names[1:]):
         return row
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
@@ -175,7 +171,6 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
 
 
 def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) -> dict[str, Json]:
-    """The columns with `size` and `crop` checked; null is left out. Raises BadInput for what neither can be."""
     extras = {column: value for column, value in extras.items() if value is not None or column not in {CROP, SIZE}}
     size, crop = extras.get(SIZE), extras.get(CROP)
     if size is not None and not (are_whole(size, 2) and min(size) >= 1):
@@ -194,7 +189,6 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
 
 
 def _texts(value: object, where: str) -> tuple[str, ...]:
-    """One text or a list of them; none where the column is missing or null."""
     if value is None:
         return ()
     values: list[object] = [*value] if isinstance(value, list) else [value]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
-from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, trusted
+from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, stat_of, trusted
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
@@ -37,38 +37,34 @@ _MOST: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Tar:
-    """One tar as it was when its members were listed."""
-
-    path: Path
-    stat: Stat
-
-    def open(self) -> BinaryIO:
-        """Open it for reading. Raises OSError where it is another one now."""
-        file = open_regular(self.path)
-        status = os.fstat(file.fileno())
-        if (status.st_size, status.st_mtime_ns) != self.stat:
-            file.close()
-            raise OSError(f"{self.path} changed since its members were listed; run the same command again")
-        return file
-
-
-@dataclass(frozen=True, slots=True)
 class _Member:
-    tar: _Tar
+    tar: Path
+    tar_stat: Stat
+    """As it was when the members were listed."""
     offset: int
     size: int
 
+    @property
+    def stat(self) -> Stat:
+        """Its size and its tar's time."""
+        return trusted((self.size, self.tar_stat[1]))
+
+    @contextmanager
+    def open(self) -> Generator[BinaryIO]:
+        """It alone, as a file; shorter than its size where the tar ends within it. Raises OSError where the tar is another one now."""
+        with open_regular(self.tar) as file:
+            if stat_of(os.fstat(file.fileno())) != self.tar_stat:
+                raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
+            with BufferedReader(_Part(file, self.offset, self.size)) as part:
+                yield part
+
     def read(self) -> bytes:
-        """Its bytes; fewer where the tar ends within it. Raises OSError."""
-        with self.tar.open() as file:
-            file.seek(self.offset)
+        """Its bytes; fewer where the tar ends within it. Raises as `open`."""
+        with self.open() as file:
             return file.read(self.size)
 
 
 class _Part(RawIOBase):
-    """A part of an open file as a file of its own."""
-
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -102,23 +98,21 @@ class _Members:
         member = self._member(reference)
         data = member.read()
         if len(data) != member.size:
-            raise OSError(f"{member.tar.path} ends within {reference}")
-        return data, trusted((member.size, member.tar.stat[1]))
+            raise OSError(f"{member.tar} ends within {reference}")
+        return data, member.stat
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
         """A member to be read in places, with its size and its tar's time. Raises as `read`."""
         member = self._member(reference)
-        with member.tar.open() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
-            yield part, trusted((member.size, member.tar.stat[1]))
+        with member.open() as file:
+            yield file, member.stat
 
     def stat(self, reference: str) -> Stat | None:
         """A member's size and its tar's time now; None where it is gone."""
-        member = self.places.get(reference)
-        if member is None:
-            return None
         try:
-            return member.size, member.tar.path.stat().st_mtime_ns
+            member = self._member(reference)
+            return member.size, member.tar.stat().st_mtime_ns
         except OSError:
             return None
 
@@ -132,7 +126,7 @@ class _Members:
 def tars_at(data: str | Path) -> list[Path] | None:
     """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those of a folder without pictures.
 
-    None where it names something else. Raises BadInput for a range with a tar that does not exist.
+    None where it names something else. Raises BadInput for tars that do not exist or are compressed.
     """
     path = Path(data)
     _refuse_compressed(path)
@@ -217,8 +211,6 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
 
 @dataclass(slots=True)
 class _Group:
-    """Members of one name up to the first dot."""
-
     videos: set[str] = field(default_factory=set[str])
     pictures: set[str] = field(default_factory=set[str])
     roles: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -227,7 +219,6 @@ class _Group:
 
 
 def _sort_in(groups: dict[str, _Group], reference: str) -> None:
-    """Put a member to those it belongs with; what is neither picture nor caption is passed over."""
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
@@ -256,14 +247,14 @@ def _samples(
         return
     row: Mapping[str, Any] = {}
     if group.row is not None:
-        where = f"{group.row} in {places[group.row].tar.path}"
+        where = f"{group.row} in {places[group.row].tar}"
         row = named_row(json_row(decode_text(places[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar.path}")
+    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar}")
     roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
-        where = f"{reference} in {places[reference].tar.path}"
+        where = f"{reference} in {places[reference].tar}"
         named = {**row, **name, of_roles[reference]: reference, **roles}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
@@ -273,16 +264,15 @@ def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
     """(name, place) of every member that may be used, without hidden ones. A tar that cannot be read to its end is a problem."""
     try:
         with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            tar = _Tar(path, (status.st_size, status.st_mtime_ns))
-            if status.st_size == 0:
+            found = stat_of(os.fstat(file.fileno()))
+            if found[0] == 0:
                 return
             with tarfile.open(fileobj=file, mode="r:") as opened:
                 while (member := opened.next()) is not None:
                     cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
-                    if found := _usable(member, path, problems):
-                        yield found, _Member(tar, member.offset_data, member.size)
-                _check_end(file, opened.offset, status.st_size, path)
+                    if name := _usable(member, path, problems):
+                        yield name, _Member(path, found, member.offset_data, member.size)
+                _check_end(file, opened.offset, found[0], path)
     except tarfile.TarError as error:
         problems.add(f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip")
     except BadInput as error:

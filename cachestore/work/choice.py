@@ -42,10 +42,7 @@ class Held:
 def choose(
     order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = POOL_UNITS
 ) -> Choice:
-    """Which partitions to claim next, of those in `order`, that hold `each` units or one more. Nothing is left of nothing.
-
-    `order` may leave out what was finished before. `units` is how many a worker likes to have at once.
-    """
+    """Which partitions, of `each` units or one more, to claim next of those in `order`. A worker likes to have `units` at once."""
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
     is_plenty = len(free) >= 2 * world_size * _pool_limit(each, units)
@@ -64,13 +61,11 @@ def _pool_limit(each: int, units: int) -> int:
 def claims_to_take(held: Iterable[Held]) -> list[ClaimName]:
     """Claims that an idle worker may take over, the best first; it takes one.
 
-    Those of the dead and the silent, in order; then of the slow ones that whose holder's count has been still longest: doing it over
-    costs a duplicate at worst.
+    Those of the dead and the silent, then of the slow ones the stillest: doing it over costs a duplicate at worst.
     """
     held = list(held)
-    of_the_dead = [one.claim for one in held if one.life is not Life.LIVE]
-    slow = [one for one in held if one.life is Life.LIVE and one.is_slow]
-    return [*of_the_dead, max(slow, key=lambda one: (one.still_seconds, one.claim)).claim] if slow else of_the_dead
+    slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
+    return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]
 
 
 def poll_seconds(world_size: int) -> float:

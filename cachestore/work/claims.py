@@ -56,7 +56,7 @@ class Claims:
         return self._holders[name]
 
     def life(self, name: ClaimName) -> Life:
-        """Whether the holder of a claim lives. A claim that cannot be read, or that this worker no longer works on, is free: as if dead."""
+        """Whether the holder of a claim lives. One that cannot be read, or that this worker no longer works on, is free: as if dead."""
         return self._life_of(self.holder(name))
 
     def _life_of(self, holder: str | None) -> Life:
@@ -73,10 +73,7 @@ class Claims:
         ]
 
     def died_before(self, number: int, slot: Slot) -> list[str]:
-        """Workers that held a partition before this worker's own claim and died, in the order of their claims.
-
-        Only a proved death counts: a damaged claim, a slow or silent holder and one that ended in order say nothing of the units.
-        """
+        """Workers that held a partition before this worker's own claim and provably died, in the order of their claims."""
         own = self._taken.get((number, slot))
         earlier = [self.holder(own._replace(n=n)) for n in range(own.n)] if own else []
         return [worker for worker in dict.fromkeys(earlier) if worker not in (None, self.worker) and self.watch.has_died(worker)]

@@ -1,7 +1,6 @@
 """Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused.
 
-Round 0 lists what was not known to be present when the pass began, and says which catalog the rest was taken from; later rounds
-list what reconcile reopened. `done.json` ends the pass.
+Round 0 lists what was not known to be present when the pass began; later rounds list what reconcile reopened.
 """
 
 from collections.abc import Mapping, Sequence

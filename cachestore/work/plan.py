@@ -1,4 +1,4 @@
-"""A plan: rows of samples and units, the catalog's name and the recipes. Pure: no stat, no mtime, no absolute path, no bytes.
+"""A plan: rows of samples and units, the catalog's name and the recipes. No stat, no mtime, no absolute path, no bytes.
 
 Every node that lists the same source builds the same plan, byte for byte, under the same name. Its table:
 
@@ -14,7 +14,7 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from cachestore.core.errors import FormatError
@@ -221,13 +221,10 @@ def build_plan(
     texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
 ) -> Plan:
-    """Lay out a plan; `samples` is gone through once. `extra` are (recipe, request) of units that no sample refers to.
+    """Lay out a plan; `samples` is gone through once, and their captions are encoded as they are.
 
-    The captions of `samples` are what is encoded; `texts` says how they were made of their source's.
-
-    Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
-    A recipe's further columns, such as that of control images, are there if a sample has a cell in them. A last recipe that is left
-    without a column and without units is not there either.
+    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out. So are
+    a recipe's further columns, such as that of control images, where no sample has a cell in them.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -337,7 +334,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "texts": dict(plan.texts),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
-        "columns": [{"recipe": one.recipe, "encoder": one.encoder, "role": one.role, "options": dict(one.options)} for one in plan.columns],
+        "columns": [asdict(one) for one in plan.columns],
     }
     publish(layout, layout.plan(plan.name), encode_table(FORMAT, VERSION, header, columns), read_only=True)
 
@@ -348,24 +345,19 @@ def is_published(layout: Layout, name: str) -> bool:
 
 
 def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap") -> Plan:
-    """Read a published plan; what is not looked at takes no memory, unless it is read whole. Raises FormatError, FileNotFoundError."""
-    path = layout.plan(name)
+    """Read a published plan; mapped, what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
+    path, cure = layout.plan(name), f"{layout.command('repair')} puts it aside"
     table = read_table(path, FORMAT, VERSION, io=io)
     try:
         plan = _parse(table, name)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {layout.command('repair')} puts it aside"
-        ) from error
+        raise FormatError(f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {cure}") from error
     if not _fits(plan):
-        raise FormatError(
-            f"{path} is not the plan that its folder names, or its columns do not fit; {layout.command('repair')} puts it aside"
-        )
+        raise FormatError(f"{path} is not the plan that its folder names, or its columns do not fit; {cure}")
     return plan
 
 
 def _parse(table: Table, name: str) -> Plan:
-    """A table's columns by what they mean. Raises KeyError, TypeError, ValueError where one is missing or of another kind."""
     header: Mapping[str, Any] = table.header
     return Plan(
         name=name,

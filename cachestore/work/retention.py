@@ -39,7 +39,6 @@ def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
 
 
 def _idle_seconds(folder: PassFolder, now: float) -> float:
-    """For how long nobody made anything in a pass."""
     return now - max(map(_changed, (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)))
 
 
@@ -116,12 +115,9 @@ def told_catalogs(layout: Layout) -> Iterator[Told]:
     for plan in list_plans(layout):
         for number in list_passes(layout, plan):
             ref = PassRef(plan, number)
-            done = read_done(layout, ref)
-            report: Mapping[str, Any] = done.report if done is not None else {}
-            if report.get("name"):
-                yield Told(
-                    str(report["name"]), int(report["generation"]), str(report["catalog_digest"]), ref, _changed(ref.folder(layout).done)
-                )
+            if (done := read_done(layout, ref)) and (name := done.report["name"]):
+                ended = _changed(ref.folder(layout).done)
+                yield Told(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
 
 
 def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
@@ -137,16 +133,15 @@ def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: fl
 
 
 def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[str, list[int]], now: float) -> bool:
-    age = age_seconds(layout.plan(plan), now)
-    if age is None or age <= KEPT_SECONDS:
+    if not _is_old(layout.plan(plan), now):
         return False
     try:
         name = read_outline(layout, plan).catalog
     except (FormatError, OSError):
         return False
     kept = generations.get(name, [])
-    refs = [PassRef(plan, number) for number in list_passes(layout, plan)]
-    is_untouched = all(_idle_seconds(ref.folder(layout), now) > KEPT_SECONDS for ref in refs)
+    folders = [PassRef(plan, number).folder(layout) for number in list_passes(layout, plan)]
+    is_untouched = all(_idle_seconds(folder, now) > KEPT_SECONDS for folder in folders)
     is_gone = all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
     return bool(name) and is_untouched and is_gone
 
@@ -160,11 +155,11 @@ def plans_of(layout: Layout, name: str) -> list[str]:
 def remove_plan(layout: Layout, plan: str) -> int:
     """Remove a plan with its passes; returns the bytes freed. Names that are not ours stay, and their folder with them.
 
-    The rows go first and each pass's end last, so that what is left of a plan after a crash is neither joined nor believed.
+    The rows go first and each pass's end last, so that what a crash leaves is neither joined nor believed.
     """
     freed = remove_file(layout, layout.plan(plan))
     for number in list_passes(layout, plan):
-        folder = PassFolder(layout.pass_folder(plan, number))
+        folder = PassRef(plan, number).folder(layout)
         for kind in PASS_KINDS:
             inner = folder.root / PurePath(kind.folder).name
             freed += sum(remove_file(layout, inner / name) for name in names_in(inner) if kind.parse(name) is not None)
@@ -188,8 +183,7 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
         if beat is None or beat["phase"] == "ended" or age is None:
             continue
         is_meant = (before is None or beat["started"] <= before + SLACK_SECONDS) and (plans is None or beat["plan"] in plans)
-        held = is_held(layout, worker)
-        if is_meant and watch.look(worker) is not Life.DEAD and (held or age <= 86_400.0):
+        if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.look(worker) is not Life.DEAD:
             found.append(beat)
     return found
 

@@ -68,8 +68,7 @@ class Stages:
 def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     """The stages of several workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty where none did anything.
 
-    `limiting` is the stage whose threads were busy for the largest share of their time. Of reading and preparing, which share
-    threads, it is the one that took more.
+    `limiting` is the stage whose threads were busy for the largest share of their time; of reading and preparing the one that took more.
     """
     told = [beat["stages"] for beat in beats if beat.get("stages")]
     if not told:
