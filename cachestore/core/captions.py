@@ -103,10 +103,7 @@ class CaptionPolicy:
         return self.variants if self.shuffle_tags else 1
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """What is encoded of a sample's captions: of each that may be chosen `each` variants, the one as written first.
-
-        Where a caption has fewer orders they come again.
-        """
+        """What is encoded of a sample's captions: of each that may be chosen `each` texts, the one as written first. Some may be equal."""
         chosen = captions[:1] if self.choose == "first" else captions
         return tuple(self.prefix + text for caption in chosen for text in self._variants(caption))
 

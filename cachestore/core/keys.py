@@ -121,8 +121,7 @@ def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[st
     `inputs` are digests (hex) by name, whose order counts, as an edit model sees its images in order; `transform` is what is done to the
     input before the encoder sees it (bucket, crop, variant).
     """
-    named = [[name, digest] for name, digest in inputs.items()]
-    return key("input", fingerprint, canonical(named), canonical(dict(transform)))
+    return key("input", fingerprint, canonical([[name, digest] for name, digest in inputs.items()]), canonical(dict(transform)))
 
 
 @dataclass(frozen=True, slots=True)

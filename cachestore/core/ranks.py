@@ -117,8 +117,7 @@ def _array(environment: Mapping[str, str]) -> _Said:
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
         return "SLURM array", None, None
-    step = _number(environment, "SLURM_ARRAY_TASK_STEP") or 1
-    return "SLURM array", (task - first) // step, count
+    return "SLURM array", (task - first) // (_number(environment, "SLURM_ARRAY_TASK_STEP") or 1), count
 
 
 def _first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
@@ -127,14 +126,11 @@ def _first_number(environment: Mapping[str, str], names: Sequence[str], default:
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
-    """What all processes of one launch have in common, and no other launch has; None where nothing tells.
-
-    torchrun's default run id, "none" for everybody, tells nothing.
-    """
+    """What all processes of one launch have in common, and no other launch has; None where nothing tells."""
     if name := environment.get("CACHESTORE_LAUNCH"):
         return name
-    run = environment.get("TORCHELASTIC_RUN_ID")
-    if run is not None and run != "none":
+    run = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if run != "none":  # torchrun's default for everybody
         # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
         return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
     if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:

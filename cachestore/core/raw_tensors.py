@@ -1,7 +1,4 @@
-"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes). Without torch.
-
-A trainer's own names and layouts stay in its module; what they all mean is here.
-"""
+"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes), without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +36,7 @@ class Latents:
     """Whether it is what the denoiser is trained on; else as it left the VAE."""
     kind: Literal["sample", "mean"]
     others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
-    """Everything else that the file holds, by the trainer's own names."""
+    """Everything else in the file, by the trainer's own names."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """`size`, `resized` (width, height) and `crop` (left, top, right, bottom) in pixels, as far as the file tells."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])

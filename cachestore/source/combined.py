@@ -79,8 +79,7 @@ def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption
 def labels_of(sources: Sequence[Source]) -> list[str]:
     """What to call each source: its name, its label, or the last part of its path without a suffix. Raises BadInput for two alike."""
     labels = [source.name or source.label or _label(source) for source in sources]
-    counts = Counter(labels)
-    if twice := next((label for label in labels if counts[label] > 1), None):
+    if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
         raise BadInput(
             f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
@@ -106,10 +105,7 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
 def list_sources(
     sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False
 ) -> Listing:
-    """List several sources as one, or one. None at all list nothing. Of folders and tars `videos` are samples too, if so.
-
-    `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
-    """
+    """List several sources as one, or one; those in memory are `brought`. Raises BadInput, also where two samples have one id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
     problems = Problems()
@@ -143,10 +139,7 @@ def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
-    """Sources where they are now; each goes on as what it was called. Raises BadInput for one path in place of several sources.
-
-    Names that none of these has are passed over: they may be another data set's.
-    """
+    """Sources where they are now, called as they were. Raises BadInput for one path in place of several. Other names are passed over."""
     labels = labels_of(sources)
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:

@@ -87,9 +87,8 @@ class _Walk:
     def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
         """(reference, path) of every image and video. Stores and hidden names are skipped.
 
-        A folder that has several names is called by its own name, else by the first link to it, in the order of names among those that
-        are met first. So every rank calls it the same. Its other names, and links back into a folder they lie in, are passed over with a
-        remark.
+        A folder that has several names is called by its own, else by the first link to it in the order of names, so that every rank calls
+        it the same. Its other names, and links back into a folder they lie in, are passed over with a remark.
         """
         self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]

@@ -4,7 +4,7 @@ Equal listings have equal digests, whatever the order of the directory, the modi
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +38,7 @@ class Listing:
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """The samples in order; what a user should know of them is in `remarks` once they were gone through.
 
-        The rows of a manifest are read again each time, so that no million of them is held. Raises BadInput for a malformed row, two
-        samples with one id, or a manifest that changed since it was listed.
+        A manifest is read again each time, so that no million of rows is held. Raises BadInput, also where it changed since it was listed.
         """
         return self.walk(remarks or Remarks())
 
@@ -65,7 +64,8 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
         remarks.take(seen)
         return iter(samples)
 
-    return Listing(files, _content(samples), walk)
+    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
+    return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
 
 
 def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
@@ -109,11 +109,6 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
         remarks.wordless.append(str(where))
     if ids and remarks.columns:
         look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
-
-
-def _content(samples: Iterable[Sample]) -> str:
-    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
-    return digest_parts("cachestore-content", *rows).hex()
 
 
 def _what(sample: Sample) -> str:

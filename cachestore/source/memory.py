@@ -1,4 +1,4 @@
-"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face, told by what they have.
+"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face.
 
 A picture is never held here: what is behind a reference is asked of the caller's sequence when it is read. A worker in another process
 gets the rows as a file (`write_rows`), and what is in memory over its pipes.
@@ -44,10 +44,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Memory:
-    """Pictures in a caller's memory; implements `Files`.
-
-    They have no time: in its place stands a part of the digest of their bytes, so that equal ones are known to be unchanged.
-    """
+    """`Files` in a caller's memory. In the place of their time stands a part of their digest: equal ones are known to be unchanged."""
 
     fetch: Callable[[_Place], object]
     places: dict[str, _Place] = field(default_factory=dict[str, _Place])
@@ -123,10 +120,7 @@ def _as_tiff(picture: Any) -> bytes:
 
 
 def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List samples in memory: a sized sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`.
-
-    An empty one lists nothing. Raises BadInput for anything else, for a malformed sample, and for two with one id.
-    """
+    """List a sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`. Raises BadInput, also for two with one id."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
         return _gather_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):

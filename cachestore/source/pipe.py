@@ -1,8 +1,8 @@
-"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back. Knows no source.
+"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back.
 
-The caller answers in its own thread, between two looks at its workers (`Answers.serve`); neither side waits for the other without a
-bound. A question is one line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON,
-`{"size": N, "stat": [SIZE, TIME]}` or `{"error": TEXT}`, and N bytes.
+The caller answers between two looks at its workers (`Answers.serve`); neither side waits for the other without a bound. A question is one
+line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, TIME]}` or
+`{"error": TEXT}`, and N bytes.
 """
 
 import json
@@ -77,13 +77,10 @@ class _Line:
 
     def step(self, events: int) -> None:
         """Take in what is asked, or hand out more of an answer; a worker that is gone ends the line."""
+        go_on = self._hand_out if events & selectors.EVENT_WRITE else self._take_in
         try:
-            if events & selectors.EVENT_WRITE:
-                self._hand_out()
-            else:
-                self._take_in()
-        except BlockingIOError:
-            return
+            with suppress(BlockingIOError):
+                go_on()
         except OSError:  # the worker is gone; who watches it says how it ended
             self.close()
 
@@ -149,8 +146,7 @@ class Asked:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes behind a reference. Raises OSError."""
         head, data = self._ask("read", reference)
-        size, time_ns = head["stat"]
-        return data, (size, time_ns)
+        return data, (head["stat"][0], head["stat"][1])
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""

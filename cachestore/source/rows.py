@@ -132,19 +132,13 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
         return row
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
-        one, other = list(found.items())[:2]
-        raise BadInput(
-            f"{where}: {one[0]} and {other[0]} mean the same and differ ({_shortened(one[1])} and {_shortened(other[1])}): remove one, or"
-            " give it another name"
-        )
+        one, other = list(found)[:2]
+        said = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
+        raise BadInput(f"{where}: {one} and {other} mean the same and differ ({said}): remove one, or give it another name")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
     return named
-
-
-def _shortened(texts: Sequence[str]) -> str:
-    return first_of([repr(text[:60]) for text in texts], 2)
 
 
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
@@ -157,10 +151,9 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         raise BadInput(f"{where}: an id is a text or a whole number, not {given!r}")
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
-    extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *ROLES}}
-    taken = sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys())
-    extras = _with_framing(extras, where, has_picture=IMAGE in images)
-    if taken:
+    others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *ROLES}}
+    extras = _with_framing(others, where, has_picture=IMAGE in images)
+    if taken := sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys()):
         raise BadInput(f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name")
     sample = normal(default if given is None else str(given))
     if caption_lines != "whole":

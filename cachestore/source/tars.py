@@ -6,6 +6,7 @@ Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,6 @@ _COMPRESSED: Final[Mapping[str, str]] = {
 }
 """How a tar's name ends that is compressed, and what unpacks it."""
 SUFFIX: Final = ".tar"
-BLOCK_BYTES: Final = 512
 _TEXTS: Final = ("txt", "caption")
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST: Final = 1_000_000
@@ -182,9 +182,8 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     Without `videos` these are counted and passed over. Every header is read, and the bytes of captions; no picture. Raises BadInput for
     what is no plain tar, for a damaged one, and for members that cannot be used.
     """
-    names = [path.name for path in paths]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        one, other = (path for path in paths if path.name == twice)
+    if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
+        one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source are named alike: {one} and {other}")
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
@@ -298,6 +297,5 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
     """Refuse a tar in which something else stands where its end should: tarfile takes a damaged header for the end."""
     file.seek(offset)
-    block = file.read(BLOCK_BYTES)
-    if any(block) or offset > size:
+    if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
         raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")

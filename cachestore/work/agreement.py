@@ -1,8 +1,7 @@
-"""Whether the ranks of a launch mean the same plan, and who lays it out.
+"""Whether the ranks of a launch mean the same plan, as each start shows in its beat what its plan follows from, and who lays it out.
 
-Each start shows in its beat what its plan follows from. Ranks that list different files or load different models would each do all the
-work, and the last one's catalog would stand. Rank 0 lays out the plan and opens the pass; the others wait a bounded time for it and then
-do it themselves, as publishing twice is harmless.
+Ranks that list different files or load different models would each do all the work, and the last one's catalog would stand. Rank 0 lays
+out the plan and opens the pass; the others wait a bounded time for it and then do it themselves, as publishing twice is harmless.
 """
 
 import time

@@ -9,8 +9,7 @@ from cachestore.work.workers import Life
 
 POOL_PARTITIONS: Final = 8
 POOL_UNITS: Final = 64
-"""A worker takes up to 8 partitions at once, or as many as hold 64 units (more where its encoder likes to see more), so that batches
-fill and segments are not tiny."""
+"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256

@@ -1,7 +1,4 @@
-"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused.
-
-Round 0 lists what was not known to be present when the pass began; later rounds list what reconcile reopened.
-"""
+"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +46,6 @@ class Round:
     units: tuple[Sequence[int], ...]
     """For each recipe, the places of its units in the plan, sorted."""
     launch: str
-    """The launch that began it."""
     started: float
     """Seconds since the epoch, by the clock of who began it; for reports only."""
     generation: int | None = None

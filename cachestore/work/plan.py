@@ -67,10 +67,9 @@ class ColumnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of encode work."""
+    """One piece of encode work, with its place in the plan."""
 
     place: int
-    """Its number in the plan."""
     id: bytes
     recipe: int
     request: Request

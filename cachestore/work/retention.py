@@ -33,8 +33,7 @@ def list_plans(layout: Layout) -> list[str]:
 
 def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
     """The passes that somebody may still finish: the newest one of each plan, if it has not ended and was touched within 30 days."""
-    passes = ((plan, list_passes(layout, plan)) for plan in list_plans(layout))
-    newest = [PassRef(plan, numbers[-1]) for plan, numbers in passes if numbers]
+    newest = [PassRef(plan, numbers[-1]) for plan in list_plans(layout) if (numbers := list_passes(layout, plan))]
     return frozenset(ref for ref in newest if not has_ended(layout, ref) and _idle_seconds(ref.folder(layout), now) <= KEPT_SECONDS)
 
 
@@ -123,8 +122,8 @@ def told_catalogs(layout: Layout) -> Iterator[Told]:
 def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
     """Plans of which no catalog is left that was made from them. `generations` has those that stay, by data set.
 
-    A plan goes only with its catalogs, as they can be built again from it: one that names a generation newer than all that are there
-    stays, as that one was lost. A plan of keys stays for ever. None goes that was touched within 30 days.
+    One that names a generation newer than all that are there stays: that one was lost, and can be built again from it. So does a plan
+    of keys, and any that was touched within 30 days.
     """
     told: dict[str, list[Told]] = {}
     for each in told_catalogs(layout):
@@ -142,8 +141,7 @@ def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[
     kept = generations.get(name, [])
     folders = [PassRef(plan, number).folder(layout) for number in list_passes(layout, plan)]
     is_untouched = all(_idle_seconds(folder, now) > KEPT_SECONDS for folder in folders)
-    is_gone = all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
-    return bool(name) and is_untouched and is_gone
+    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
 
 
 def plans_of(layout: Layout, name: str) -> list[str]:

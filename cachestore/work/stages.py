@@ -1,13 +1,11 @@
-"""How busy the stages of encoding were: clocks that a worker keeps, and their sum over all workers of a pass.
-
-A stage waits while its threads have nothing to do. Reading and preparing share threads, so they wait together.
-"""
+"""How busy the stages of encoding were. Reading and preparing share threads, so they wait together."""
 
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from cachestore.core.keys import Json
@@ -20,17 +18,13 @@ STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
 _SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
 
 
-def _zeros() -> dict[Stage, float]:
-    return dict.fromkeys(STAGES, 0.0)
-
-
 @dataclass(slots=True)
 class Stages:
     """One worker's clocks, in seconds of its threads. Any thread may add to them."""
 
     clock: Callable[[], float] = time.monotonic
-    _busy: dict[Stage, float] = field(default_factory=_zeros)
-    _wait: dict[Stage, float] = field(default_factory=_zeros)
+    _busy: dict[Stage, float] = field(default_factory=partial(dict[Stage, float].fromkeys, STAGES, 0.0))
+    _wait: dict[Stage, float] = field(default_factory=partial(dict[Stage, float].fromkeys, STAGES, 0.0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -55,8 +49,7 @@ class Stages:
             did = {stage: self._busy[stage] - before[stage] for stage in STAGES}
             together = sum(did[stage] for stage in _SHARED)
             for stage in STAGES:
-                had = seconds * threads - together if stage in _SHARED else seconds - did[stage]
-                self._wait[stage] += max(0.0, had)
+                self._wait[stage] += max(0.0, seconds * threads - together if stage in _SHARED else seconds - did[stage])
 
     def as_json(self) -> dict[str, Json]:
         """`{STAGE: [busy, waiting]}` in seconds; empty where nothing was done."""
