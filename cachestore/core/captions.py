@@ -34,7 +34,7 @@ class CaptionPolicy:
         cs.precompute("images/", model="path-or-id", store="cache/", captions=captions)
         data = cs.CachedDataset("cache/", captions=captions)
 
-    `precompute` encodes every text that the data set may ask for, and the empty caption. When a policy is changed, only what is new is.
+    `precompute` encodes every text that the data set may ask for, and the empty caption; when a policy is changed, what is new.
     """
 
     choose: Choose = "first"

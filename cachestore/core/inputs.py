@@ -155,9 +155,9 @@ def combined_digest(inputs: Mapping[str, str]) -> str:
 
 
 def combined_stat(stats: Sequence[Stat]) -> Stat:
-    """One (size, mtime_ns) for the files that a unit is made from: the only file's own, of several the sum and a digest in place of a time.
+    """One (size, mtime_ns) for the files that a unit is made from: the only file's own; NO_STAT for none, or where one proves nothing.
 
-    NO_STAT for none, or where one proves nothing.
+    Of several files it is the sum of the sizes, and in the place of the time a digest over each one's size and time.
     """
     if len(stats) == 1:
         return stats[0]

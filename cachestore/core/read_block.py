@@ -14,8 +14,6 @@ from cachestore.core.keys import Json, Recipe
 
 FORMAT: Final = 1
 
-Stored = Literal["moments", "mean", "sample"]
-
 _TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
 _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
@@ -89,7 +87,7 @@ class TextBlock:
 class LatentsBlock:
     """How latents are read."""
 
-    stored: Stored
+    stored: Literal["moments", "mean", "sample"]
     patchify: int
     scaling_factor: float
     shift_factor: float | None

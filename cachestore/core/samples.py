@@ -70,7 +70,7 @@ class Source:
     caption: str | None = None
     """What its samples without a caption get, in place of the one for all."""
     label: str = ""
-    """Of one without a name, in place of the last part of its path, which may have moved: a name that does not stand before ids."""
+    """What `source` says of one without a name, in place of the last part of its path, which may move. Does not stand before ids."""
 
     def __post_init__(self) -> None:
         for what in ("name", "label"):

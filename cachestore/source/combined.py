@@ -53,7 +53,7 @@ def files_of(data: str | Path) -> Files:
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
-    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number."""
+    """What `precompute` is given as data: its path if that is all, else its sources, and by number what is no path. Raises BadInput."""
     if isinstance(data, str | os.PathLike):
         return as_place("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)

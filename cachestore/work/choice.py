@@ -1,6 +1,6 @@
 """What a worker takes next, given what is finished and claimed. Pure: the worker acts on it, and so does the simulation of many ranks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,12 +57,11 @@ def _pool_limit(each: int, units: int) -> int:
     return max(POOL_PARTITIONS, units // max(1, each))
 
 
-def claims_to_take(held: Iterable[Held]) -> list[ClaimName]:
+def claims_to_take(held: Collection[Held]) -> list[ClaimName]:
     """Claims that an idle worker may take over, the best first; it takes one.
 
     Those of the dead and the silent, then of the slow ones the stillest: doing it over costs a duplicate at worst.
     """
-    held = list(held)
     slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
     return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]
 
