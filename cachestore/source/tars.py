@@ -46,21 +46,20 @@ class _Member:
 
     @property
     def stat(self) -> Stat:
-        """Its size and its tar's time."""
         return trusted((self.size, self.tar_stat[1]))
 
     @contextmanager
-    def open(self) -> Generator[BinaryIO]:
-        """It alone, as a file; shorter than its size where the tar ends within it. Raises OSError where the tar is another one now."""
+    def open_tar(self) -> Generator[BinaryIO]:
+        """Its tar. Raises OSError where that is another one now."""
         with open_regular(self.tar) as file:
             if stat_of(os.fstat(file.fileno())) != self.tar_stat:
                 raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
-            with BufferedReader(_Part(file, self.offset, self.size)) as part:
-                yield part
+            yield file
 
     def read(self) -> bytes:
-        """Its bytes; fewer where the tar ends within it. Raises as `open`."""
-        with self.open() as file:
+        """Its bytes; fewer where the tar ends within it. Raises OSError."""
+        with self.open_tar() as file:
+            file.seek(self.offset)
             return file.read(self.size)
 
 
@@ -105,8 +104,8 @@ class _Members:
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
         """A member to be read in places, with its size and its tar's time. Raises as `read`."""
         member = self._member(reference)
-        with member.open() as file:
-            yield file, member.stat
+        with member.open_tar() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
+            yield part, member.stat
 
     def stat(self, reference: str) -> Stat | None:
         """A member's size and its tar's time now; None where it is gone."""
