@@ -1,7 +1,6 @@
-"""What callers pass, held against what it should be where it enters. Knows the kinds of arguments and one sentence for all, nothing else.
+"""What callers pass, held against what it should be where it enters, at the public names alone: inside, types hold.
 
-Checked at the public names alone: inside, types hold. Numbers may be numpy's or torch's (those of `precompute` numpy's), paths may be
-texts or `os.PathLike`; what comes out is Python's own.
+Numbers may be numpy's or torch's (those of `precompute` numpy's), paths texts or `os.PathLike`; what comes out is Python's own.
 """
 
 import operator
@@ -81,10 +80,9 @@ def refuse_address(argument: str, place: str) -> None:
 
 
 def as_place(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
-    """A path as a text, or a name that stands for a place; from a text or an `os.PathLike`. Raises BadInput for anything else.
+    """A path, or a name that stands for a place, as a text. Raises BadInput for anything else, and for an address such as `s3://a/b`.
 
-    The empty text, which is what a shell makes of a variable that is not set, would be the current folder, and is refused; so is an
-    address such as `s3://bucket/cache`.
+    The empty text, which is what a shell makes of a variable that is not set, would be the current folder, and is refused.
     """
     place = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
     if not isinstance(place, str) or not place:

@@ -1,14 +1,14 @@
-"""Which captions of a sample are encoded, and which one a trainer is given: one frozen value for both. Knows no encoder and no store.
+"""Which captions of a sample are encoded, and which one a trainer is given: one frozen value for both.
 
-Everything here is a pure function. What is encoded depends on the captions alone; what is handed out on (seed, epoch, sample id), so
-it is the same in every worker, on every rank and in a resumed run. The orders of tags are this project's own, not a library's.
+What is encoded depends on the captions alone; what is handed out on (seed, epoch, sample id), so it is the same in every worker, on
+every rank and in a resumed run. The orders of tags are this project's own, not a library's.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import permutations
+from itertools import cycle, islice, permutations
 from typing import Any, Final, Literal, Self, get_args
 
 from cachestore.core.arguments import as_number, as_switch, as_text, as_whole, refuse
@@ -23,7 +23,7 @@ _WORD: Final = 8
 _FEW: Final = 4
 """Up to so many tags their orders are listed; of more some are drawn."""
 _DRAWS: Final = 8
-"""For each order that is wanted at most so many are drawn: tags that repeat have fewer orders than their number says."""
+"""For each order that is wanted at most so many are drawn: tags that repeat have fewer orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,7 @@ class CaptionPolicy:
         cs.precompute("images/", model="path-or-id", store="cache/", captions=captions)
         data = cs.CachedDataset("cache/", captions=captions)
 
-    `precompute` encodes every text that the data set may ask for, and the empty caption. Nothing is encoded twice when a policy is
-    changed: what is new is added.
+    `precompute` encodes every text that the data set may ask for, and the empty caption; when a policy is changed, what is new.
     """
 
     choose: Choose = "first"
@@ -57,7 +56,6 @@ class CaptionPolicy:
     """Stands before every caption exactly as it is given, as a trigger word: `"sks style, "`. Not before one that is dropped."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant. Raises BadInput."""
         if self.choose not in CHOICES:
             raise BadInput(f'a caption policy chooses "first", "random" or "all", not {self.choose!r}')
         for name, fitted in _FITTED.items():
@@ -105,10 +103,7 @@ class CaptionPolicy:
         return self.variants if self.shuffle_tags else 1
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """What is encoded of a sample's captions: of each that may be chosen its variants in turn, the one as written first.
-
-        Each caption has exactly `each` texts; where it has fewer orders they come again. No captions have no texts.
-        """
+        """What is encoded of a sample's captions: of each that may be chosen `each` texts, the one as written first. Some may be equal."""
         chosen = captions[:1] if self.choose == "first" else captions
         return tuple(self.prefix + text for caption in chosen for text in self._variants(caption))
 
@@ -125,28 +120,18 @@ class CaptionPolicy:
             text = self.separator.join([*kept, *order])
             if text != written:
                 found.setdefault(text)
-        texts = list(found)
-        return [texts[number % len(texts)] for number in range(self.each)]
+        return list(islice(cycle(found), self.each))
 
     def place(self, count: int, kept: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
-        """Which of the `count` texts of a sample it has in an epoch; None for the empty caption.
-
-        `kept` is the policy that made the texts, from which this one differs in nothing (`differs_from`). A sample without texts has the
-        empty caption.
-        """
+        """Which of a sample's `count` texts, made by the policy `kept`, it has in an epoch; None for the empty caption."""
         draws = digest_parts("cachestore-caption", str(seed), str(epoch), sample_id)
         dropped, drawn, variant = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
         captions = count // kept.each
         if captions == 0 or dropped < int(self.dropout * (1 << 8 * _WORD)):
             return None
-        match self.choose:
-            case "first":
-                caption = 0
-            case "random":
-                caption = drawn % captions
-            case "all":
-                start = int.from_bytes(digest_parts("cachestore-caption-turn", str(seed), sample_id)[:_WORD], "little")
-                caption = (start + epoch) % captions
+        if self.choose == "all":  # in turn, beginning anywhere
+            drawn = epoch + int.from_bytes(digest_parts("cachestore-caption-turn", str(seed), sample_id)[:_WORD], "little")
+        caption = 0 if self.choose == "first" else drawn % captions
         return caption * kept.each + variant % self.each
 
     def differs_from(self, kept: "CaptionPolicy") -> str:
@@ -175,15 +160,11 @@ _FITTED: Final[Mapping[str, Callable[[str, object], Any]]] = {
 
 
 def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Orders of tags that follow from the tags alone, so that one caption of two samples is encoded once; some may come again.
-
-    All of them where there are few tags, else `most` draws: each sorts the tags by so many eight bytes of one hash.
-    """
+    """Orders of tags that follow from the tags alone, so that one caption of two samples is encoded once; some may come again."""
     name = digest_parts("cachestore-tags", *tags)
     if len(tags) <= _FEW:
-        listed = list(permutations(tags))
-        for place in sorted(range(len(listed)), key=lambda place: digest_parts(name, str(place))):
-            yield listed[place]
+        listed = enumerate(permutations(tags))
+        yield from (order for _place, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
         return
     for number in range(most):
         raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * len(tags))

@@ -8,14 +8,13 @@ RawTensor = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
 
 
 class Dtype(NamedTuple):
-    """One dtype."""
+    """One dtype, and what libraries call it."""
 
     size: int
     """Bytes of one element."""
     torch: str
-    """What torch calls it."""
     numpy: str
-    """What numpy calls it; of a dtype that numpy lacks, an integer of its size."""
+    """Of a dtype that numpy lacks, an integer of its size."""
 
 
 DTYPES: Final[Mapping[str, Dtype]] = {

@@ -1,7 +1,7 @@
 """What a unit is made from: a caption, an image, an image and the one it goes with, a caption with the images it is shown with.
 
 Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`,
-`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Pure; whoever calls reads the files.
+`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Whoever calls reads the files.
 
 The options of a column of images, each left out where it has its default: `resolution`, `step`, `upscale` (false: small pictures are
 not scaled up), `crop` ("random", with its `seed`), `variants` (so many random crops), `flip` (each mirrored as well). Of videos also
@@ -30,25 +30,27 @@ SOURCE_WEIGHT: Final = "source_weight"
 
 RESOLUTIONS: Final = "resolutions"
 """An option of a column of images: the resolution by source, where sources differ in it."""
-
-_TIME_BITS: Final = 63
-
-
-def caption_key(fingerprint: str, caption: str) -> Key:
-    """The key of a caption that is encoded alone, by the text recipe of this fingerprint."""
-    return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
-
+RANDOM: Final = "random"
+"""The option `crop` of a column, where crops are drawn."""
 
 WITHIN: Final = "within"
 """In a request: the part of a picture that counts, (left, top, right, bottom) in its pixels."""
 STATED: Final = "stated"
 """In a request: what the source says is the picture's (width, height)."""
 CROP: Final = "crop"
-"""The column of a source that says so."""
+"""The column of a source that says what is WITHIN."""
 SIZE: Final = "size"
-"""Likewise."""
+"""The column of a source that says what is STATED."""
+LIKE: Final = "like"
+"""In a request: the picture with which an image is placed in its bucket."""
 
-_OF_SAMPLES: Final = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
+FRAMED: Final = frozenset({IMAGE, MASK})
+"""The roles of what a sample's own crop cuts."""
+
+
+def caption_key(fingerprint: str, caption: str) -> Key:
+    """The key of a caption that is encoded alone, by the text recipe of this fingerprint."""
+    return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
 
 
 def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -63,33 +65,23 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
 
 def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
     """What a sample's columns say of its picture alone. Of older stores they may hold anything: what is no such numbers says nothing."""
-    return {name: extras[column] for name, column, count in _OF_SAMPLES if _are_numbers(extras.get(column), count)}
+    told = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
+    return {name: extras[column] for name, column, count in told if are_whole(extras.get(column), count)}
 
 
-def _are_numbers(value: Json, count: int) -> bool:
+def are_whole(value: Json, count: int) -> bool:
+    """Whether a value is a list of exactly so many whole numbers."""
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     return len(numbers) == count and all(type(number) is int for number in numbers)
 
 
-LIKE: Final = "like"
-"""In a request: the picture with which an image is placed in its bucket."""
-
-FRAMED: Final = frozenset({IMAGE, MASK})
-"""The roles of what a sample's own crop cuts."""
-
-RANDOM: Final = "random"
-"""The option `crop` of a column, where crops are drawn."""
-
-
 def cells_each(options: Mapping[str, Json]) -> int:
-    """How many cells a column has for each of its inputs: of each variant each clip, each followed by its mirrored one where there is one.
-
-    What is no number of variants or clips counts as one.
-    """
+    """How many cells a column has for each of its inputs: of each variant each clip, each followed by its mirrored one if there is one."""
     return _number(options, "variants") * _number(options, "clips") * sides_each(options)
 
 
 def _number(options: Mapping[str, Json], name: str) -> int:
+    """So many variants or clips; what is no such number counts as one."""
     number = options.get(name, 1)
     return number if isinstance(number, int) and number > 0 else 1
 
@@ -113,8 +105,7 @@ def request_for(
     """What the encoder of a column is asked to make of one caption, or of one reference: `value`.
 
     `number` is that of the cell among those of its input. `images` are the sample's references by role; those of the role that the
-    column's options name come with a caption, none of none. A mask, and a control image whose crop is drawn, are placed as the picture.
-    The sample's own crop is of its picture and mask.
+    column's options name come with a caption. The sample's own crop is of its picture and mask.
     """
     if role == CAPTION:
         shown = options.get(SHOWN)
@@ -140,17 +131,13 @@ def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
 
 def references_of(request: Mapping[str, Json]) -> list[str]:
     """The files that a unit is made from, in order; none for a caption alone."""
-    if "image" in request or VIDEO in request:
-        return [str(request[name]) for name in ("image", VIDEO, LIKE) if name in request]
     shown: Mapping[str, Sequence[str]] = request.get("images", {})
-    return [reference for references in shown.values() for reference in references]
+    own = [str(request[name]) for name in ("image", VIDEO, LIKE) if name in request]
+    return own + [reference for references in shown.values() for reference in references]
 
 
 def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[str, str]:
-    """SHA-256 (hex) of what the encoder sees, by role, in order; `contents` are the bytes behind `references_of`.
-
-    A second image of one role is named `ROLE.2`, and so on. A video, whose bytes need not be held at once, has its file's own digest.
-    """
+    """SHA-256 (hex) of what the encoder sees, by role (a second image's is `ROLE.2`); `contents` are the bytes behind `references_of`."""
     if "image" in request:
         names = (str(request.get("role", IMAGE)), IMAGE)
         return {name: digest_bytes(content) for name, content in zip(names, contents, strict=False)}
@@ -170,11 +157,16 @@ def combined_digest(inputs: Mapping[str, str]) -> str:
 def combined_stat(stats: Sequence[Stat]) -> Stat:
     """One (size, mtime_ns) for the files that a unit is made from: the only file's own; NO_STAT for none, or where one proves nothing.
 
-    Of several files it is the sum of the sizes, and in the place of the time 63 bits of a digest over each one's size and time.
+    Of several files it is the sum of the sizes, and in the place of the time a digest over each one's size and time.
     """
     if len(stats) == 1:
         return stats[0]
     if not stats or NO_STAT in stats:
         return NO_STAT
     digest = digest_parts("cachestore-stats", canonical([list(stat) for stat in stats]))
-    return sum(size for size, _time in stats), int.from_bytes(digest[:8], "big") >> (64 - _TIME_BITS)
+    return sum(size for size, _time in stats), in_place_of_time(digest)
+
+
+def in_place_of_time(digest: bytes) -> int:
+    """The first 63 bits of a digest: what stands in a `Stat` where there is no one time."""
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,7 +1,7 @@
-"""What identifies a value: keys, recipes and fingerprints. Pure functions of their arguments; no file is opened here.
+"""What identifies a value: keys, recipes and fingerprints. Identity uses SHA-256.
 
 Everything that is hashed goes through one of two injective encodings: `canonical` (JSON with sorted keys and no spaces)
-for settings, and length-prefixed parts for sequences of strings and bytes. Identity uses SHA-256.
+for settings, and length-prefixed parts for sequences of strings and bytes.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 from cachestore.core.arguments import as_mapping, as_text, refuse
 from cachestore.core.errors import BadInput, EncodeFailed
@@ -19,8 +19,6 @@ KEY_BYTES = 16
 
 INPUT_BYTES = 32
 """Length of an input's digest: a whole SHA-256."""
-
-_BLOCK_BYTES: Final = 1 << 20
 
 Json = Any
 """A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
@@ -55,11 +53,9 @@ class Key(bytes):
             raise BadInput(f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)") from error
 
     def __str__(self) -> str:
-        """The 32 hex digits."""
         return self.hex()
 
     def __repr__(self) -> str:
-        """`Key('…')` with the hex digits."""
         return f"Key({self.hex()!r})"
 
 
@@ -76,8 +72,8 @@ def digest_parts(*parts: "str | bytes") -> bytes:
     """SHA-256 of a sequence of strings and bytes, injective: each part is preceded by its kind and its length."""
     state = hashlib.sha256()
     for part in parts:
-        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
-        state.update((b"s" if isinstance(part, str) else b"b") + len(raw).to_bytes(8, "little"))
+        kind, raw = (b"s", part.encode("utf-8", "surrogatepass")) if isinstance(part, str) else (b"b", bytes(part))
+        state.update(kind + len(raw).to_bytes(8, "little"))
         state.update(raw)
     return state.digest()
 
@@ -88,11 +84,8 @@ def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
 
 
 def digest_opened(file: BinaryIO) -> str:
-    """As `digest_bytes`, of all that is left of an open file, which is never held at once."""
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()
+    """As `digest_bytes`, of an open file that nothing was read of; it is never held at once."""
+    return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
 
 
 def digest_text(text: str) -> str:
@@ -101,9 +94,9 @@ def digest_text(text: str) -> str:
 
 
 def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
-    """Make a key for a value of your own from any strings or bytes; order and boundaries matter. No parts is a valid, fixed key.
+    """Make a key for a value of your own from any strings, bytes or paths (by their text); order and boundaries matter.
 
-    A path counts by the bytes of its text. Raises BadInput for anything else: of a number say whether its digits are meant, `str(5)`.
+    No parts is a valid, fixed key. Raises BadInput for anything else: of a number say whether its digits are meant, `str(5)`.
     """
     plain = [os.fsencode(part) if isinstance(part, os.PathLike) else part for part in parts]
     for part in plain:
@@ -113,10 +106,7 @@ def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
 
 
 def by_key(answer: object) -> dict[Key, Any]:
-    """What a caller's own `encode` returned, by key, whose forms may be any that `Key.parse` takes.
-
-    Raises EncodeFailed for what is no mapping, BadInput for keys that are none.
-    """
+    """What a caller's own `encode` returned, by key (`Key.parse`). Raises EncodeFailed for no mapping, BadInput for no keys."""
     if not isinstance(answer, Mapping):
         raise EncodeFailed(f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted")
     try:
@@ -128,11 +118,10 @@ def by_key(answer: object) -> dict[Key, Any]:
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
     """The key of what a recipe makes of an input.
 
-    `fingerprint` is the recipe's; `inputs` maps ordered input names to digests (hex); `transform` holds what is done to the
-    input before the encoder sees it (bucket, crop, variant). The order of `inputs` counts, as an edit model sees its images in order.
+    `inputs` are digests (hex) by name, whose order counts, as an edit model sees its images in order; `transform` is what is done to the
+    input before the encoder sees it (bucket, crop, variant).
     """
-    named = [[name, digest] for name, digest in inputs.items()]
-    return key("input", fingerprint, canonical(named), canonical(dict(transform)))
+    return key("input", fingerprint, canonical([[name, digest] for name, digest in inputs.items()]), canonical(dict(transform)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +136,6 @@ class Recipe:
     """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant. Raises BadInput."""
         as_text("encoder of a recipe", self.encoder)
         for name in ("make", "read"):
             as_mapping(f"{name} of a recipe", getattr(self, name), "a mapping of settings")

@@ -1,4 +1,4 @@
-"""Who am I among the processes of this job: a pure function of the environment. Rank and world size are hints for the order of work.
+"""Who am I among the processes of this job, by the environment. Rank and world size are hints for the order of work.
 
 A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
 """
@@ -10,16 +10,11 @@ from typing import Final
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import BadInput
 
-_PAIRS: Final = (
-    ("cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
-    ("torchrun", "RANK", "WORLD_SIZE"),
-)
-_MPI: Final = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI", "PMI_RANK", "PMI_SIZE"),
-    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("LSF", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-)
+_Said = tuple[str, int | None, int | None]
+"""Where, rank, world size; None for what is not said."""
+
+_MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
+"""How the names of a launcher's variables begin, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _LOCAL_SIZES: Final = (
     "LOCAL_WORLD_SIZE",
@@ -51,23 +46,14 @@ def discover(
 ) -> Placement:
     """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
 
-    Args:
-        environment: as `os.environ`, read when called: Fabric and Ray set theirs late.
-        rank: explicit rank; needs `world_size`.
-        world_size: explicit number of ranks.
-        distributed: (rank, world size) of an initialised torch.distributed, if the caller found one.
-
-    Raises:
-        BadInput: explicit arguments that do not fit each other.
+    `environment` is as `os.environ`, read when called: Fabric and Ray set theirs late. `distributed` is (rank, world size) of an
+    initialised torch.distributed. Raises BadInput for a `rank` and a `world_size` that do not fit each other.
     """
-    found = _discover(environment, rank=rank, world_size=world_size, distributed=distributed)
-    return replace(found, local_world_size=max(1, _first_number(environment, _LOCAL_SIZES, 1)))
-
-
-def _discover(
-    environment: Mapping[str, str], *, rank: int | None, world_size: int | None, distributed: tuple[int, int] | None
-) -> Placement:
-    local, launch = _first_number(environment, _LOCAL, 0), launch_name(environment)
+    here = Placement(
+        local_rank=_first_number(environment, _LOCAL, 0),
+        launch=launch_name(environment),
+        local_world_size=max(1, _first_number(environment, _LOCAL_SIZES, 1)),
+    )
     if rank is not None or world_size is not None:
         rank = None if rank is None else as_whole("rank", rank)
         world_size = None if world_size is None else as_whole("world_size", world_size)
@@ -75,33 +61,30 @@ def _discover(
             raise BadInput(
                 f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
             )
-        return Placement(rank, world_size, local, launch, "arguments")
-    for found_in, found_rank, found_world in _candidates(environment, distributed):
-        if found_rank is None and found_world is None:
+        return replace(here, rank=rank, world_size=world_size, found_in="arguments")
+    for found_in, found_rank, found_world in _in_order_of_trust(environment, distributed):
+        if found_rank is None and found_world in (None, 1):
             continue
         if found_rank is None or found_world is None or not 0 <= found_rank < found_world:
-            if found_rank is None and found_world == 1:
-                continue
             conflict = f"{found_in} says rank {found_rank} of {found_world}: going on without a preferred part of the work"
-            return Placement(None, max(found_world or 1, 1), local, launch, found_in, conflict)
-        return Placement(found_rank, found_world, local, launch, found_in)
-    return Placement(0, 1, local, launch)
+            return replace(here, rank=None, world_size=max(found_world or 1, 1), found_in=found_in, conflict=conflict)
+        return replace(here, rank=found_rank, world_size=found_world, found_in=found_in)
+    return here
 
 
-def _candidates(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[tuple[str, int | None, int | None]]:
-    """(where, rank, world size) in the order of trust; None for what is not said."""
-    found: list[tuple[str, int | None, int | None]] = [_pair(environment, *_PAIRS[0])]
-    if distributed is not None:
-        found.append(("torch.distributed", *distributed))
-    fabric = _fabric(environment)
-    found.append(fabric if fabric is not None else _pair(environment, *_PAIRS[1]))
-    found += [_pair(environment, *names) for names in _MPI]
-    found.append(_slurm(environment))
-    found.append(_array(environment))
-    return found
+def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Said]:
+    rank, world = distributed or (None, None)
+    return [
+        _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
+        ("torch.distributed", rank, world),
+        _fabric(environment) or _pair(environment, "torchrun", "RANK", "WORLD_SIZE"),
+        *(_pair(environment, found_in, f"{prefix}_RANK", f"{prefix}_SIZE") for found_in, prefix in _MPI.items()),
+        _slurm(environment),
+        _array(environment),
+    ]
 
 
-def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> tuple[str, int | None, int | None]:
+def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Said:
     return found_in, _number(environment, rank), _number(environment, world)
 
 
@@ -110,25 +93,18 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _fabric(environment: Mapping[str, str]) -> tuple[str, int | None, int | None] | None:
-    """Lightning Fabric's children have NODE_RANK, LOCAL_RANK and WORLD_SIZE, but no RANK.
-
-    The global rank needs the ranks of a node; without LOCAL_WORLD_SIZE it is known on the first node only.
-    """
+def _fabric(environment: Mapping[str, str]) -> _Said | None:
+    """Lightning Fabric's children have no RANK. Without LOCAL_WORLD_SIZE it is known on the first node only."""
     node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if "RANK" in environment or node is None or local is None or world is None:
         return None
     here = _number(environment, "LOCAL_WORLD_SIZE")
-    if node > 0 and here is None:
-        return "Lightning Fabric", None, world
-    return "Lightning Fabric", node * (here or 0) + local, world
+    return "Lightning Fabric", None if node > 0 and here is None else node * (here or 0) + local, world
 
 
-def _slurm(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:
+def _slurm(environment: Mapping[str, str]) -> _Said:
     """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so there it says nothing."""
-    names = {environment.get("SLURM_JOB_NAME"), environment.get("SLURM_STEP_ID")}
-    is_step = environment.get("SLURM_STEP_ID", "").isdecimal() and not names & {"bash", "interactive"}
-    if not is_step:
+    if not environment.get("SLURM_STEP_ID", "").isdecimal() or environment.get("SLURM_JOB_NAME") in {"bash", "interactive"}:
         return "SLURM", None, None
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
     if tasks == 1 and _array(environment)[2] is not None:
@@ -136,13 +112,12 @@ def _slurm(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]
     return "SLURM", _number(environment, "SLURM_PROCID"), tasks
 
 
-def _array(environment: Mapping[str, str]) -> tuple[str, int | None, int | None]:
+def _array(environment: Mapping[str, str]) -> _Said:
     """A job array: the task's place between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
         return "SLURM array", None, None
-    step = _number(environment, "SLURM_ARRAY_TASK_STEP") or 1
-    return "SLURM array", (task - first) // step, count
+    return "SLURM array", (task - first) // (_number(environment, "SLURM_ARRAY_TASK_STEP") or 1), count
 
 
 def _first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
@@ -151,15 +126,11 @@ def _first_number(environment: Mapping[str, str], names: Sequence[str], default:
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
-    """What all processes of one launch have in common, and no other launch has; None where nothing tells.
-
-    torchrun's default run id is "none" for everybody, so there the address that its agents agreed on and the agent's own
-    process (set by `agent_of` in the driver) have to tell launches apart.
-    """
+    """What all processes of one launch have in common, and no other launch has; None where nothing tells."""
     if name := environment.get("CACHESTORE_LAUNCH"):
         return name
-    run = environment.get("TORCHELASTIC_RUN_ID")
-    if run is not None and run != "none":
+    run = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if run != "none":  # torchrun's default for everybody
         # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
         return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
     if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:

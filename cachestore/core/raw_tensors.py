@@ -1,8 +1,4 @@
-"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes). Pure functions of bytes, without torch.
-
-A trainer's own names and layouts stay in its module; what they all mean is here: latents with their scaling state, and text by the
-names under which `encode/families` keeps it.
-"""
+"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes), without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +14,6 @@ Raw = RawTensor
 Array = np.ndarray[Any, Any]
 
 _NUMPY: Final = {name: np.dtype(dtype.numpy).newbyteorder("<") for name, dtype in DTYPES.items() if name != "C64"}
-"""No cache holds complex numbers."""
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -41,7 +36,7 @@ class Latents:
     """Whether it is what the denoiser is trained on; else as it left the VAE."""
     kind: Literal["sample", "mean"]
     others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
-    """Everything else that the file holds, by the trainer's own names."""
+    """Everything else in the file, by the trainer's own names."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """`size`, `resized` (width, height) and `crop` (left, top, right, bottom) in pixels, as far as the file tells."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -87,8 +82,7 @@ def numbers(raw: Raw) -> Array:
     """A floating-point tensor as float32 (float64 as it is): every smaller format fits exactly. Raises EncodeFailed for others."""
     dtype, shape, buffer = raw
     if dtype == "BF16":
-        halves = np.frombuffer(buffer, "<u2").astype(np.uint32)
-        return (halves << 16).view(np.float32).reshape(shape)
+        return (np.frombuffer(buffer, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if dtype not in FLOATS:
         raise EncodeFailed(f"floating-point numbers are expected, not {dtype}")
     array = as_array(raw)
@@ -175,27 +169,26 @@ class Scale:
 
     def apply(self, latents: Array) -> Array:
         """Raw latents scaled, in the order in which diffusers computes it, in the array's own precision."""
-        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
-        if self.mean is not None and self.std is not None:
-            return (latents - self._each(self.mean, latents)) * factor / self._each(self.std, latents)
-        return (latents - latents.dtype.type(self.shift or 0.0)) * factor
+        mean, factor, std = self._terms(latents)
+        return (latents - mean) * factor / std
 
     def undo(self, latents: Array) -> Array:
         """The inverse, up to rounding."""
-        factor = latents.dtype.type(1.0 if self.factor is None else self.factor)
-        if self.mean is not None and self.std is not None:
-            return latents * self._each(self.std, latents) / factor + self._each(self.mean, latents)
-        return latents / factor + latents.dtype.type(self.shift or 0.0)
+        mean, factor, std = self._terms(latents)
+        return latents * std / factor + mean
 
-    @staticmethod
-    def _each(values: Sequence[float], like: Array) -> Array:
-        return np.array(values, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+    def _terms(self, latents: Array) -> tuple[Array, Array, Array]:
+        """Mean or shift, factor and std, as they are taken from, or multiplied with, the channels of latents."""
+        factor = 1.0 if self.factor is None else self.factor
+        mean, std = ([self.shift or 0.0], [1.0]) if self.mean is None or self.std is None else (self.mean, self.std)
+        each = [np.array(values, latents.dtype).reshape(-1, *[1] * (latents.ndim - 1)) for values in (mean, [factor], std)]
+        return each[0], each[1], each[2]
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
-    """Latents in another scaling state: the same bytes where it is the one they have, else float32.
+    """Latents in another scaling state: the same bytes where it is the one they have, else float32 (float64 where that is stored).
 
-    Computed in float32 (float64 where that is stored). Raises EncodeFailed where the constants are not known.
+    Raises EncodeFailed where the constants are not known.
     """
     if was_scaled == is_scaled:
         return raw

@@ -1,39 +1,25 @@
-"""The `read` block of a recipe as typed values: how stored tensors become a batch. Pure: no torch, no file.
+"""The `read` block of a recipe as typed values: how stored tensors become a batch.
 
 What the blocks hold is written down beside the families that make them, in `encode/families.py`. Here every field must be known:
 a reader that passed over one would hand out tensors that are wrong without looking so.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, Recipe
 
 FORMAT: Final = 1
 
-Stored = Literal["moments", "mean", "sample"]
-
 _TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
 _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
-_LATENTS: Final = frozenset(
-    {
-        "format",
-        "stored",
-        "channels",
-        "spatial_factor",
-        "temporal_factor",
-        "patchify",
-        "scaling_factor",
-        "shift_factor",
-        "latents_mean",
-        "latents_std",
-        "scaled",
-    }
-)
+_SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
+_LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +87,7 @@ class TextBlock:
 class LatentsBlock:
     """How latents are read."""
 
-    stored: Stored
+    stored: Literal["moments", "mean", "sample"]
     patchify: int
     scaling_factor: float
     shift_factor: float | None
@@ -125,32 +111,45 @@ def _stored_parts(form: Form) -> Iterator[str]:
         yield from _stored_parts(part) if isinstance(part, Form) else (part,)
 
 
+class _Unknown(ValueError):
+    pass
+
+
+@contextmanager
+def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Mapping[str, Json]]:
+    """The `read` block of a recipe. Raises FormatError where the inside does not know it whole."""
+    try:
+        if recipe.read.get("format") != FORMAT:
+            raise _Unknown(f"it has format {recipe.read.get('format')!r}, this version reads {FORMAT}")
+        _check_fields(recipe.read, known)
+        yield recipe.read
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = error if isinstance(error, _Unknown) else f"it lacks a part of {kind} ({type(error).__name__}: {error})"
+        raise FormatError(
+            f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
+        ) from error
+
+
 def parse_text(recipe: Recipe) -> TextBlock:
     """The `read` block of a text recipe. Raises FormatError for one that this version does not know whole."""
-    read = recipe.read
-    try:
-        _check(recipe, read, _TEXT)
-        outputs = {str(name): _parse_form(recipe, form) for name, form in read["outputs"].items()}
-        padding = {str(name): _parse_padding(recipe, value) for name, value in read["pad"].items()}
-        constants = {str(name): _parse_constant(recipe, value) for name, value in read["constants"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        _refuse(recipe, f"it lacks a part of a text recipe ({type(error).__name__}: {error})")
-    unknown = {*padding, *(constant.like for constant in constants.values())} - set(outputs)
-    if unknown:
-        _refuse(recipe, f"it refers to {', '.join(sorted(unknown))}, which it does not make")
-    return TextBlock(outputs, padding, constants, read["mask_name"])
+    with _reading(recipe, "a text recipe", _TEXT) as read:
+        outputs = {str(name): _parse_form(form) for name, form in read["outputs"].items()}
+        padding = {str(name): _parse_padding(value) for name, value in read["pad"].items()}
+        constants = {str(name): _parse_constant(value) for name, value in read["constants"].items()}
+        unknown = {*padding, *(constant.like for constant in constants.values())} - set(outputs)
+        if unknown:
+            raise _Unknown(f"it refers to {', '.join(sorted(unknown))}, which it does not make")
+        return TextBlock(outputs, padding, constants, read["mask_name"])
 
 
 def parse_latents(recipe: Recipe) -> LatentsBlock:
     """The `read` block of a latents recipe. Raises FormatError for one that this version does not know whole."""
-    read = recipe.read
-    try:
-        _check(recipe, read, _LATENTS)
+    with _reading(recipe, "a latents recipe", _LATENTS) as read:
         stored, mean, std = read["stored"], read["latents_mean"], read["latents_std"]
         if stored not in {"moments", "mean", "sample"} or (mean is None) != (std is None):
-            _refuse(recipe, f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
+            raise _Unknown(f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
         if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
-            _refuse(recipe, f"it keeps {stored!r}, scaled: {read['scaled']!r}")
+            raise _Unknown(f"it keeps {stored!r}, scaled: {read['scaled']!r}")
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
@@ -160,36 +159,30 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             std=None if std is None else tuple(map(float, std)),
             is_scaled=bool(read.get("scaled", False)),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        _refuse(recipe, f"it lacks a part of a latents recipe ({type(error).__name__}: {error})")
 
 
 def parse_mask(recipe: Recipe) -> MaskBlock:
     """The `read` block of a recipe of masks. Raises FormatError for one that this version does not know whole."""
-    read = recipe.read
-    try:
-        _check(recipe, read, _MASK)
+    with _reading(recipe, "a recipe of masks", _MASK) as read:
         return MaskBlock(str(read["stored"]), int(read["factor"]))
-    except (KeyError, TypeError, ValueError) as error:
-        _refuse(recipe, f"it lacks a part of a recipe of masks ({type(error).__name__}: {error})")
 
 
-def _parse_form(recipe: Recipe, form: Mapping[str, Json]) -> Form:
+def _parse_form(form: Mapping[str, Json]) -> Form:
     if set(form) == {"from"}:
         return Form((str(form["from"]),), None)
     if set(form) - {"widen"} != {"join", "dim"}:
-        _refuse(recipe, f"it makes an output by {', '.join(sorted(form))}")
-    parts = [part if isinstance(part, str) else _parse_form(recipe, part) for part in form["join"]]
+        raise _Unknown(f"it makes an output by {', '.join(sorted(form))}")
+    parts = [part if isinstance(part, str) else _parse_form(part) for part in form["join"]]
     if not parts:
-        _refuse(recipe, "it joins nothing")
+        raise _Unknown("it joins nothing")
     return Form(tuple(parts), int(form["dim"]), int(form["widen"]) if "widen" in form else None)
 
 
-def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
-    _check_fields(recipe, value, _PADDING)
+def _parse_padding(value: Mapping[str, Json]) -> Padding:
+    _check_fields(value, _PADDING)
     side, length, mask = value["side"], value["length"], value["mask"]
     if side not in {"left", "right"}:
-        _refuse(recipe, f"it pads on the side {side!r}")
+        raise _Unknown(f"it pads on the side {side!r}")
     return Padding(
         dim=int(value["dim"]),
         side=side,
@@ -200,29 +193,17 @@ def _parse_padding(recipe: Recipe, value: Mapping[str, Json]) -> Padding:
     )
 
 
-def _parse_constant(recipe: Recipe, value: Mapping[str, Json]) -> Constant:
-    _check_fields(recipe, value, _CONSTANT)
+def _parse_constant(value: Mapping[str, Json]) -> Constant:
+    _check_fields(value, _CONSTANT)
     shape, kind = value["shape"], value["kind"]
     if kind not in {"zeros", "positions"} or not all(isinstance(size, int) or size in {"S", "B"} for size in shape):
-        _refuse(recipe, f"it has a constant of kind {kind!r} and shape {shape}")
+        raise _Unknown(f"it has a constant of kind {kind!r} and shape {shape}")
     if kind == "positions" and (len(shape) < 2 or shape[-2] != "S" or not isinstance(shape[-1], int) or shape[-1] < 1):
-        _refuse(recipe, f"it counts along the shape {shape}")
+        raise _Unknown(f"it counts along the shape {shape}")
     return Constant(tuple(shape), str(value["like"]), kind)
 
 
-def _check(recipe: Recipe, read: Mapping[str, Json], known: Collection[str]) -> None:
-    if read.get("format") != FORMAT:
-        _refuse(recipe, f"it has format {read.get('format')!r}, this version reads {FORMAT}")
-    _check_fields(recipe, read, known)
-
-
-def _check_fields(recipe: Recipe, value: Mapping[str, Json], known: Collection[str]) -> None:
+def _check_fields(value: Mapping[str, Json], known: Collection[str]) -> None:
     unknown = sorted(set(value) - set(known))
     if unknown:
-        _refuse(recipe, f"it says {', '.join(unknown)}")
-
-
-def _refuse(recipe: Recipe, what: str) -> NoReturn:
-    raise FormatError(
-        f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
-    )
+        raise _Unknown(f"it says {', '.join(unknown)}")

@@ -11,7 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 
 IMAGE = "image"
-"""The role of the picture that is trained on. Other roles are `control`, `mask` and `video`."""
+"""The role of the picture that is trained on."""
 
 VIDEO = "video"
 """The role of the video that is trained on, in the place of a picture."""
@@ -25,6 +25,9 @@ MASK = "mask"
 CAPTION = "caption"
 """The role of captions; every other role is one of images."""
 
+ROLES = (IMAGE, CONTROL, MASK, VIDEO)
+"""The roles of images."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -33,8 +36,8 @@ class Sample:
     id: str
     """Unique within the source, NFC-normalised: a relative path with `/` and extension, a manifest's id, or a prompt's digest."""
     images: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """By role a tuple, in order. Of a caller's own sample: paths, bytes of picture or video files, or PIL images; one may stand without the
-    tuple. Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
+    """By role a tuple, in order. Of a caller's own sample: paths, bytes of files, or PIL images; one may stand without the tuple.
+    Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
     captions: tuple[str, ...] = ("",)
     """At least one; a missing caption is the empty one."""
     size: tuple[int, int] | None = None
@@ -57,8 +60,7 @@ class Source:
     data: Any
     """What `precompute` takes as data: a path, a sequence of samples, or a data set of Hugging Face."""
     name: str = ""
-    """Stands before the ids of its samples, `name/id`, and comes out in the batch as `source`. Without one ids stay as they are, and
-    `source` is the last part of the path."""
+    """Stands before the ids of its samples, `name/id`, and is `source` in the batch, which else is the last part of the path."""
     resolution: int | None = None
     """Of its pictures, in place of the one for all."""
     repeats: int = 1
@@ -68,21 +70,18 @@ class Source:
     caption: str | None = None
     """What its samples without a caption get, in place of the one for all."""
     label: str = ""
-    """What `source` says in the batch of one without a name, in place of the last part of its path: for one that moved, and should go on as
-    what it was. Unlike a name it does not stand before ids."""
+    """What `source` says of one without a name, in place of the last part of its path, which may move. Does not stand before ids."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
         for what in ("name", "label"):
             value = getattr(self, what)
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 raise BadInput(f"the {what} of a source is a text without `/`, not {value!r}")
         if isinstance(self.data, str | os.PathLike):
             as_place("data of a source", cast("object", self.data), "a path, samples, or a data set")
-        for name in ("resolution", "repeats"):
-            value = getattr(self, name)
-            if name != "resolution" or value is not None:
-                object.__setattr__(self, name, as_whole(f"{name} of a source", value, least=1))
+        if self.resolution is not None:
+            object.__setattr__(self, "resolution", as_whole("resolution of a source", self.resolution, least=1))
+        object.__setattr__(self, "repeats", as_whole("repeats of a source", self.repeats, least=1))
         object.__setattr__(self, "weight", as_number("weight of a source", self.weight))
         if not isfinite(self.weight) or self.weight < 0:
             refuse("weight of a source", "a number from 0 on", self.weight)

@@ -1,7 +1,6 @@
 """The one seam between tensors and bytes: torch tensors or numpy arrays <-> (dtype, shape, buffer).
 
-torch is imported only where torch tensors are asked for or handed in. In numpy, which has neither, bfloat16 comes as uint16 and
-float8 as uint8; `describe` tells the true dtype.
+torch is imported only where torch tensors are asked for or handed in.
 """
 
 import sys
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """Named torch tensors (any device) or numpy arrays as bytes. Shares memory with contiguous CPU tensors, copies others.
+    """Named torch tensors (any device), numpy arrays or (dtype, shape, bytes) as bytes. Shares memory with contiguous CPU tensors.
 
-    What is (dtype, shape, bytes) already is passed on. Raises BadInput for anything else, and for dtypes that safetensors does not know.
+    Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
     raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
@@ -37,9 +36,7 @@ def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
 def _check_bools(raw: Mapping[str, RawTensor]) -> None:
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            raise FormatError(
-                f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: it was not written by cachestore"
-            )
+            raise FormatError(f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: cachestore did not write it")
 
 
 def _raw(name: str, value: Any) -> RawTensor:

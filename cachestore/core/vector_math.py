@@ -10,8 +10,5 @@ import torch
 
 
 def settle() -> None:
-    """Make that first call with one number, which one thread computes. Called when a room that computes is imported.
-
-    A later call changes nothing. It is float32 on the CPU whatever torch's defaults are: others have kernels of their own.
-    """
+    """Make that first call with one number, in float32 on the CPU whatever torch's defaults are: others have kernels of their own."""
     torch.zeros(1, dtype=torch.float32, device="cpu").exp()

@@ -26,7 +26,8 @@ from cachestore.core.keys import Json
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
-from cachestore.source.pipe import ASK, Answers, Pictures
+from cachestore.source.files import Files
+from cachestore.source.pipe import ASK, Answers
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
 WORK: Final = "work"
@@ -92,7 +93,7 @@ class Care:
     """Set, it stops the workers; each publishes what it has encoded."""
     warn: Callable[[str], None] = _log.warning
     """Told when a worker ended badly while others go on."""
-    pictures: Pictures | None = None
+    pictures: Files | None = None
     """What stands in this process's memory and workers ask for; None where nothing does."""
     words: Literal["copied", "inherited"] = "copied"
     """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""

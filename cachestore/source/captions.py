@@ -32,14 +32,12 @@ def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rema
 
 def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
     """The captions that the text of a file is, at least one; blank text is the empty caption."""
-    lines = [line.strip() for line in _lines(text) if line.strip()]
-    if caption_lines == "each":
-        return tuple(lines) or ("",)
-    if caption_lines == "first":
-        return (lines[0] if lines else "",)
-    if len(lines) > 1:
-        remarks.multi_line.append(sample)
-    return (text.strip(),)
+    # U+2028, form feeds and the like end no line: captions hold them, and JSON allows them inside a text.
+    lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
+    if caption_lines == "whole":
+        remarks.multi_line += [sample] if len(lines) > 1 else []
+        return (text.strip(),)
+    return tuple(lines[:1] if caption_lines == "first" else lines) or ("",)
 
 
 def read_text(path: Path) -> str:
@@ -61,9 +59,9 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a file. U+2028, form feeds and the like end none: captions hold them, and JSON allows them inside a text."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def by_spelling(text: str) -> tuple[str, str]:
+    """What names are sorted by."""
+    return normal(text), text
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Everything that the sources of a data set list, as one: paths of any kind, samples in memory, and several of them under one plan.
+"""Everything that the sources of a data set list, as one.
 
 References of several sources begin with the source's label, `label/reference`; ids with its name, where it was given one.
 """
@@ -53,10 +53,7 @@ def files_of(data: str | Path) -> Files:
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
-    """What `precompute` is given as data: its path where that is all it is, else its sources, and what of them is no path, by number.
-
-    Raises BadInput for a list in which sources and samples are mixed.
-    """
+    """What `precompute` is given as data: its path if that is all, else its sources, and by number what is no path. Raises BadInput."""
     if isinstance(data, str | os.PathLike):
         return as_place("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)
@@ -67,36 +64,22 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
             place = are_sources.index(False)
             raise BadInput(f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}")
         given = listed if any(are_sources) else given
-    sources: list[Source] = []
-    held: dict[int, object] = {}
-    for number, one in enumerate(given):
-        source = one if isinstance(one, Source) else Source(one)
-        is_path = isinstance(source.data, str | os.PathLike)
-        if not is_path:
-            held[number] = source.data
-        sources.append(replace(source, data=os.fspath(source.data) if is_path else IN_MEMORY))
-    return "", tuple(sources), held
+    sources = [one if isinstance(one, Source) else Source(one) for one in given]
+    held = {number: source.data for number, source in enumerate(sources) if not isinstance(source.data, str | os.PathLike)}
+    placed: list[str] = [IN_MEMORY if number in held else os.fspath(source.data) for number, source in enumerate(sources)]
+    return "", tuple(replace(source, data=place) for source, place in zip(sources, placed, strict=True)), held
 
 
 def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> Brought:
     """List what is in memory. Raises BadInput."""
-    return {
-        number: gather(data, caption_lines=caption_lines, caption=_caption_of(sources[number], caption)) for number, data in held.items()
-    }
-
-
-def _caption_of(source: Source, caption: str | None) -> str | None:
-    return caption if source.caption is None else source.caption
+    own = [caption if source.caption is None else source.caption for source in sources]
+    return {number: gather(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """What to call each source: its name, else its label, else the last part of its path without a suffix.
-
-    Raises BadInput where two are called alike.
-    """
+    """What to call each source: its name, its label, or the last part of its path without a suffix. Raises BadInput for two alike."""
     labels = [source.name or source.label or _label(source) for source in sources]
-    counts = Counter(labels)
-    if twice := next((label for label in labels if counts[label] > 1), None):
+    if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
         raise BadInput(
             f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
@@ -120,26 +103,16 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
 
 
 def list_sources(
-    sources: Sequence[Source],
-    brought: Brought,
-    *,
-    caption_lines: CaptionLines = "whole",
-    caption: str | None = None,
-    videos: bool = False,
+    sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False
 ) -> Listing:
-    """List several sources as one, or one. None at all list nothing. Of folders and tars `videos` are samples too, if so.
-
-    `brought` holds the listings of those in memory. Raises BadInput, also where two samples of sources without a name have one id.
-    """
+    """List several sources as one, or one; those in memory are `brought`. Raises BadInput, also where two samples have one id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
     problems = Problems()
     for number, source in enumerate(sources):
-        own = _caption_of(source, caption)
+        own = caption if source.caption is None else source.caption
         try:
-            there = (
-                brought[number] if number in brought else list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
-            )
+            there = brought.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
         except BadInput as error:
             problems.add(error)
         else:
@@ -147,12 +120,10 @@ def list_sources(
     problems.refuse("these sources")
     if is_alone(sources):
         return listings[0]
-    parts = [
-        canonical([label, source.name, source.share, listing.content])
-        for label, source, listing in zip(labels, sources, listings, strict=True)
-    ]
-    walk = partial(_walk, sources, labels, listings)
-    return Listing(_together(dict(zip(labels, listings, strict=True))), digest_parts("cachestore-sources", *parts).hex(), walk)
+    listed = list(zip(labels, sources, listings, strict=True))
+    parts = [canonical([label, source.name, source.share, listing.content]) for label, source, listing in listed]
+    files = _together({label: listing for label, _source, listing in listed})
+    return Listing(files, digest_parts("cachestore-sources", *parts).hex(), partial(_walk, listed))
 
 
 Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
@@ -168,16 +139,14 @@ def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
-    """Sources where they are now; each goes on as what it was called. Raises BadInput for one path in place of several sources.
-
-    Names that none of these has are passed over: they may be another data set's.
-    """
+    """Sources where they are now, called as they were. Raises BadInput for one path in place of several. Other names are passed over."""
+    labels = labels_of(sources)
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
-            named = ", ".join(labels_of(sources)[:5])
+            named = ", ".join(labels[:5])
             raise BadInput(f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved")
-        return tuple(replace(source, data=os.fspath(moved)) for source in labelled(sources))
-    called = zip(labelled(sources), labels_of(sources), strict=True)
+        moved = dict.fromkeys(labels, moved)
+    called = zip(labelled(sources), labels, strict=True)
     return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)
 
 
@@ -187,8 +156,6 @@ def is_alone(sources: Sequence[Source]) -> bool:
 
 
 def _together(holders: Mapping[str, Files]) -> Files:
-    """The files of several sources as `label/reference`."""
-
     def route(reference: str) -> tuple[Files, str]:
         label, _slash, own = reference.partition("/")
         if label not in holders:
@@ -210,22 +177,22 @@ def files_of_sources(sources: Sequence[Source]) -> Files:
     return _together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
 
 
-def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[Listing], remarks: Remarks) -> Iterator[Sample]:
-    owners: dict[str, int] = {}
-    is_weighted = any(source.share != 1 for source in sources)
-    for number, (source, label, listing) in enumerate(zip(sources, labels, listings, strict=True)):
+def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> Iterator[Sample]:
+    owners: dict[str, Source] = {}
+    is_weighted = any(source.share != 1 for _label, source, _listing in listed)
+    for label, source, listing in listed:
         seen, before = Remarks(), len(owners)
         columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(source.share)} if is_weighted else {})
         for sample in listing.samples(seen):
             named = _of_source(sample, source, label, columns)
-            owner = owners.setdefault(named.id, number)
-            if owner == number:
+            owner = owners.setdefault(named.id, source)
+            if owner is source:
                 yield named
-            elif _is_prompt(named):
+            elif not named.images and named.id == digest_text(named.captions[0]):  # nothing but a prompt, which two sources may share
                 remarks.collapsed += 1
             else:
                 raise BadInput(
-                    f"two samples have the id {named.id!r}: one of {sources[owner].data} and one of {source.data};"
+                    f"two samples have the id {named.id!r}: one of {owner.data} and one of {source.data};"
                     " give one of these sources a name, which then stands before the ids of its samples"
                 )
         remarks.add(seen, f"{label}/")
@@ -233,14 +200,8 @@ def _walk(sources: Sequence[Source], labels: Sequence[str], listings: Sequence[L
 
 
 def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
-    """A sample as one of several sources lists it."""
     if taken := next((column for column in columns if column in sample.extras), None):
         raise BadInput(f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it")
     images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
     name = f"{source.name}/{sample.id}" if source.name else sample.id
     return replace(sample, id=name, images=images, extras={**sample.extras, **columns})
-
-
-def _is_prompt(sample: Sample) -> bool:
-    """Whether a sample is nothing but its prompt, which two sources may share."""
-    return not sample.images and sample.id == digest_text(sample.captions[0])

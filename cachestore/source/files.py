@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
+from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.files.opening import READ_FLAGS
 
-Stat = tuple[int, int]
-
-UNTRUSTED: Final[Stat] = (-1, -1)
 FRESH_SECONDS: Final = 2.0
 """A file modified so shortly before it was read may change again within the same time stamp: its time proves nothing."""
 
@@ -26,7 +24,7 @@ class Files(Protocol):
     """What is behind references. All of it may be called from several threads."""
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, with (size, mtime_ns), which is UNTRUSTED where it proves nothing. Raises OSError."""
+        """The bytes behind a reference, with (size, mtime_ns), which is NO_STAT where it proves nothing. Raises OSError."""
         ...
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
@@ -45,10 +43,7 @@ class Folder:
     root: Path
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes of a file, with (size, mtime_ns).
-
-        Raises OSError, also for what is no regular file, and if the file changes while it is read.
-        """
+        """As `Files.read`. Raises OSError, also for what is no regular file, and if the file changes while it is read."""
         path = self.root / reference
         with _unchanged(path) as (file, found):
             data = file.read()
@@ -58,14 +53,14 @@ class Folder:
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
-        """A file to be read in places, with (size, mtime_ns). Raises as `read`."""
+        """As `Files.open`. Raises as `read`."""
         with _unchanged(self.root / reference) as (file, found):
             yield file, trusted(found)
 
     def stat(self, reference: str) -> Stat | None:
-        """(size, mtime_ns) of a file now; None where it is gone."""
+        """As `Files.stat`."""
         try:
-            return _stat_of((self.root / reference).stat())
+            return stat_of((self.root / reference).stat())
         except OSError:
             return None
 
@@ -97,19 +92,20 @@ class Routed:
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
     """An open file with its (size, mtime_ns). Raises OSError at the end if these are others by then."""
     with open_regular(path) as file:
-        before = _stat_of(os.fstat(file.fileno()))
+        before = stat_of(os.fstat(file.fileno()))
         yield file, before
-        if _stat_of(os.fstat(file.fileno())) != before:
+        if stat_of(os.fstat(file.fileno())) != before:
             raise OSError(f"{path} changed while it was read")
 
 
-def _stat_of(status: os.stat_result) -> Stat:
+def stat_of(status: os.stat_result) -> Stat:
+    """(size, mtime_ns)."""
     return status.st_size, status.st_mtime_ns
 
 
 def trusted(stat: Stat) -> Stat:
-    """A (size, mtime_ns) that was read just now, or UNTRUSTED where it may soon stand for other bytes."""
-    return UNTRUSTED if abs(time.time() - stat[1] / 1e9) < FRESH_SECONDS else stat
+    """A (size, mtime_ns) that was read just now, or NO_STAT where it may soon stand for other bytes."""
+    return NO_STAT if abs(time.time() - stat[1] / 1e9) < FRESH_SECONDS else stat
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -12,7 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.files.paths import MARKER
-from cachestore.source.captions import CAPTION_SUFFIXES, CaptionLines, lines_of, normal, side_car
+from cachestore.source.captions import CAPTION_SUFFIXES, CaptionLines, by_spelling, lines_of, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
 from cachestore.source.listing import Listing, list_manifest, list_samples
 from cachestore.source.remarks import Problems, Remarks
@@ -22,37 +22,31 @@ _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`).
+    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). An empty one lists nothing.
 
-    Args:
-        data: the path. An empty folder or file lists nothing, which is fine.
-        caption_lines: how a caption file is read: `whole` is one caption, `each` one a line, `first` the first line.
-        caption: what a sample without a caption gets; default the empty one.
-        videos: whether the videos of a folder are samples too; else they are counted and passed over.
-
-    Raises:
-        BadInput: no such path, an unknown kind of file, a malformed row, or two samples with one id.
+    `caption_lines` says how a caption file is read: `whole` is one caption, `each` one a line, `first` the first line. `caption` is what
+    a sample without one gets; default the empty one. Without `videos` those of a folder are counted and passed over. Raises BadInput for
+    no such path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
-        metadata = next((path / name for name in METADATA if (path / name).is_file()), None)
-        if metadata is None:
+        manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
+        if manifest is None:
             return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos), path, caption)
-        return list_manifest(path, metadata, partial(from_manifest, metadata, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".jsonl" and os.path.isfile(path):  # noqa: PTH113
-        return list_manifest(path.parent, path, partial(from_manifest, path, caption_lines), caption_lines, caption)
-    if path.suffix.lower() == ".txt" and os.path.isfile(path):  # noqa: PTH113
-        return list_manifest(path.parent, path, partial(_from_prompts, path), "whole", caption)
+    else:
+        manifest = path if path.suffix.lower() in {".jsonl", ".txt"} and os.path.isfile(path) else None  # noqa: PTH113
+    if manifest is not None and manifest.suffix.lower() == ".txt":
+        return list_manifest(manifest, partial(_from_prompts, manifest), "whole", caption)
+    if manifest is not None:
+        return list_manifest(manifest, partial(from_manifest, manifest, caption_lines), caption_lines, caption)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
         raise BadInput(f"{path} does not exist, or may not be looked at by this user")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool) -> Iterator[Sample]:
-    """Images below a folder, and videos where they are wanted, sorted by id, with side-car captions."""
     walk = _Walk(remarks)
-    found = sorted(walk.files_below(root), key=lambda item: (normal(item[0]), item[0]))
-    for reference, path in found:
+    for reference, path in sorted(walk.files_below(root), key=lambda item: by_spelling(item[0])):
         role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
         if role == VIDEO and not videos:
             remarks.videos += 1
@@ -68,7 +62,6 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
 
 
 def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
-    """One prompt a line; blank lines are passed over, duplicates collapse."""
     seen: set[str] = set()
     for _line, text in lines_of(path):
         prompt = text.strip()
@@ -94,9 +87,8 @@ class _Walk:
     def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
         """(reference, path) of every image and video. Stores and hidden names are skipped.
 
-        A folder that has several names is called by its own name, else by the first link to it, in the order of names among those that
-        are met first. So every rank calls it the same. Its other names, and links back into a folder they lie in, are passed over with a
-        remark.
+        A folder that has several names is called by its own, else by the first link to it in the order of names, so that every rank calls
+        it the same. Its other names, and links back into a folder they lie in, are passed over with a remark.
         """
         self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]
@@ -106,7 +98,6 @@ class _Walk:
                 yield from self._files_of_tree(prefix, folder)
 
     def _files_of_tree(self, prefix: str, folder: Path) -> Iterator[tuple[str, Path]]:
-        """Of a folder and the folders in it; links to others are left for later."""
         folders = [(prefix, folder)]
         while folders:
             prefix, folder = folders.pop()
@@ -123,9 +114,8 @@ class _Walk:
                     yield name, path
 
     def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
-        """What is in a folder, sorted; nothing of a store, and no hidden name."""
         try:
-            if (folder / MARKER).exists():
+            if (folder / MARKER).exists():  # a store
                 return []
             with os.scandir(folder) as entries:
                 return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -164,5 +154,4 @@ class _Walk:
 
 
 def _is_named_like_one(entry: "os.DirEntry[str]") -> bool:
-    """Whether a name is that of an image or a video."""
     return Path(entry.name).suffix.lower() in _SUFFIXES

@@ -1,13 +1,12 @@
 """Listings: the samples of one source in order, a digest of what is listed, and the files that references lead to.
 
-Every rank lists the source for itself; equal listings have equal content digests, whatever the order of the directory, the
-modification times or the absolute path of the root.
+Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -34,13 +33,12 @@ class Listing:
     """What references lead to."""
     content: str
     """Digest of what is listed: of a manifest's bytes, or of a folder's ids, captions and references."""
-    walk: "Callable[[Remarks], Iterator[Sample]]"
+    walk: Parse
 
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """The samples in order; what a user should know of them is in `remarks` once they were gone through.
 
-        The rows of a manifest are read again each time, so that no million of them is held. Raises BadInput for a malformed row, two
-        samples with one id, or a manifest that changed since it was listed.
+        A manifest is read again each time, so that no million of rows is held. Raises BadInput, also where it changed since it was listed.
         """
         return self.walk(remarks or Remarks())
 
@@ -66,10 +64,11 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
         remarks.take(seen)
         return iter(samples)
 
-    return Listing(files, _content(samples), walk)
+    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
+    return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
 
 
-def list_manifest(root: Path, path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
+def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
     """A manifest's content is known by its bytes: whoever finds a plan of them reads no row."""
     before = _digest(path)
 
@@ -79,12 +78,9 @@ def list_manifest(root: Path, path: Path, parse: Parse, caption_lines: CaptionLi
             raise BadInput(f"{path} changed while it was read; run the same command again")
 
     kind = path.name.lower() if path.name in METADATA else path.suffix.lower()
-    if kind != ".txt":
-        kind = f"{kind} {_ROWS_VERSION}"
-    parts = [kind, before, b"" if caption is None else canonical(caption)]
-    if caption_lines != "whole":
-        parts.append(caption_lines)
-    return Listing(Folder(root.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
+    version = "" if kind == ".txt" else f" {_ROWS_VERSION}"
+    parts = [kind + version, before, b"" if caption is None else canonical(caption), *([caption_lines] * (caption_lines != "whole"))]
+    return Listing(Folder(path.parent.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
 
 
 def _digest(path: Path) -> str:
@@ -96,7 +92,6 @@ def _digest(path: Path) -> str:
 
 
 def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
-    """The samples with their captions; refuses two with one id."""
     ids: set[str] = set()
     has_captions, has_files, has_text = caption is not None, False, caption is not None
     for sample in parse(remarks):
@@ -108,25 +103,12 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
             shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
             raise BadInput(f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ")
         ids.add(sample.id)
-        yield _with_caption(sample, caption, remarks)
+        remarks.missing += [sample.id] if not sample.captions and caption is None else []
+        yield sample if sample.captions else replace(sample, captions=(caption or "",))
     if has_captions and not has_text and not remarks.missing:
         remarks.wordless.append(str(where))
     if ids and remarks.columns:
         look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
-
-
-def _with_caption(sample: Sample, caption: str | None, remarks: Remarks) -> Sample:
-    if sample.captions:
-        return sample
-    if caption is None:
-        remarks.missing.append(sample.id)
-    return Sample(sample.id, sample.images, (caption or "",), sample.size, sample.crop, sample.extras)
-
-
-def _content(samples: Iterable[Sample]) -> str:
-    """Digest of everything that a plan takes from a source."""
-    rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
-    return digest_parts("cachestore-content", *rows).hex()
 
 
 def _what(sample: Sample) -> str:

@@ -1,14 +1,14 @@
-"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face, told by what they have.
+"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face.
 
 A picture is never held here: what is behind a reference is asked of the caller's sequence when it is read. A worker in another process
-gets the rows as a file (`write_rows`), and what is in memory over its pipes (`asking`).
+gets the rows as a file (`write_rows`), and what is in memory over its pipes.
 """
 
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.arguments import as_many, as_mapping
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import canonical, digest_parts
-from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.core.inputs import in_place_of_time
+from cachestore.core.keys import Json, canonical, digest_parts
+from cachestore.core.samples import CONTROL, IMAGE, MASK, ROLES, VIDEO, Sample
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.captions import CaptionLines
@@ -30,14 +31,10 @@ MEMORY: Final = "memory:"
 """How the reference of a picture begins that is no file: then come role, number and sample."""
 
 _FORMAT: Final = "cachestore-rows/1"
-_ROLES: Final = (IMAGE, CONTROL, "mask", VIDEO)
-_TIME_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a caller's sequence a picture is."""
-
     row: int
     column: str
     number: int
@@ -47,10 +44,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Memory:
-    """Pictures in a caller's memory; implements `Files`.
-
-    They have no time: in its place stands a part of the digest of their bytes, so that equal ones are known to be unchanged.
-    """
+    """`Files` in a caller's memory. In the place of their time stands a part of their digest: equal ones are known to be unchanged."""
 
     fetch: Callable[[_Place], object]
     places: dict[str, _Place] = field(default_factory=dict[str, _Place])
@@ -59,23 +53,14 @@ class Memory:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a picture; one that is no file yet is written as an uncompressed TIFF. Raises OSError."""
         found = self._found(reference)
-        if isinstance(found, Path):
-            return Folder(Path.cwd()).read(os.fspath(found))
-        digest = digest_parts("cachestore-memory", found)
-        stat = len(found), int.from_bytes(digest[:8], "big") >> (64 - _TIME_BITS)
-        self._stats[reference] = stat
-        return found, stat
+        return Folder(Path.cwd()).read(str(found)) if isinstance(found, Path) else (found, self._stat_of(reference, found))
 
-    @contextmanager
-    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
         found = self._found(reference)
         if isinstance(found, Path):
-            with Folder(Path.cwd()).open(os.fspath(found)) as opened:
-                yield opened
-            return
-        data, stat = self.read(reference)
-        yield io.BytesIO(data), stat
+            return Folder(Path.cwd()).open(str(found))
+        return nullcontext((io.BytesIO(found), self._stat_of(reference, found)))
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
@@ -83,12 +68,15 @@ class Memory:
             return self._stats[reference]
         try:
             found = self._found(reference)
-            return Folder(Path.cwd()).stat(os.fspath(found)) if isinstance(found, Path) else self.read(reference)[1]
         except OSError:
             return None
+        return Folder(Path.cwd()).stat(str(found)) if isinstance(found, Path) else self._stat_of(reference, found)
+
+    def _stat_of(self, reference: str, data: bytes) -> Stat:
+        self._stats[reference] = len(data), in_place_of_time(digest_parts("cachestore-memory", data))
+        return self._stats[reference]
 
     def _found(self, reference: str) -> bytes | Path:
-        """The bytes behind a reference, or the file that it names."""
         if not reference.startswith(MEMORY):
             return Path(reference)
         if reference not in self.places:
@@ -132,11 +120,8 @@ def _as_tiff(picture: Any) -> bytes:
 
 
 def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List samples in memory: a sized sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`.
-
-    An empty one lists nothing. Raises BadInput for anything else, for a malformed sample, and for two with one id.
-    """
-    if all(hasattr(data, name) for name in ("features", "column_names")):
+    """List a sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`. Raises BadInput, also for two with one id."""
+    if hasattr(data, "features") and hasattr(data, "column_names"):
         return _gather_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(f"a source is a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}")
@@ -160,7 +145,6 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
 
 
 def _several(value: object) -> Sequence[object]:
-    """What a sample says of one role: one picture, or several."""
     return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
 
 
@@ -172,8 +156,8 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
-        if unknown := next((role for role in images if role not in _ROLES), None):
-            raise BadInput(f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(_ROLES)}")
+        if unknown := next((role for role in images if role not in ROLES), None):
+            raise BadInput(f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
@@ -189,11 +173,11 @@ def _references(memory: Memory, place: _Place, value: object) -> list[str]:
         if isinstance(picture, str | os.PathLike):
             path = os.fspath(cast("str | os.PathLike[str]", picture))
             found.append(f"./{path}" if path.startswith(MEMORY) else path)
-            continue
-        if not isinstance(picture, bytes | bytearray | memoryview | Mapping) and not _is_pil(picture):
+        elif isinstance(picture, bytes | bytearray | memoryview | Mapping) or _is_pil(picture):
+            found.append(_named(memory, replace(place, number=number)))
+        else:
             what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
             raise BadInput(f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them")
-        found.append(_named(memory, replace(place, number=number)))
     return found
 
 
@@ -205,22 +189,18 @@ def _named(memory: Memory, place: _Place) -> str:
 
 def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
     """As `from_row`, for values that may be anything. Raises BadInput for what JSON has no form for."""
-    try:
-        canonical(dict(row))
-    except (TypeError, ValueError) as error:
-        column = next((column for column, value in row.items() if not _is_json(value)), "")
-        raise BadInput(
-            f"{where}: the column {column!r} cannot be kept beside the sample ({error}); leave it out, or make it a text"
-        ) from error
+    if why := _why_not_json(dict(row)):
+        column = next((column for column, value in row.items() if _why_not_json(value)), "")
+        raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
     return from_row(row, where, caption_lines, remarks)
 
 
-def _is_json(value: object) -> bool:
+def _why_not_json(value: Json) -> str:
     try:
         canonical(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 # Hugging Face
@@ -239,19 +219,18 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
     texts: Iterable[Mapping[str, Any]] = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
-    are_lists = {role: not hasattr(plain.features[column], "decode") for role, column in columns.items()}
-
-    def count(role: str, row: int) -> int:
-        """How many pictures of a role a row has; they are looked at only where a column holds several."""
-        several: Any = pictures[role][row][columns[role]] if are_lists[role] else (None,)
-        return len(several or ())
+    of_lists = {role for role, column in columns.items() if not hasattr(plain.features[column], "decode")}
 
     def parse(remarks: Remarks, numbered: tuple[int, Mapping[str, Any]]) -> Iterator[Sample]:
         row, values = numbered
         where = f"row {row} of the data set"
-        found = _renamed(values, row, where, remarks)
-        for role in columns:
-            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(count(role, row))]
+        found = dict(named_row(values, where, remarks))
+        if found.get("id") is None:
+            found["id"] = found.pop("file_name", None) or str(row)
+        for role, column in columns.items():
+            # Pictures are looked at only where a column holds several.
+            several: Any = pictures[role][row][column] if role in of_lists else (None,)
+            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
         check_row(found, where, dict.fromkeys(plain.column_names))
         yield _from_columns(found, where, caption_lines, remarks)
 
@@ -260,14 +239,6 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         return taken(enumerate(texts), partial(parse, remarks), "the data set given")
 
     return list_samples(memory, parse_all, "the data set given", caption)
-
-
-def _renamed(values: Mapping[str, Any], row: int, where: str, remarks: Remarks) -> dict[str, Any]:
-    """A row under the names of a manifest. Its id is its `id`, else its `file_name`, else its number. Raises BadInput."""
-    found = dict(named_row(values, where, remarks))
-    if found.get("id") is None:
-        found["id"] = found.pop("file_name", None) or str(row)
-    return found
 
 
 def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
@@ -279,23 +250,19 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
                 f"the column {name!r} decodes what it holds, and the bytes of the files are needed:"
                 f" data = data.cast_column({name!r}, datasets.{type(kind).__name__}(decode=False))"
             )
-    roles = {name: name for name, kind in found.items() if name in _ROLES and _is_video(kind) == (name == VIDEO)}
-    for role in (IMAGE, VIDEO):
-        others = [name for name, kind in found.items() if name not in roles.values() and _is_video(kind) == (role == VIDEO)]
+    roles: dict[str, str] = {}
+    for role, kind_name, names in ((IMAGE, "Image", (IMAGE, CONTROL, MASK)), (VIDEO, "Video", (VIDEO,))):
+        columns = [name for name, kind in found.items() if type(kind).__name__ == kind_name]
+        roles |= {name: name for name in columns if name in names}
+        others = [name for name in columns if name not in names]
         if role not in roles and len(others) == 1:
             roles[role] = others.pop()
         if others:
-            names = [name for name in _ROLES if (name == VIDEO) == (role == VIDEO)]
             raise BadInput(f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it")
     return roles
 
 
-def _is_video(kind: Any) -> bool:
-    return type(kind).__name__ == "Video"
-
-
 def _picture_kind(feature: Any) -> Any:
-    """The Image or Video feature of a column of such, or of lists of them; None of any other column."""
     listed = cast("list[Any]", feature) if isinstance(feature, list) else [getattr(feature, "feature", feature)]
     inner: Any = listed[0] if listed else None
     return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None

@@ -1,8 +1,8 @@
-"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back. Knows no source.
+"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back.
 
-The caller answers in its own thread, between two looks at its workers (`Answers.serve`); neither side waits for the other without a
-bound. A question is one line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON,
-`{"size": N, "stat": [SIZE, TIME]}` or `{"error": TEXT}`, and N bytes.
+The caller answers between two looks at its workers (`Answers.serve`); neither side waits for the other without a bound. A question is one
+line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, TIME]}` or
+`{"error": TEXT}`, and N bytes.
 """
 
 import json
@@ -10,12 +10,12 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from io import BytesIO
-from typing import Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, cast
 
-from cachestore.source.files import Stat
+from cachestore.source.files import Files, Stat
 
 ASK: Final = "CACHESTORE_ASK"
 """Tells a worker the descriptors over which it asks: `<read>,<write>`."""
@@ -27,26 +27,13 @@ _CHUNK: Final = 1 << 20
 _LINE_LIMIT: Final = 1 << 20
 
 
-class Pictures(Protocol):
-    """What the caller holds."""
-
-    def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, and what stands for (size, mtime_ns). Raises OSError."""
-        ...
-
-    def stat(self, reference: str) -> Stat | None:
-        """What stands for (size, mtime_ns) now; None where it is gone."""
-        ...
-
-
 # In the caller
 
 
 class Answers:
     """Answers the questions of workers, in the thread that calls `serve`."""
 
-    def __init__(self, pictures: Pictures) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, pictures: Files) -> None:
         self._pictures = pictures
         self._selector = selectors.DefaultSelector()
         self._lines: list[_Line] = []
@@ -66,8 +53,7 @@ class Answers:
                 time.sleep(left)
                 return
             for key, events in self._selector.select(left):
-                line: _Line = key.data
-                line.step(events)
+                cast("_Line", key.data).step(events)
 
     def close(self) -> None:
         """Close our ends; whoever still waits is told so by the end of its pipe. Calling it twice is fine."""
@@ -79,7 +65,7 @@ class Answers:
 class _Line:
     """The caller's ends of one worker's pipes. Never blocks: what a worker does not take waits here."""
 
-    def __init__(self, pictures: Pictures, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
+    def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
         self._asked = bytearray()
@@ -91,13 +77,10 @@ class _Line:
 
     def step(self, events: int) -> None:
         """Take in what is asked, or hand out more of an answer; a worker that is gone ends the line."""
+        go_on = self._hand_out if events & selectors.EVENT_WRITE else self._take_in
         try:
-            if events & selectors.EVENT_WRITE:
-                self._hand_out()
-            else:
-                self._take_in()
-        except BlockingIOError:
-            return
+            with suppress(BlockingIOError):
+                go_on()
         except OSError:  # the worker is gone; who watches it says how it ended
             self.close()
 
@@ -130,7 +113,7 @@ class _Line:
             os.close(descriptor)
 
 
-def _answer(pictures: Pictures, line: bytes) -> bytes:
+def _answer(pictures: Files, line: bytes) -> bytes:
     data = b""
     try:
         kind, reference = cast("tuple[str, str]", json.loads(line))
@@ -163,14 +146,12 @@ class Asked:
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes behind a reference. Raises OSError."""
         head, data = self._ask("read", reference)
-        size, time_ns = head["stat"]
-        return data, (size, time_ns)
+        return data, (head["stat"][0], head["stat"][1])
 
-    @contextmanager
-    def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
+    def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""
         data, stat = self.read(reference)
-        yield BytesIO(data), stat
+        return nullcontext((BytesIO(data), stat))
 
     def stat(self, reference: str) -> Stat | None:
         """What stands for (size, mtime_ns) now; None where it is gone. Raises OSError where nobody answers."""
@@ -197,9 +178,7 @@ class Asked:
     def _take_line(self, until: float) -> bytes:
         while b"\n" not in self._buffer:
             self._fill(until)
-        line, _end, rest = self._buffer.partition(b"\n")
-        self._buffer = rest
-        return bytes(line)
+        return self._take(self._buffer.index(b"\n") + 1, until)
 
     def _take(self, size: int, until: float) -> bytes:
         while len(self._buffer) < size:

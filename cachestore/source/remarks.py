@@ -46,13 +46,10 @@ class Remarks:
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
-        for field_name in ("missing", "multi_line", "replaced", "again", "dead"):
-            getattr(self, field_name).extend(f"{prefix}{name}" for name in getattr(other, field_name))
-        self.wordless += other.wordless
-        self.uncaptioned += other.uncaptioned
-        self.pictureless += other.pictureless
-        self.collapsed += other.collapsed
-        self.videos += other.videos
+        for name in ("missing", "multi_line", "replaced", "again", "dead"):
+            getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
+        for name in ("wordless", "uncaptioned", "pictureless", "collapsed", "videos"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_words(self, *, of_videos: str = "--frames says how many frames to take of each") -> tuple[str, ...]:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""

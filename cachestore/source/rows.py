@@ -4,28 +4,28 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import CROP, SIZE
+from cachestore.core.inputs import CROP, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
-from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
+from cachestore.core.samples import IMAGE, ROLES, VIDEO, Sample
 from cachestore.core.words import first_of
 from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
 from cachestore.source.remarks import Remarks, taken
 
 METADATA: Final = ("metadata.jsonl", "metadata.csv")
-_REFERENCES: Final[Mapping[str, str]] = {"image": IMAGE, "control": CONTROL, "mask": "mask", "video": VIDEO}
 _CAPTIONS: Final = ("caption", "text")
 """What a row may call its caption."""
 _FILES: Final = ("file_name", "path")
 """What a row may call its picture besides `image`, or its video besides `video`."""
 _MOST_COLUMNS: Final = 20
 """So many of a row's columns a message names."""
-_KNOWN: Final = (*_CAPTIONS, *_REFERENCES, *_FILES)
-_EMPTY_IS_NONE: Final = frozenset({*_REFERENCES, *_FILES, CROP, SIZE})
+_KNOWN: Final = (*_CAPTIONS, *ROLES, *_FILES)
+_EMPTY_IS_NONE: Final = frozenset({*ROLES, *_FILES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
     {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
 )
@@ -51,7 +51,6 @@ def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> 
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Rows of a table with the line each ends on."""
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         for row in rows:
@@ -61,20 +60,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
 
 
 def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """The values of a table's row. An empty cell of a reference is none."""
+    """The values of a table's row: of a crop or size the list that it spells. An empty cell of a reference is none."""
     if None in row:
         raise BadInput(f"{where}: more cells than the first line has columns")
-    return {column: _cell(column, value) for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
-
-
-def _cell(column: str, text: Any) -> Any:
-    """The value of a table's cell: of a crop or size the list that it spells, of all others the text itself."""
-    if column not in {CROP, SIZE}:
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    cells = {column: value for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
+    for column in cells.keys() & {CROP, SIZE}:
+        with suppress(ValueError):
+            cells[column] = json.loads(cells[column])
+    return cells
 
 
 def json_row(text: str, where: str) -> dict[str, Any]:
@@ -100,10 +93,7 @@ def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[s
 
 
 def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not.
-
-    Raises BadInput for two that differ.
-    """
+    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not."""
     if row.keys().isdisjoint(_FILES):
         return row
     references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
@@ -113,7 +103,7 @@ def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
     """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
-    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in _REFERENCES):
+    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in ROLES):
         raise BadInput(
             f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
             f" ones are {', '.join(_KNOWN)}"
@@ -134,49 +124,38 @@ def look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool, 
 
 
 def _listed_columns(columns: Iterable[str]) -> str:
-    """The names of columns, the first of very many."""
-    names = list(columns)
-    return first_of(names, _MOST_COLUMNS) or "none"
+    return first_of(columns, _MOST_COLUMNS) or "none"
 
 
 def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) -> Mapping[str, Any]:
-    """The row with the value of these columns under the first of their names, or without them if all are missing or null."""
     if row.keys().isdisjoint(names[1:]):
         return row
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
-        one, other = list(found.items())[:2]
-        raise BadInput(
-            f"{where}: {one[0]} and {other[0]} mean the same and differ ({_shortened(one[1])} and {_shortened(other[1])}): remove one, or"
-            " give it another name"
-        )
+        one, other = list(found)[:2]
+        said = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
+        raise BadInput(f"{where}: {one} and {other} mean the same and differ ({said}): remove one, or give it another name")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
     return named
 
 
-def _shortened(texts: Sequence[str]) -> str:
-    return first_of([repr(text[:60]) for text in texts], 2)
-
-
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
     """One row of a manifest; what it does not name itself is an extra column. `where` names it in errors. Raises BadInput."""
     captions = _texts(row.get("caption"), f"{where}: caption")
-    images = {role: _texts(row.get(column), f"{where}: {column}") for column, role in _REFERENCES.items()}
-    images = {role: references for role, references in images.items() if references}
+    images = {role: references for role in ROLES if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):
         raise BadInput(f"{where}: the reference of {empty} is empty; leave the column out, or write null")
     given = row.get("id")
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         raise BadInput(f"{where}: an id is a text or a whole number, not {given!r}")
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
-    extras: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *_REFERENCES}}
-    taken = sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys())
-    extras = _with_framing(extras, where, has_picture=IMAGE in images)
-    if taken:
+    others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *ROLES}}
+    extras = _with_framing(others, where, has_picture=IMAGE in images)
+    if taken := sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys()):
         raise BadInput(f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name")
-    sample = normal(str(given)) if given is not None else normal(default)
+    sample = normal(default if given is None else str(given))
     if caption_lines != "whole":
         captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
     elif any("\n" in caption.strip() for caption in captions):
@@ -185,16 +164,15 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
 
 
 def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) -> dict[str, Json]:
-    """The columns with `size` and `crop` checked; null is left out. Raises BadInput for what neither can be."""
     extras = {column: value for column, value in extras.items() if value is not None or column not in {CROP, SIZE}}
     size, crop = extras.get(SIZE), extras.get(CROP)
-    if size is not None and not (_are_whole(size, 2) and min(size) >= 1):
+    if size is not None and not (are_whole(size, 2) and min(size) >= 1):
         raise BadInput(
             f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
         )
     if crop is None:
         return extras
-    if not _are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
+    if not are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
         raise BadInput(f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
     if not has_picture:
         raise BadInput(f"{where}: crop is a part of the picture, and this row has no image")
@@ -203,13 +181,7 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
     return extras
 
 
-def _are_whole(value: object, count: int) -> bool:
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    return len(numbers) == count and all(type(number) is int for number in numbers)
-
-
 def _texts(value: object, where: str) -> tuple[str, ...]:
-    """One text or a list of them; none where the column is missing or null."""
     if value is None:
         return ()
     values: list[object] = [*value] if isinstance(value, list) else [value]

@@ -6,7 +6,8 @@ Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt
 import os
 import re
 import tarfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,64 +16,54 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.samples import CONTROL, IMAGE, VIDEO, Sample
-from cachestore.source.captions import CaptionLines, captions_in, decode_text, normal
-from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, trusted
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
+from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, stat_of, trusted
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
 
 _COMPRESSED: Final[Mapping[str, str]] = {
-    ".tar.gz": "gunzip",
-    ".tgz": "gunzip",
+    **dict.fromkeys((".tar.gz", ".tgz"), "gunzip"),
+    **dict.fromkeys((".tar.bz2", ".tbz2"), "bunzip2"),
+    **dict.fromkeys((".tar.xz", ".txz"), "unxz"),
     ".tar.zst": "zstd -d",
-    ".tar.bz2": "bunzip2",
-    ".tbz2": "bunzip2",
-    ".tar.xz": "unxz",
-    ".txz": "unxz",
 }
 """How a tar's name ends that is compressed, and what unpacks it."""
 SUFFIX: Final = ".tar"
-BLOCK_BYTES: Final = 512
 _TEXTS: Final = ("txt", "caption")
-_ROLES: Final = (CONTROL, "mask")
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Tar:
-    """One tar as it was when its members were listed."""
-
-    path: Path
-    stat: Stat
-
-    def open(self) -> BinaryIO:
-        """Open it for reading. Raises OSError where it is another one now."""
-        file = open_regular(self.path)
-        status = os.fstat(file.fileno())
-        if (status.st_size, status.st_mtime_ns) != self.stat:
-            file.close()
-            raise OSError(f"{self.path} changed since its members were listed; run the same command again")
-        return file
-
-
-@dataclass(frozen=True, slots=True)
 class _Member:
-    tar: _Tar
+    tar: Path
+    tar_stat: Stat
+    """As it was when the members were listed."""
     offset: int
     size: int
 
+    @property
+    def stat(self) -> Stat:
+        return trusted((self.size, self.tar_stat[1]))
+
+    @contextmanager
+    def open_tar(self) -> Generator[BinaryIO]:
+        """Its tar. Raises OSError where that is another one now."""
+        with open_regular(self.tar) as file:
+            if stat_of(os.fstat(file.fileno())) != self.tar_stat:
+                raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
+            yield file
+
     def read(self) -> bytes:
         """Its bytes; fewer where the tar ends within it. Raises OSError."""
-        with self.tar.open() as file:
+        with self.open_tar() as file:
             file.seek(self.offset)
             return file.read(self.size)
 
 
 class _Part(RawIOBase):
-    """A part of an open file as a file of its own."""
-
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -85,9 +76,6 @@ class _Part(RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
@@ -109,23 +97,21 @@ class _Members:
         member = self._member(reference)
         data = member.read()
         if len(data) != member.size:
-            raise OSError(f"{member.tar.path} ends within {reference}")
-        return data, trusted((member.size, member.tar.stat[1]))
+            raise OSError(f"{member.tar} ends within {reference}")
+        return data, member.stat
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
         """A member to be read in places, with its size and its tar's time. Raises as `read`."""
         member = self._member(reference)
-        with member.tar.open() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
-            yield part, trusted((member.size, member.tar.stat[1]))
+        with member.open_tar() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
+            yield part, member.stat
 
     def stat(self, reference: str) -> Stat | None:
         """A member's size and its tar's time now; None where it is gone."""
-        member = self.places.get(reference)
-        if member is None:
-            return None
         try:
-            return member.size, member.tar.path.stat().st_mtime_ns
+            member = self._member(reference)
+            return member.size, member.tar.stat().st_mtime_ns
         except OSError:
             return None
 
@@ -139,7 +125,7 @@ class _Members:
 def tars_at(data: str | Path) -> list[Path] | None:
     """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those of a folder without pictures.
 
-    None where it names something else. Raises BadInput for a range with a tar that does not exist.
+    None where it names something else. Raises BadInput for tars that do not exist or are compressed.
     """
     path = Path(data)
     _refuse_compressed(path)
@@ -159,7 +145,6 @@ def tars_at(data: str | Path) -> list[Path] | None:
 
 
 def _refuse_compressed(path: Path) -> None:
-    """Raise BadInput for a tar that is compressed, by its name."""
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
     if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
         raise BadInput(
@@ -191,16 +176,13 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List what tars hold. Ids are the names of pictures, and of videos, after their tar's name where there are several tars.
+    """List what tars hold. Ids are the names of pictures and videos, after their tar's name where there are several tars.
 
-    Without `videos` these are counted and passed over.
-
-    Every header is read, and the bytes of captions; no picture. Raises BadInput for what is no plain tar, for a damaged one, and for
-    members that cannot be used: links, captions that are not UTF-8, rows that are no JSON objects.
+    Without `videos` these are counted and passed over. Every header is read, and the bytes of captions; no picture. Raises BadInput for
+    what is no plain tar, for a damaged one, and for members that cannot be used.
     """
-    names = [path.name for path in paths]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        one, other = (path for path in paths if path.name == twice)
+    if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
+        one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source are named alike: {one} and {other}")
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
@@ -219,7 +201,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.replaced += replaced
         remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
-        ordered = [groups[key] for key in sorted(groups, key=lambda key: (normal(key), key))]
+        ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
         yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
 
     return list_samples(_Members(places), parse, where, caption)
@@ -227,17 +209,14 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
 
 @dataclass(slots=True)
 class _Group:
-    """Members of one name up to the first dot."""
-
-    videos: dict[str, None] = field(default_factory=dict[str, None])
-    pictures: dict[str, None] = field(default_factory=dict[str, None])
-    roles: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    videos: set[str] = field(default_factory=set[str])
+    pictures: set[str] = field(default_factory=set[str])
+    roles: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     row: str | None = None
 
 
 def _sort_in(groups: dict[str, _Group], reference: str) -> None:
-    """Put a member to those it belongs with; what is neither picture nor caption is passed over."""
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
@@ -249,56 +228,49 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
     elif rest == "json":
         group.row = reference
     elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
-        group.videos[reference] = None
+        group.videos.add(reference)
     elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return
-    elif role in _ROLES and "." in rest:
-        group.roles.setdefault(role, {})[reference] = None
+    elif role in {CONTROL, MASK} and "." in rest:
+        group.roles.setdefault(role, set()).add(reference)
     else:
-        group.pictures[reference] = None
+        group.pictures.add(reference)
 
 
 def _samples(
     places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
 ) -> Iterator[Sample]:
-    of_roles = {reference: VIDEO for reference in group.videos if videos} | dict.fromkeys(group.pictures, IMAGE)
+    of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
-    row = {} if group.row is None else _row(places[group.row], group.row, remarks)
+    row: Mapping[str, Any] = {}
+    if group.row is not None:
+        where = f"{group.row} in {places[group.row].tar}"
+        row = named_row(json_row(decode_text(places[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar.path}")
-    roles = {role: _in_order(references) for role, references in group.roles.items()}
-    for reference in _in_order(of_roles):
+    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar}")
+    roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
+    for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
-        where = f"{reference} in {places[reference].tar.path}"
+        where = f"{reference} in {places[reference].tar}"
         named = {**row, **name, of_roles[reference]: reference, **roles}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
-
-
-def _in_order(references: Iterable[str]) -> list[str]:
-    return sorted(references, key=lambda reference: (normal(reference), reference))
-
-
-def _row(member: _Member, reference: str, remarks: Remarks) -> dict[str, Any]:
-    where = f"{reference} in {member.tar.path}"
-    return dict(named_row(json_row(decode_text(member.read(), where), where), where, remarks))
 
 
 def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
     """(name, place) of every member that may be used, without hidden ones. A tar that cannot be read to its end is a problem."""
     try:
         with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            tar = _Tar(path, (status.st_size, status.st_mtime_ns))
-            if status.st_size == 0:
+            found = stat_of(os.fstat(file.fileno()))
+            if found[0] == 0:
                 return
             with tarfile.open(fileobj=file, mode="r:") as opened:
                 while (member := opened.next()) is not None:
                     cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
-                    if found := _usable(member, path, problems):
-                        yield found, _Member(tar, member.offset_data, member.size)
-                _check_end(file, opened.offset, status.st_size, path)
+                    if name := _usable(member, path, problems):
+                        yield name, _Member(path, found, member.offset_data, member.size)
+                _check_end(file, opened.offset, found[0], path)
     except tarfile.TarError as error:
         problems.add(f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip")
     except BadInput as error:
@@ -313,18 +285,16 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
     base = name.rpartition("/")[2]
     if base.startswith(".") or member.isdir():
         return ""
-    if not member.isreg() or member.issparse():
-        suffix = Path(base).suffix.lower()
-        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and suffix.removeprefix(".") not in (*_TEXTS, "json"):
-            return ""
+    if member.isreg() and not member.issparse():
+        return name
+    suffix = Path(base).suffix.lower()
+    if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
         problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
-        return ""
-    return name
+    return ""
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
     """Refuse a tar in which something else stands where its end should: tarfile takes a damaged header for the end."""
     file.seek(offset)
-    block = file.read(BLOCK_BYTES)
-    if any(block) or offset > size:
+    if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
         raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")

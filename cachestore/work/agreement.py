@@ -1,8 +1,7 @@
-"""Whether the ranks of a launch mean the same plan, and who lays it out.
+"""Whether the ranks of a launch mean the same plan, as each start shows in its beat what its plan follows from, and who lays it out.
 
-Each start shows in its beat what its plan follows from. Ranks that list different files or load different models would each do all the
-work, and the last one's catalog would stand: whoever differs is named. Rank 0 lays out the plan and opens the pass; the others wait a
-bounded time for it and then do it themselves, as publishing twice is harmless.
+Ranks that list different files or load different models would each do all the work, and the last one's catalog would stand. Rank 0 lays
+out the plan and opens the pass; the others wait a bounded time for it and then do it themselves, as publishing twice is harmless.
 """
 
 import time
@@ -54,7 +53,7 @@ def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[st
         and beat.get("asked") == mine.asked
         and beat.get("plan_meant") not in (None, mine.plan)
         and watch.look(beat["worker"]) is Life.LIVE
-        and not _has_ended(layout, beat)
+        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its worker has not noticed yet
     ]
 
 
@@ -99,7 +98,7 @@ def wait_for_rank_0(
 ) -> bool:
     """Wait until rank 0 of this launch, or of this plan, has done what it does while planning; returns whether it has.
 
-    Bounded: gives up when rank 0's count has not risen for 5 s; where no living rank 0 is planning, after `unseen_seconds`.
+    Gives up when rank 0's count has not risen for 5 s; where no living rank 0 is planning, after `unseen_seconds`.
     """
     watch, since, count = Watch(layout), clock(), -1
     while not is_done():
@@ -131,11 +130,6 @@ def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:
         yield sample
 
 
-def _has_ended(layout: Layout, beat: Mapping[str, Any]) -> bool:
-    """Whether a worker's pass is over, and the worker only has not noticed yet."""
-    return bool(beat["plan"]) and read_done(layout, PassRef(beat["plan"], beat["pass"])) is not None
-
-
 def _published(layout: Layout, name: str) -> Plan | None:
     try:
         return read_plan(layout, name) if is_published(layout, name) else None
@@ -154,7 +148,6 @@ def _new(plan: Plan, other: Plan) -> Iterator[str]:
 
 
 def _changed(plan: Plan, other: Plan) -> Iterator[str]:
-    """Samples whose captions, references or extra columns are others."""
     theirs = dict(zip(other.ids, _rows(other), strict=True))
     return (sample for sample, row in zip(plan.ids, _rows(plan), strict=True) if theirs.get(sample) != row)
 
@@ -166,5 +159,4 @@ def _rows(plan: Plan) -> Iterator[Sequence[Any]]:
 
 
 def _named(names: Iterator[str]) -> str:
-    """The first names, and that there are more."""
     return first_of(map(repr, names), NAMED)

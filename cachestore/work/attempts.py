@@ -1,12 +1,12 @@
-"""Attempts: which unit a worker does alone, noted before it begins. Knows no claims and no outcomes.
+"""Attempts: which unit a worker does alone, noted before it begins.
 
 A unit that kills its worker kills the next one too. So the partition of a worker that died is done unit by unit, and whoever dies
-then leaves a note that names the unit it was on. A note is withdrawn once the next one stands or the worker is done with it: what
-is left over belongs to the dead.
+then leaves a note that names the unit it was on. A note is withdrawn once the next one stands or the worker is done with it.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from cachestore.files.opening import names_in
@@ -45,8 +45,5 @@ class Attempts:
 
     def last_units(self) -> dict[str, int]:
         """The unit that each worker named last, by worker. Without the folder, nobody named one."""
-        found: dict[str, AttemptName] = {}
-        for name in filter(None, map(parse_attempt, names_in(self.folder.attempts))):
-            if name.worker not in found or name.n > found[name.worker].n:
-                found[name.worker] = name
-        return {worker: name.unit for worker, name in found.items()}
+        names = filter(None, map(parse_attempt, names_in(self.folder.attempts)))
+        return {name.worker: name.unit for name in sorted(names, key=attrgetter("n"))}

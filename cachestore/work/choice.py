@@ -1,6 +1,6 @@
 """What a worker takes next, given what is finished and claimed. Pure: the worker acts on it, and so does the simulation of many ranks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +9,7 @@ from cachestore.work.workers import Life
 
 POOL_PARTITIONS: Final = 8
 POOL_UNITS: Final = 64
-"""A worker takes up to 8 partitions at once, or as many as hold 64 units (more where its encoder likes to see more), so that batches
-fill and segments are not tiny."""
+"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256
@@ -40,18 +39,9 @@ class Held:
 
 
 def choose(
-    order: Sequence[int],
-    *,
-    finished: Collection[int],
-    claimed: Collection[int],
-    each: int,
-    world_size: int,
-    units: int = POOL_UNITS,
+    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = POOL_UNITS
 ) -> Choice:
-    """Which partitions to claim next, of those in `order`, that hold `each` units or one more. Nothing is left of nothing.
-
-    `order` may leave out what was finished before. `units` is how many a worker likes to have at once.
-    """
+    """Which partitions, of `each` units or one more, to claim next of those in `order`. A worker likes to have `units` at once."""
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
     is_plenty = len(free) >= 2 * world_size * _pool_limit(each, units)
@@ -67,16 +57,13 @@ def _pool_limit(each: int, units: int) -> int:
     return max(POOL_PARTITIONS, units // max(1, each))
 
 
-def claims_to_take(held: Iterable[Held]) -> list[ClaimName]:
+def claims_to_take(held: Collection[Held]) -> list[ClaimName]:
     """Claims that an idle worker may take over, the best first; it takes one.
 
-    Those of the dead and the silent, in order; then of the slow ones that whose holder's count has been still longest: doing it over
-    costs a duplicate at worst.
+    Those of the dead and the silent, then of the slow ones the stillest: doing it over costs a duplicate at worst.
     """
-    held = list(held)
-    of_the_dead = [one.claim for one in held if one.life is not Life.LIVE]
-    slow = [one for one in held if one.life is Life.LIVE and one.is_slow]
-    return [*of_the_dead, max(slow, key=lambda one: (one.still_seconds, one.claim)).claim] if slow else of_the_dead
+    slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
+    return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]
 
 
 def poll_seconds(world_size: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from cachestore.core.errors import FormatError
@@ -32,21 +33,17 @@ class Claims:
 
     def newest(self, number: int) -> dict[Slot, ClaimName]:
         """The newest claim of each partition that has one, in a round."""
-        found: dict[Slot, ClaimName] = {}
-        for name in filter(None, map(parse_claim, names_in(self.folder.claims))):
-            slot = (name.recipe, name.partition)
-            if name.round == number and (slot not in found or name.n > found[slot].n):
-                found[slot] = name
-        return found
+        names = filter(None, map(parse_claim, names_in(self.folder.claims)))
+        return {(name.recipe, name.partition): name for name in sorted(names, key=attrgetter("n")) if name.round == number}
 
     def take(self, number: int, slot: Slot, *, after: ClaimName | None = None) -> ClaimName | None:
         """Claim a partition, the first time or after an earlier claim; None if somebody was faster."""
-        name = ClaimName(number, slot[0], slot[1], after.n + 1 if after else 0)
-        taken = note(self.layout, self.folder.claim(name), encode_record(FORMAT, VERSION, {"worker": self.worker}))
-        if taken:
-            self._holders[name] = self.worker
-            self._taken[number, slot] = name
-        return name if taken else None
+        name = ClaimName(number, *slot, after.n + 1 if after else 0)
+        if not note(self.layout, self.folder.claim(name), encode_record(FORMAT, VERSION, {"worker": self.worker})):
+            return None
+        self._holders[name] = self.worker
+        self._taken[number, slot] = name
+        return name
 
     def holder(self, name: ClaimName) -> str | None:
         """Who made a claim; None where the file is damaged or gone."""
@@ -59,7 +56,7 @@ class Claims:
         return self._holders[name]
 
     def life(self, name: ClaimName) -> Life:
-        """Whether the holder of a claim lives. A claim that cannot be read, or that this worker no longer works on, is free: as if dead."""
+        """Whether the holder of a claim lives. One that cannot be read, or that this worker no longer works on, is free: as if dead."""
         return self._life_of(self.holder(name))
 
     def _life_of(self, holder: str | None) -> Life:
@@ -69,18 +66,14 @@ class Claims:
         """How the holders of claims stand, in order; each holder is looked at once, however many claims it has."""
         holders = {name: self.holder(name) for name in names}
         lives = {holder: self._life_of(holder) for holder in set(holders.values())}
-        return [self._held(name, holder, lives[holder]) for name, holder in holders.items()]
-
-    def _held(self, name: ClaimName, holder: str | None, life: Life) -> Held:
-        if holder is None:
-            return Held(name, life, 0.0, is_slow=False)
-        return Held(name, life, self.watch.still_seconds(holder), self.watch.is_slow(holder))
+        watch = self.watch
+        return [
+            Held(name, lives[holder], watch.still_seconds(holder) if holder else 0.0, is_slow=bool(holder) and watch.is_slow(holder))
+            for name, holder in holders.items()
+        ]
 
     def died_before(self, number: int, slot: Slot) -> list[str]:
-        """Workers that held a partition before this worker's own claim and died, in the order of their claims.
-
-        Only a proved death counts: a damaged claim, a slow or silent holder and one that ended in order say nothing of the units.
-        """
+        """Workers that held a partition before this worker's own claim and provably died, in the order of their claims."""
         own = self._taken.get((number, slot))
         earlier = [self.holder(own._replace(n=n)) for n in range(own.n)] if own else []
         return [worker for worker in dict.fromkeys(earlier) if worker not in (None, self.worker) and self.watch.has_died(worker)]

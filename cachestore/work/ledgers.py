@@ -55,8 +55,8 @@ class Ledger:
 def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
     """Publish a ledger; False if the partition has one already, which is as good.
 
-    It is complete when visible, but not synced: an fsync for each of 4,096 partitions took longer than the work. One that a power
-    cut tears fails its checksum, and its units come back in the next round, where they are found.
+    It is not synced: an fsync for each of 4,096 partitions took longer than the work. One that a power cut tears fails its checksum, and
+    its units come back in the next round, where they are found.
     """
     rows = [
         [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient]
@@ -93,13 +93,8 @@ def _place(folder: PassFolder, name: LedgerName) -> list[Json]:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    """One row. Raises TypeError, ValueError for what is none."""
-    unit, result, key, digest, stat, found, reason, is_transient = row
-    size, time = stat
-    facts: dict[str, Json] = dict(found)
-    is_row = type(unit) is int and 0 <= unit < _BEYOND_INT64 and result in get_args(Result)
-    if not (is_row and all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (size, time))):
+    unit, result, digits, digest, (size, time), facts, reason, is_transient = row
+    if not (all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (unit, size, time)) and unit >= 0 and result in get_args(Result)):
         raise ValueError("a row of a ledger is a unit's number, what became of it, and how its file stood")
-    return Outcome(
-        unit, result, Key.parse(key) if key else None, bytes.fromhex(digest).hex(), (size, time), facts, str(reason), bool(is_transient)
-    )
+    key = Key.parse(digits) if digits else None
+    return Outcome(unit, result, key, bytes.fromhex(digest).hex(), (size, time), dict(facts), str(reason), bool(is_transient))

@@ -53,7 +53,6 @@ def _take(array: NDArray[Any], places: Numbers, empty: int) -> NDArray[Any]:
 
 
 def _filled(value: Json, width: int) -> list[int]:
-    """A fact as exactly so many numbers; those it has not are -1."""
     numbers: list[int] = np.array(value, np.int64).reshape(-1).tolist()
     return [*numbers[:width], *[-1] * (width - len(numbers))]
 
@@ -76,7 +75,6 @@ class Outcomes:
         self._widths = widths
 
     def __len__(self) -> int:
-        """How many units there are."""
         return len(self.states)
 
     @property

@@ -17,10 +17,7 @@ def bounds(units: int, partition: int) -> tuple[int, int]:
 
 
 def order_for(rank: int | None, world_size: int, count: int, *, seed: int) -> list[int]:
-    """The order in which a worker looks at partitions: its own (p % world == rank) first, then all others from its place on.
-
-    Without a preferred part, all of them from a place that `seed` chooses.
-    """
+    """The order in which a worker looks at partitions: its own (p % world == rank) first; without a rank from where `seed` says."""
     if rank is None:
         start = seed % count if count else 0
         return [*range(start, count), *range(start)]

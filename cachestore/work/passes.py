@@ -1,8 +1,4 @@
-"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused.
-
-Round 0 lists what was not known to be present when the pass began, and says which catalog the rest was taken from; later rounds
-list what reconcile reopened. `done.json` ends the pass.
-"""
+"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +46,6 @@ class Round:
     units: tuple[Sequence[int], ...]
     """For each recipe, the places of its units in the plan, sorted."""
     launch: str
-    """The launch that began it."""
     started: float
     """Seconds since the epoch, by the clock of who began it; for reports only."""
     generation: int | None = None
@@ -118,30 +113,26 @@ def publish_done(
     layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str], request: Mapping[str, Json] | None = None
 ) -> Done:
     """End a pass; who comes second gets the first one's report."""
-    hints: dict[str, Json] = dict(request or {})
-    body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches)), "request": hints}
+    body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches)), "request": dict(request or {})}
     publish(layout, ref.folder(layout).done, [encode_record(DONE_FORMAT, VERSION, body)])
-    return read_done(layout, ref) or Done(report, tuple(launches), hints)
+    return read_done(layout, ref) or Done(report, tuple(launches), request or {})
 
 
 def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
     """The newest pass if it is unfinished and sound, or ended under this launch, else the next, made now; two that make it share it."""
-    numbers = list_passes(layout, plan)
-    if numbers:
-        newest = PassRef(plan, numbers[-1])
-        if not has_ended(layout, newest):
-            if _is_sound(layout, newest):
-                return _make(layout, newest)
-        elif (done := read_done(layout, newest)) is not None and launch in done.launches:
-            return newest
-    return _make(layout, PassRef(plan, numbers[-1] + 1 if numbers else 1))
+    newest = PassRef(plan, max(list_passes(layout, plan), default=0))
+    if newest.number and not has_ended(layout, newest) and _is_sound(layout, newest):
+        return _make(layout, newest)
+    done = read_done(layout, newest)
+    if done is not None and launch in done.launches:
+        return newest
+    return _make(layout, PassRef(plan, newest.number + 1))
 
 
 def _is_sound(layout: Layout, ref: PassRef) -> bool:
     """Whether the rounds of a pass can be read; one that cannot would stand in everybody's way for ever."""
-    folder = ref.folder(layout)
     try:
-        for number in list_rounds(folder):
+        for number in list_rounds(ref.folder(layout)):
             read_round_record(layout, ref, number)
     except FormatError:
         return False

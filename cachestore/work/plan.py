@@ -1,4 +1,4 @@
-"""A plan: rows of samples and units, the catalog's name and the recipes. Pure: no stat, no mtime, no absolute path, no bytes.
+"""A plan: rows of samples and units, the catalog's name and the recipes. No stat, no mtime, no absolute path, no bytes.
 
 Every node that lists the same source builds the same plan, byte for byte, under the same name. Its table:
 
@@ -14,7 +14,7 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from cachestore.core.errors import FormatError
@@ -67,16 +67,15 @@ class ColumnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of encode work."""
+    """One piece of encode work, with its place in the plan."""
 
     place: int
-    """Its number in the plan."""
     id: bytes
     recipe: int
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A plan as it was built or read."""
 
@@ -86,16 +85,16 @@ class Plan:
     """Digest of the catalog's name, the arguments that change keys, and the fingerprints."""
     content: str
     """Digest of what the source lists."""
-    catalog: str
+    catalog: str = ""
     """Name of the catalog; empty for a plan without one (`fill`)."""
     recipes: tuple[Recipe, ...]
-    columns: tuple[PlanColumn, ...]
-    ids: Sequence[str]
-    captions_at: Sequence[int]
-    captions: Sequence[str]
-    images: Mapping[str, tuple[Sequence[int], Sequence[str]]]
-    extras: Sequence[str]
-    cells: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    columns: tuple[PlanColumn, ...] = ()
+    ids: Sequence[str] = ()
+    captions_at: Sequence[int] = (0,)
+    captions: Sequence[str] = ()
+    images: Mapping[str, tuple[Sequence[int], Sequence[str]]] = field(default_factory=dict[str, tuple[Sequence[int], Sequence[str]]])
+    extras: Sequence[str] = ()
+    cells: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
     """For each column: where each row's cells start, and the unit of each cell."""
     units_at: Sequence[int]
     unit_ids: Sequence[bytes]
@@ -155,15 +154,6 @@ def plan_name(request: str, content: str) -> str:
     return digest_parts("cachestore-plan", request, content).hex()[:32]
 
 
-def unit_id(recipe: Recipe, request: Request) -> bytes:
-    """The id of a unit: equal requests of one recipe are one unit."""
-    return _id_of(recipe.fingerprint, canonical(dict(request)))
-
-
-def _id_of(fingerprint: str, request: bytes) -> bytes:
-    return digest_parts("cachestore-unit", fingerprint, request)[:KEY_BYTES]
-
-
 class _Units:
     """The distinct requests of one recipe, in the order in which they were first asked."""
 
@@ -178,7 +168,7 @@ class _Units:
     def number(self, request: Request) -> int:
         """The number of the unit with this request, made if it is new."""
         text = canonical(dict(request))
-        uid = _id_of(self._fingerprint, text)
+        uid = digest_parts("cachestore-unit", self._fingerprint, text)[:KEY_BYTES]
         number = self._numbers.setdefault(uid, len(self._numbers))
         if number == len(self._requests):
             self._requests.append(text)
@@ -230,13 +220,10 @@ def build_plan(
     texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
 ) -> Plan:
-    """Lay out a plan; `samples` is gone through once. `extra` are (recipe, request) of units that no sample refers to.
+    """Lay out a plan; `samples` is gone through once, and their captions are encoded as they are.
 
-    The captions of `samples` are what is encoded; `texts` says how they were made of their source's.
-
-    Extra units, such as the empty caption, are there if there is at least one sample; without samples the plan is valid and empty.
-    A recipe's further columns, such as that of control images, are there if a sample has a cell in them. A last recipe that is left
-    without a column and without units is not there either.
+    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out. So are
+    a recipe's further columns, such as that of control images, where no sample has a cell in them.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -306,20 +293,11 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
     requests = Texts()
     for key in ordered:
         requests.append(canonical({"key": str(key)}))
-    nothing = Texts().strings()
     return Plan(
         name=plan_name(request, content),
         request=request,
         content=content,
-        catalog="",
         recipes=(recipe,),
-        columns=(),
-        ids=nothing,
-        captions_at=[0],
-        captions=nothing,
-        images={},
-        extras=nothing,
-        cells=(),
         units_at=[0, len(ordered)],
         unit_ids=Digests(memoryview(raw), KEY_BYTES),
         unit_requests=requests.strings(),
@@ -355,7 +333,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "texts": dict(plan.texts),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
-        "columns": [{"recipe": one.recipe, "encoder": one.encoder, "role": one.role, "options": dict(one.options)} for one in plan.columns],
+        "columns": [asdict(one) for one in plan.columns],
     }
     publish(layout, layout.plan(plan.name), encode_table(FORMAT, VERSION, header, columns), read_only=True)
 
@@ -366,24 +344,19 @@ def is_published(layout: Layout, name: str) -> bool:
 
 
 def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap") -> Plan:
-    """Read a published plan; what is not looked at takes no memory, unless it is read whole. Raises FormatError, FileNotFoundError."""
-    path = layout.plan(name)
+    """Read a published plan; mapped, what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
+    path, cure = layout.plan(name), f"{layout.command('repair')} puts it aside"
     table = read_table(path, FORMAT, VERSION, io=io)
     try:
         plan = _parse(table, name)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {layout.command('repair')} puts it aside"
-        ) from error
+        raise FormatError(f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {cure}") from error
     if not _fits(plan):
-        raise FormatError(
-            f"{path} is not the plan that its folder names, or its columns do not fit; {layout.command('repair')} puts it aside"
-        )
+        raise FormatError(f"{path} is not the plan that its folder names, or its columns do not fit; {cure}")
     return plan
 
 
 def _parse(table: Table, name: str) -> Plan:
-    """A table's columns by what they mean. Raises KeyError, TypeError, ValueError where one is missing or of another kind."""
     header: Mapping[str, Any] = table.header
     return Plan(
         name=name,

@@ -1,10 +1,11 @@
-"""Retention: what plans, passes and workers still need, and which of them may go. Decides by listings; removes what it is told to.
+"""Retention: what plans, passes and workers still need, and which of them may go.
 
 Ages are by the times of files: they decide only whether something is kept for longer than it has to be. Whether a value is needed is
 never decided by a clock.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -32,21 +33,12 @@ def list_plans(layout: Layout) -> list[str]:
 
 def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
     """The passes that somebody may still finish: the newest one of each plan, if it has not ended and was touched within 30 days."""
-    found: set[PassRef] = set()
-    for plan in list_plans(layout):
-        numbers = list_passes(layout, plan)
-        if not numbers:
-            continue
-        newest = PassRef(plan, numbers[-1])
-        if not has_ended(layout, newest) and _idle_seconds(newest.folder(layout), now) <= KEPT_SECONDS:
-            found.add(newest)
-    return frozenset(found)
+    newest = [PassRef(plan, numbers[-1]) for plan in list_plans(layout) if (numbers := list_passes(layout, plan))]
+    return frozenset(ref for ref in newest if not has_ended(layout, ref) and _idle_seconds(ref.folder(layout), now) <= KEPT_SECONDS)
 
 
 def _idle_seconds(folder: PassFolder, now: float) -> float:
-    """For how long nobody made anything in a pass."""
-    times = [_changed(path) for path in (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)]
-    return now - max(times)
+    return now - max(map(_changed, (folder.root, folder.rounds, folder.claims, folder.ledgers, folder.attempts)))
 
 
 def _changed(path: Path) -> float:
@@ -90,11 +82,9 @@ def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tup
     """(data set, generation) of the catalogs that these passes took units from."""
     found: set[tuple[str, int]] = set()
     for ref in passes:
-        try:
+        with suppress(FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
             if (generation := generation_of_pass(layout, ref)) is not None:
                 found.add((read_outline(layout, ref.plan).catalog, generation))
-        except (FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
-            continue
     return found
 
 
@@ -124,19 +114,16 @@ def told_catalogs(layout: Layout) -> Iterator[Told]:
     for plan in list_plans(layout):
         for number in list_passes(layout, plan):
             ref = PassRef(plan, number)
-            done = read_done(layout, ref)
-            report: Mapping[str, Any] = done.report if done is not None else {}
-            if report.get("name"):
-                yield Told(
-                    str(report["name"]), int(report["generation"]), str(report["catalog_digest"]), ref, _changed(ref.folder(layout).done)
-                )
+            if (done := read_done(layout, ref)) and (name := done.report["name"]):
+                ended = _changed(ref.folder(layout).done)
+                yield Told(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
 
 
 def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
     """Plans of which no catalog is left that was made from them. `generations` has those that stay, by data set.
 
-    A plan goes only with its catalogs, as they can be built again from it: one that names a generation newer than all that are there
-    stays, as that one was lost. A plan of keys stays for ever. None goes that was touched within 30 days.
+    One that names a generation newer than all that are there stays: that one was lost, and can be built again from it. So does a plan
+    of keys, and any that was touched within 30 days.
     """
     told: dict[str, list[Told]] = {}
     for each in told_catalogs(layout):
@@ -145,18 +132,16 @@ def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: fl
 
 
 def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[str, list[int]], now: float) -> bool:
-    age = age_seconds(layout.plan(plan), now)
-    if age is None or age <= KEPT_SECONDS:
+    if not _is_old(layout.plan(plan), now):
         return False
     try:
         name = read_outline(layout, plan).catalog
     except (FormatError, OSError):
         return False
     kept = generations.get(name, [])
-    refs = [PassRef(plan, number) for number in list_passes(layout, plan)]
-    is_untouched = all(_idle_seconds(ref.folder(layout), now) > KEPT_SECONDS for ref in refs)
-    is_gone = all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
-    return bool(name) and is_untouched and is_gone
+    folders = [PassRef(plan, number).folder(layout) for number in list_passes(layout, plan)]
+    is_untouched = all(_idle_seconds(folder, now) > KEPT_SECONDS for folder in folders)
+    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
 
 
 def plans_of(layout: Layout, name: str) -> list[str]:
@@ -168,11 +153,11 @@ def plans_of(layout: Layout, name: str) -> list[str]:
 def remove_plan(layout: Layout, plan: str) -> int:
     """Remove a plan with its passes; returns the bytes freed. Names that are not ours stay, and their folder with them.
 
-    The rows go first and each pass's end last, so that what is left of a plan after a crash is neither joined nor believed.
+    The rows go first and each pass's end last, so that what a crash leaves is neither joined nor believed.
     """
     freed = remove_file(layout, layout.plan(plan))
     for number in list_passes(layout, plan):
-        folder = PassFolder(layout.pass_folder(plan, number))
+        folder = PassRef(plan, number).folder(layout)
         for kind in PASS_KINDS:
             inner = folder.root / PurePath(kind.folder).name
             freed += sum(remove_file(layout, inner / name) for name in names_in(inner) if kind.parse(name) is not None)
@@ -196,8 +181,7 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
         if beat is None or beat["phase"] == "ended" or age is None:
             continue
         is_meant = (before is None or beat["started"] <= before + SLACK_SECONDS) and (plans is None or beat["plan"] in plans)
-        held = is_held(layout, worker)
-        if is_meant and watch.look(worker) is not Life.DEAD and (held or age <= 86_400.0):
+        if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.look(worker) is not Life.DEAD:
             found.append(beat)
     return found
 
@@ -205,15 +189,11 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
 def forgotten_workers(layout: Layout, *, now: float) -> list[Path]:
     """Beats and locks of workers that ended or died more than 30 days ago; a lock without a beat, too, that nobody holds."""
     names = names_in(layout.workers)
-    gone = {worker for worker in filter(None, map(parse_worker, names)) if _is_forgotten(layout, worker, now)}
-    shown = {worker for worker in map(parse_worker, names) if worker is not None}
-    locks = {worker for worker in map(parse_worker_lock, names) if worker is not None and (worker in gone or worker not in shown)}
+    shown = set(filter(None, map(parse_worker, names)))
+    gone = {worker for worker in shown if _is_old(layout.worker(worker), now) and not is_held(layout, worker)}
+    locks = set(filter(None, map(parse_worker_lock, names))) - (shown - gone)
     old = [worker for worker in sorted(locks) if _is_old(layout.worker_lock(worker), now) and not is_held(layout, worker)]
-    return [*(layout.worker(worker) for worker in sorted(gone)), *(layout.worker_lock(worker) for worker in old)]
-
-
-def _is_forgotten(layout: Layout, worker: str, now: float) -> bool:
-    return _is_old(layout.worker(worker), now) and not is_held(layout, worker)
+    return [*map(layout.worker, sorted(gone)), *map(layout.worker_lock, old)]
 
 
 def _is_old(path: Path, now: float) -> bool:

@@ -1,13 +1,11 @@
-"""How busy the stages of encoding were: clocks that a worker keeps, and their sum over all workers of a pass.
-
-A stage waits while its threads have nothing to do. Reading and preparing share threads, so they wait together.
-"""
+"""How busy the stages of encoding were. Reading and preparing share threads, so they wait together."""
 
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from cachestore.core.keys import Json
@@ -20,17 +18,13 @@ STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
 _SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
 
 
-def _zeros() -> dict[Stage, float]:
-    return dict.fromkeys(STAGES, 0.0)
-
-
 @dataclass(slots=True)
 class Stages:
     """One worker's clocks, in seconds of its threads. Any thread may add to them."""
 
     clock: Callable[[], float] = time.monotonic
-    _busy: dict[Stage, float] = field(default_factory=_zeros)
-    _wait: dict[Stage, float] = field(default_factory=_zeros)
+    _busy: dict[Stage, float] = field(default_factory=partial(dict[Stage, float].fromkeys, STAGES, 0.0))
+    _wait: dict[Stage, float] = field(default_factory=partial(dict[Stage, float].fromkeys, STAGES, 0.0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -55,8 +49,7 @@ class Stages:
             did = {stage: self._busy[stage] - before[stage] for stage in STAGES}
             together = sum(did[stage] for stage in _SHARED)
             for stage in STAGES:
-                had = seconds * threads - together if stage in _SHARED else seconds - did[stage]
-                self._wait[stage] += max(0.0, had)
+                self._wait[stage] += max(0.0, seconds * threads - together if stage in _SHARED else seconds - did[stage])
 
     def as_json(self) -> dict[str, Json]:
         """`{STAGE: [busy, waiting]}` in seconds; empty where nothing was done."""
@@ -68,15 +61,17 @@ class Stages:
 def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     """The stages of several workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty where none did anything.
 
-    `limiting` is the stage whose threads were busy for the largest share of their time. Of reading and preparing, which share
-    threads, it is the one that took more.
+    `limiting` is the stage whose threads were busy for the largest share of their time; of reading and preparing the one that took more.
     """
     told = [beat["stages"] for beat in beats if beat.get("stages")]
     if not told:
         return {}
-    busy, wait = ({stage: sum(float(one[stage][place]) for one in told) for stage in STAGES} for place in range(2))
-    summed: dict[str, Json] = {stage: {"busy_seconds": round(busy[stage], 3), "wait_seconds": round(wait[stage], 3)} for stage in STAGES}
-    return summed | {"limiting": max(STAGES, key=lambda stage: (_share(stage, busy, wait), busy[stage]))}
+    names = ("busy_seconds", "wait_seconds")
+    exact = {stage: {name: sum(float(one[stage][place]) for one in told) for place, name in enumerate(names)} for stage in STAGES}
+    shares = stage_shares(exact)
+    limiting = max(STAGES, key=lambda stage: (shares.get(stage, 0.0), exact[stage]["busy_seconds"]))
+    summed: dict[str, Json] = {stage: {name: round(seconds, 3) for name, seconds in exact[stage].items()} for stage in STAGES}
+    return summed | {"limiting": limiting}
 
 
 def stages_in_words(summed: Mapping[str, Any]) -> str:
@@ -93,9 +88,3 @@ def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:
     shared = sum(busy.get(stage, 0.0) for stage in _SHARED)
     worked = {stage: (shared if stage in _SHARED else busy[stage]) + wait[stage] for stage in busy}
     return {stage: busy[stage] / worked[stage] for stage in busy if worked[stage]}
-
-
-def _share(stage: str, busy: Mapping[str, float], wait: Mapping[str, float]) -> float:
-    """Of its threads' time, how much a stage was busy; 0 where it had none."""
-    worked = sum(busy[one] for one in _SHARED) if stage in _SHARED else busy[stage]
-    return worked / (worked + wait[stage]) if worked else 0.0

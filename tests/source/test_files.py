@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from cachestore.source.files import UNTRUSTED, Files, Routed
+from cachestore.core.inputs import NO_STAT
+from cachestore.source.files import Files, Routed
 from cachestore.source.folders import list_source
 from tests.source.sources import folder, listed
 
@@ -17,7 +18,7 @@ def test_a_file_comes_with_its_size_and_time(tmp_path):
 
 def test_the_time_of_a_file_that_was_modified_just_now_is_not_trusted(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
-    assert listed(tmp_path).read("a.png") == (b"bytes", UNTRUSTED)
+    assert listed(tmp_path).read("a.png") == (b"bytes", NO_STAT)
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch):

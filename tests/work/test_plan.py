@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError
-from cachestore.core.keys import Key, Recipe
+from cachestore.core.keys import KEY_BYTES, Key, Recipe, canonical, digest_parts
 from cachestore.core.samples import Sample
 from cachestore.files.publish import publish
 from cachestore.files.table import encode_table
@@ -26,7 +26,6 @@ from cachestore.work.plan import (
     publish_plan,
     read_outline,
     read_plan,
-    unit_id,
 )
 from tests.fakes import FakeEncoder, captions, pictures, plan_of
 
@@ -167,13 +166,17 @@ def test_units_that_no_sample_refers_to_are_planned_too_and_once():
     assert plan_of(captions("a"), [TEXT], extra=[(0, {"caption": ""})]).unit_count == 2
 
 
+def id_of(recipe, request):
+    return digest_parts("cachestore-unit", recipe.fingerprint, canonical(request))[:KEY_BYTES]
+
+
 def test_units_are_sorted_by_recipe_and_then_by_id():
     plan = plan_of([Sample(str(n), {"image": (f"{n}.png",)}, (f"caption {n}",)) for n in range(50)], [TEXT, LATENTS])
     for recipe in range(2):
         ids = [plan.unit_ids[place] for place in plan.units_of(recipe)]
         assert ids == sorted(set(ids))
         assert all(plan.recipe_of(place) == recipe for place in plan.units_of(recipe))
-        assert all(plan.unit(place).id == unit_id(plan.recipes[recipe], plan.unit(place).request) for place in plan.units_of(recipe))
+        assert all(plan.unit(place).id == id_of(plan.recipes[recipe], plan.unit(place).request) for place in plan.units_of(recipe))
 
 
 def test_a_plan_of_no_keys_is_valid(layout):
