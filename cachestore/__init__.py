@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cachestore.jobs.precompute import precompute as precompute
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
+    from cachestore.loading.features import Feature as Feature
     from cachestore.loading.loader import make_loader as make_loader
     from cachestore.loading.mixed import MixedDataset as MixedDataset
     from cachestore.maintain.collect import CompactReport as CompactReport
@@ -78,6 +79,7 @@ _HOMES = {
     "DropReport": "maintain.collect",
     "EncodeFailed": "core.errors",
     "ExportReport": "interop.export_report",
+    "Feature": "loading.features",
     "Finding": "storage.findings",
     "Forecast": "jobs.forecast",
     "FormatError": "core.errors",

@@ -25,6 +25,7 @@ from cachestore.loading.columns import (
     complete_rows,
 )
 from cachestore.loading.epoch import Epoch
+from cachestore.loading.features import Feature, features_of
 from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import Options, Selection, called, place_in
@@ -319,6 +320,15 @@ class CachedDataset(Dataset[SampleDict]):
     def fields(self) -> frozenset[str]:
         """What is handed out of the latents and the text encoders' outputs: what `fields` asked for, else all outputs."""
         return self._selection.fields
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """Dtype and shape of each tensor that a batch may hold, by name, as the recipes tell them; no entry is read.
+
+        A sample has no first axis, and text at its own length; masks of text and constants come with the batch. Lists of control
+        latents have the dtype of each, and no shape. A batch of samples that all lack something, such as a picture, lacks its name.
+        """
+        return features_of(self._selection)
 
     @property
     def latents_form(self) -> LatentsAs:

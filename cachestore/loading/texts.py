@@ -51,7 +51,12 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
         raise FormatError(f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`")
-    return -(-(padding.length or longest) // padding.multiple) * padding.multiple
+    return round_up(padding.length or longest, padding)
+
+
+def round_up(length: int, padding: Padding) -> int:
+    """The least length from this one on that a batch may have."""
+    return -(-length // padding.multiple) * padding.multiple
 
 
 def start_of(real: int, length: int, padding: Padding) -> int:

@@ -1,0 +1,100 @@
+"""What a batch will hold, by the recipes alone: dtypes and shapes by name. Reads no entry; what a recipe does not tell is None."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cachestore.core.dtypes import TORCH_NAMES
+from cachestore.core.keys import Recipe
+from cachestore.core.read_block import Form, Padding, TextBlock
+from cachestore.core.samples import MASK
+from cachestore.loading.columns import FPS, NUM_FRAMES, SIZES
+from cachestore.loading.latents import LatentsAs, batch_shape
+from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, Selection
+from cachestore.loading.texts import round_up
+from cachestore.loading.wanted import LatentsColumn
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Feature:
+    """What a batch holds under a name: `Feature(bfloat16 [?, 512, ?])`."""
+
+    dtype: torch.dtype | None
+    """None where the recipe does not tell it."""
+    shape: Shape | None
+    """None for an axis that the recipe leaves free (samples, a picture's sides, a caption's length) or does not tell, and in place of all
+    where it does not tell how many there are."""
+
+    def __repr__(self) -> str:
+        """One line, with `?` for what is None, and `...` for axes of which nothing is told."""
+        dtype = "?" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        axes = ["..."] if self.shape is None else ["?" if size is None else str(size) for size in self.shape]
+        return f"Feature({dtype} [{', '.join(axes)}])"
+
+
+def features_of(selection: Selection) -> dict[str, Feature]:
+    """What a batch of these samples may hold under each name, but for lists of plain values."""
+    recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
+    found: dict[str, Feature] = {}
+    if latents is not None:
+        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, selection.options.latents)
+    if selection.masks is not None:
+        found[MASK] = Feature(torch.float32, (None, 1, None, None))
+    if controls is not None:
+        one = _latents(recipes[controls.column.fingerprint], controls, selection.control_form(controls))
+        found[CONTROL_LATENTS] = one if selection.has_one_control else Feature(one.dtype, None)
+    for text in selection.texts:
+        found |= _texts(recipes[text.column.fingerprint], text.block)
+    facts = frozenset[str]() if latents is None else latents.column.facts.keys()
+    found |= {name: Feature(torch.int64, (None, 2)) for name, fact in SIZES.items() if fact in facts}
+    return found | ({NUM_FRAMES: Feature(torch.int64, (None,)), FPS: Feature(torch.float32, (None,))} if "fps" in facts else {})
+
+
+def _dtype(recipe: Recipe) -> torch.dtype | None:
+    """Of all numbers with a fraction that a model made; who imported them does not say it."""
+    name = recipe.make.get("dtype")
+    return getattr(torch, name) if name in TORCH_NAMES else None
+
+
+def _latents(recipe: Recipe, latents: LatentsColumn, form: LatentsAs) -> Feature:
+    channels, frames = recipe.read.get("channels"), recipe.read.get("temporal_factor")
+    if not isinstance(channels, int) or not isinstance(frames, int):
+        return Feature(_dtype(recipe), None)
+    patch = latents.block.patchify
+    stored = (1, channels * (2 if latents.block.stored == "moments" else 1), patch, patch)
+    frames_axis: Shape = (None,) if frames > 1 else ()
+    return Feature(_dtype(recipe), (None, batch_shape(latents.block, form, stored)[1], *frames_axis, None, None))
+
+
+def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
+    """Outputs, masks and constants. Embeddings are in the model's dtype; a mask that a pipeline returned is in whichever it had there."""
+    found: dict[str, Feature] = {}
+    for name, form in block.outputs.items():
+        padding = block.padding.get(name)
+        found[name] = Feature(_dtype(recipe) if "embed" in name else None, None if padding is None else _padded(form, padding))
+        if padding is not None and padding.mask is not None:
+            found[padding.mask] = Feature(torch.int64, (None, _length(padding)))
+    return found | dict(_constants(block, found))
+
+
+def _padded(form: Form, padding: Padding) -> Shape | None:
+    """The first axis of a sample is the one that is padded; a join may be widened along the last."""
+    if padding.dim >= 0:
+        return None
+    between = [None] * (-padding.dim - 2)
+    return (None, _length(padding), *between, *([form.width] if padding.dim < -1 else []))
+
+
+def _length(padding: Padding) -> int | None:
+    return round_up(padding.length, padding) if padding.length else None
+
+
+def _constants(block: TextBlock, outputs: dict[str, Feature]) -> Iterator[tuple[str, Feature]]:
+    for name, constant in block.constants.items():
+        like = outputs[constant.like]
+        letters = {"S": None if like.shape is None else like.shape[-2], "B": None}
+        shape = tuple(size if isinstance(size, int) else letters[size] for size in constant.shape)
+        yield name, Feature(torch.int64 if constant.kind == "positions" else like.dtype, shape)
