@@ -16,11 +16,7 @@ _remembered: dict[str, str] = {}
 
 
 def differing_files(
-    recipes: Mapping[str, Recipe],
-    *,
-    model: str | Path | None = None,
-    vae: str | Path | None = None,
-    text_encoder: str | Path | None = None,
+    recipes: Mapping[str, Recipe], *, model: str | Path | None = None, vae: str | Path | None = None, text_encoder: str | Path | None = None
 ) -> list[str]:
     """What is not as recipes have it, in words, one for each file; nothing where all is. No recipes differ in nothing.
 

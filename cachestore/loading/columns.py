@@ -130,17 +130,6 @@ def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
     return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
 
 
-def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
-    """(height, width) and (top, left) of a cell, and of a clip its frames and their rate, as far as the catalog knows them."""
-    facts = column.cell(place).facts
-    sizes = {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
-    if len(facts.get("bucket", ())) > 2:
-        sizes[NUM_FRAMES] = torch.tensor(facts["bucket"][2], dtype=torch.int64)
-    if "fps" in facts:
-        sizes[FPS] = torch.tensor(facts["fps"][0] / facts["fps"][1], dtype=torch.float32)
-    return sizes
-
-
 def has_extras(extras: Sequence[str]) -> bool:
     """Whether any sample has columns of its own."""
     if isinstance(extras, Strings):
@@ -161,7 +150,10 @@ def keys_at(column: KeyColumn, cells: Sequence[int]) -> list[Key]:
 
 
 def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
-    """As `sizes_of` the chosen cell of each row, the numbers of one after those of the other; None where only some are known."""
+    """(height, width) or (top, left) of the chosen cell of each row, one pair after the other, as far as the catalog knows them.
+
+    None where it knows only some.
+    """
     sizes: dict[str, list[int]] = {}
     known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
     cells = cells_at(column, rows, views) if known else []
@@ -188,3 +180,9 @@ def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
         NUM_FRAMES: torch.tensor(frames, dtype=torch.int64),
         FPS: torch.tensor([above / below for above, below in known], dtype=torch.float32),
     }
+
+
+def sizes_of(column: KeyColumn, row: int, view: int) -> dict[str, torch.Tensor]:
+    """As `batch_sizes` and `batch_clips` have them, of one row and without the axis of samples."""
+    sizes, clips = batch_sizes(column, [row], [view]) or {}, batch_clips(column, [row], [view]) or {}
+    return {name: torch.tensor(pair) for name, pair in sizes.items()} | {name: one[0] for name, one in clips.items()}

@@ -20,20 +20,14 @@ from cachestore.files.paths import Layout
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate
-from cachestore.loading.columns import (
-    Bucket,
-    complete_rows,
-)
+from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
 from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import Options, Selection, called, place_in
 from cachestore.loading.share import Share, read_share
-from cachestore.loading.wanted import (
-    check_views,
-    chosen_resolution,
-)
+from cachestore.loading.wanted import check_views, chosen_resolution
 from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
@@ -182,9 +176,7 @@ class CachedDataset(Dataset[SampleDict]):
 
         A hint that changes no answer: `read_batch` waits for what is not there yet.
         """
-        rows = self._selection.rows_at(places)
-        chosen = zip(rows, self._selection.chosen_texts(rows), self._selection.chosen_views(rows), strict=True)
-        self._reader.ask_ahead([key for row, text, view in chosen for key in self._selection.row_keys(row, text, view) if key is not None])
+        self._read.ask_ahead(self._selection.rows_at(places))
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:

@@ -10,9 +10,10 @@ import torch
 
 from cachestore.core import vector_math
 from cachestore.core.arguments import as_word
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.core.read_block import LatentsBlock
+from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
 
@@ -41,26 +42,14 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
         )
 
 
-def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], noise: torch.Generator) -> torch.Tensor:
-    """The latents of one entry, without a batch axis. `noise` is used only to draw a sample."""
-    if block.stored not in stored:
-        raise FormatError(
-            f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
-        )
-    tensor = stored[block.stored]
+def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], seed: int = 0) -> torch.Tensor:
+    """The latents of one entry, without a batch axis. `seed` is used only to draw a sample, `stored` is used up."""
+    tensor = stored_tensor(stored, block.stored)
     if is_as_stored(block, wanted):
         return tensor
-    if block.stored != "moments":
-        return normalise(block, tensor)
-    mean, logvar = torch.chunk(tensor, 2, dim=0)
-    match wanted:
-        case "raw" | "moments":
-            return mean.clone()
-        case "mean":
-            return normalise(block, mean)
-        case "sample":
-            std = torch.exp(0.5 * torch.clamp(logvar, _LOGVAR_LEAST, _LOGVAR_MOST))
-            return normalise(block, mean + std * torch.randn(mean.shape, generator=noise, dtype=mean.dtype))
+    out = torch.empty(batch_shape(block, wanted, (1, *tensor.shape)), dtype=tensor.dtype)
+    read_latents_into(block, wanted, tensor[None], [seed], out)
+    return out[0]
 
 
 def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
@@ -88,40 +77,38 @@ def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
     """As `read_latents` for a whole batch `[B, ...]`, bit for bit; `noise` holds a seed for each sample, `stored` is used up."""
     if block.stored != "moments":
-        normalise_into(block, stored, out)
+        _normalise_into(block, stored, out)
         return
     mean, logvar = torch.chunk(stored, 2, dim=1)
     match wanted:
         case "raw" | "moments":
             out.copy_(mean)
         case "mean":
-            normalise_into(block, mean, out)
+            _normalise_into(block, mean, out)
         case "sample":
             drawn = out if out.shape == mean.shape else torch.empty(mean.shape, dtype=mean.dtype)
             generator = torch.Generator()
             for row, seed in zip(drawn.unbind(), noise, strict=True):
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
-            normalise_into(block, drawn.mul_(std).add_(mean), out)
+            _normalise_into(block, drawn.mul_(std).add_(mean), out)
 
 
-def normalise(block: LatentsBlock, latents: torch.Tensor) -> torch.Tensor:
-    """What diffusers' training scripts do between the VAE and the noise scheduler. Returns a tensor of its own."""
-    folded = folded_shape(latents.shape, block.patchify)
-    return normalise_into(block, latents[None], torch.empty((1, *folded), dtype=latents.dtype))[0]
+def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
+    """What diffusers' training scripts do between the VAE and the noise scheduler, to a batch `[B, ...]`.
 
-
-def normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """As `normalise` for a whole batch `[B, ...]`, into `out`, which may be `latents` itself where nothing is folded."""
+    `out` may be `latents` itself where nothing is folded.
+    """
     folded = _fold(latents, block.patchify)
     if block.mean is not None and block.std is not None:
         each_channel = (-1, *[1] * (folded.ndim - 2))
         mean = torch.tensor(block.mean, dtype=folded.dtype).view(each_channel)
         std = torch.tensor(block.std, dtype=folded.dtype).view(each_channel)
-        return torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
-    if block.shift_factor is None:
-        return torch.mul(folded, block.scaling_factor, out=out)
-    return torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
+        torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
+    elif block.shift_factor is None:
+        torch.mul(folded, block.scaling_factor, out=out)
+    else:
+        torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
 
 
 def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
@@ -136,12 +123,7 @@ def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
     return split.permute(0, 1, *inner, *outer).reshape(size, channels * patch * patch, *between, height // patch, width // patch)
 
 
-def noise_for(seed: int, epoch: int, sample_id: str) -> torch.Generator:
-    """The generator of one sample in one epoch: the same in every process, batch and resumed run."""
-    return torch.Generator().manual_seed(noise_seed(seed, epoch, sample_id))
-
-
 def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
-    """What that generator starts from."""
+    """What the generator of one sample in one epoch starts from: the same in every process, batch and resumed run."""
     digest = digest_parts("cachestore-latents", str(seed), str(epoch), sample_id)
     return int.from_bytes(digest[:8], "little", signed=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from cachestore.core.errors import FormatError
 from cachestore.core.read_block import MaskBlock
+from cachestore.loading.texts import stored_tensor
 
 
 def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
@@ -19,11 +19,7 @@ def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) 
 
     Raises FormatError where the entry holds none.
     """
-    if block.stored not in stored:
-        raise FormatError(
-            f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
-        )
-    mask = stored[block.stored]
+    mask = stored_tensor(stored, block.stored)
     out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
     read_masks_into(mask[None], patch, out[None])
     return out

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,7 @@ from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import (
-    NO_EXTRAS,
-    SIZES,
-    Bucket,
-    cells_at,
-    has_extras,
-    is_one_a_bucket,
-    keys_at,
-    packed_buckets,
-    unpacked,
-)
+from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, cells_at, has_extras, is_one_a_bucket, keys_at, packed_buckets, unpacked
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
 from cachestore.loading.masks import mask_shape
@@ -86,6 +76,17 @@ class Options:
 def called(layout: Layout, name: str) -> str:
     """What messages call a data set."""
     return f"the data set {name!r} of {layout.root}"
+
+
+class Asked(NamedTuple):
+    """The samples of a batch, column by column."""
+
+    rows: Sequence[int]
+    ids: Sequence[str]
+    texts: Sequence[int | None]
+    """Which of its captions each has now; None for the empty one."""
+    views: Sequence[int]
+    """Which view of its picture."""
 
 
 class Selection:
@@ -218,45 +219,46 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def chosen_text(self, row: int) -> int | None:
-        """Which of a row's captions its sample has in this epoch; None for the empty one."""
-        if self.options.captions is None:
-            return 0
-        count = self.catalog.captions_at[row + 1] - self.catalog.captions_at[row]
-        options, sample_id = self.options, self.catalog.ids[row]
-        return self.options.captions.place(count, self.kept, seed=options.seed, epoch=self.epoch.get(), sample_id=sample_id)
+    def ask(self, rows: Sequence[int]) -> Asked:
+        """What the samples of these rows have in this epoch."""
+        ids = take(self.catalog.ids, rows)
+        return Asked(rows, ids, self._chosen_texts(rows, ids), self._chosen_views(rows, ids))
 
-    def chosen_texts(self, rows: Sequence[int]) -> list[int | None]:
-        """As `chosen_text` of each row."""
-        return [0] * len(rows) if self.options.captions is None else [self.chosen_text(row) for row in rows]
+    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
+        policy, at = self.options.captions, self.catalog.captions_at
+        if policy is None:
+            return [0] * len(rows)
+        seed, epoch = self.options.seed, self.epoch.get()
+        return [
+            policy.place(at[row + 1] - at[row], self.kept, seed=seed, epoch=epoch, sample_id=sample_id)
+            for row, sample_id in zip(rows, ids, strict=True)
+        ]
 
-    def chosen_views(self, rows: Sequence[int]) -> list[int]:
-        """Which view of its picture the sample of each row has in this epoch."""
+    def _chosen_views(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
         if isinstance(self.views, int) and self.views == 1:
             return [0] * len(rows)
         each: list[int] = [self.views] * len(rows) if isinstance(self.views, int) else self.views[list(rows)].tolist()
         seed, epoch = str(self.options.seed), self.epoch.get()
-        ids = take(self.catalog.ids, rows)
         return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
 
-    def row_keys(self, row: int, text: int | None = 0, view: int = 0) -> list[Key | None]:
-        """The key of each column handed out, of a text and a view that were chosen; None where this row has no cell."""
-        keys = [self.text_key(one, row, text) for one in self.texts]
-        for part in (self.latents, self.masks):
-            if part is not None:
-                column = part.column
-                keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
-        return [*keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
+    def row_keys(self, asked: Asked) -> list[list[Key | None]]:
+        """Of each row the key of each column handed out: texts, latents, masks, controls; None where the row has no cell."""
+        return [self._row_keys(row, text, view) for row, _id, text, view in zip(*asked, strict=True)]
+
+    def _row_keys(self, row: int, text: int | None, view: int) -> list[Key | None]:
+        columns = [part.column for part in (self.latents, self.masks) if part is not None]
+        keys = [next(iter(view_keys(column, [row], [view])), None) for column in columns]
+        texts = [self._text_key(one, row, text) for one in self.texts]
+        return [*texts, *keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
-        """As `text_key` of each row, but for rows without one."""
+        """The key of the chosen text of each row, or of the empty caption, but for rows without any."""
         if self.options.captions is None:
             return view_keys(texts.column, rows, [0] * len(rows))
-        keys = (self.text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
+        keys = (self._text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
         return [key for key in keys if key is not None]
 
-    def text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
-        """The key of a text of a row, or of the empty caption; None for a row without any."""
+    def _text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
         if not texts.column.count(row):
             return None
         return key_of_caption(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
@@ -289,8 +291,7 @@ class Selection:
         is_drawn = self.options.latents == "sample" and controls.block.stored == "moments"
         return "mean" if is_drawn else self.options.latents
 
-    def extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
-        """The columns of its own of a sample. Raises BadInput for one whose name is taken."""
+    def _extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
         extras: dict[str, Any] = json.loads(self.catalog.extras[row])
         clash = sorted(taken.intersection(extras))
         if clash:
@@ -301,11 +302,14 @@ class Selection:
         return extras
 
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any."""
+        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any.
+
+        Raises BadInput for one whose name is taken.
+        """
         if all(text == NO_EXTRAS for text in take(self.catalog.extras, rows)):
             return ()
         taken = {*made, *SIZES, *(name for text in self.texts for name in text.block.names())}
-        return [self.extras(row, taken=taken) for row in rows]
+        return [self._extras(row, taken=taken) for row in rows]
 
     @cached_property
     def groups(self) -> Mapping[Bucket, Sequence[int]]:

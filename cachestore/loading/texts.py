@@ -14,7 +14,7 @@ def read_outputs(block: TextBlock, stored: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    parts = [_join(part, stored) if isinstance(part, Form) else _stored(part, stored) for part in form.parts]
+    parts = [_join(part, stored) if isinstance(part, Form) else stored_tensor(stored, part) for part in form.parts]
     if form.dim is None:
         return parts[0]
     joined = torch.cat(parts, dim=form.dim)
@@ -25,7 +25,8 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.pad(joined, (0, form.width - joined.shape[-1]))
 
 
-def _stored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The tensor of an entry that its recipe names. Raises FormatError where the entry holds none."""
     if name not in stored:
         raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {name}; run `cachestore verify`")
     return stored[name]
