@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -31,19 +32,15 @@ class Batched(Bucketed, Protocol):
 
     def __len__(self) -> int:
         """How many samples it has."""
-        ...
 
     def __getitem__(self, index: int, /) -> Any:
         """One sample."""
-        ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
         """Many samples."""
-        ...
 
     def collate(self, samples: Sequence[Any], /) -> Batch:
         """Samples to a batch."""
-        ...
 
 
 class ReadAhead(Dataset[Any]):
@@ -78,14 +75,9 @@ class ReadAhead(Dataset[Any]):
         self._pool: ThreadPoolExecutor | None = None
         self._iteration: object = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What was asked for: no threads, no batches."""
-        return {"data": self._data, "batches": self._batches, "threads": self._threads, "pin_memory": self._pins}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in another process."""
-        self._data, self._batches, self._threads, self._pins = (state[name] for name in ("data", "batches", "threads", "pin_memory"))
-        self._stand_still()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Begin anew in another process, with what was asked for: no threads, no batches."""
+        return partial(ReadAhead, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
 
     def __len__(self) -> int:
         """How many samples the data set has."""
@@ -179,7 +171,8 @@ class ReadAhead(Dataset[Any]):
         data: Any = self._data
         if not hasattr(data, "read_batch"):
             batch = data.collate(data.__getitems__(indices))
-            return _Read({name: value.pin_memory() if self._pins and _is_tensor(value) else value for name, value in batch.items()})
+            pins = {name for name, value in batch.items() if self._pins and isinstance(value, torch.Tensor)}
+            return _Read({name: value.pin_memory() if name in pins else value for name, value in batch.items()})
         if get_worker_info() is not None:
             return _Read(data.read_batch(indices))  # its memory goes to the trainer's process, and does not come back
         if self._pins:
@@ -214,10 +207,6 @@ class ReadAhead(Dataset[Any]):
         self._stand_still()
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 class _Read(dict[str, Any]):
     """A batch, told apart from a sample, which is a plain dict too."""
 
@@ -240,27 +229,25 @@ class Ring:
     def lend(self, buffers: Any, batch: Mapping[str, Any]) -> Batch:
         """Remember these buffers, which a batch was read into; returns the batch with tensors of its own on the same memory."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        lent = _Lent(buffers, list(tensors.values()))
+        lent = _Lent(buffers, [(tensor, _count_uses(tensor)) for tensor in tensors.values()])
         aliases = {name: tensor.detach() for name, tensor in tensors.items()}
         with self._guard:
             self._lent = [*self._lent, lent][-self._limit :]
         return {**batch, **aliases}
 
 
-class _Lent:
+class _Lent(NamedTuple):
     """Buffers, and the tensors on them that nobody else has seen.
 
     Torch counts who uses a tensor's memory besides: what was handed out, views of it, what autograd keeps.
     """
 
-    def __init__(self, buffers: Any, tensors: Sequence[torch.Tensor]) -> None:
-        self.buffers = buffers
-        self._tensors = tensors
-        self._uses = [_count_uses(tensor) for tensor in tensors]
+    buffers: Any
+    uses: Sequence[tuple[torch.Tensor, int]]
 
     def is_free(self) -> bool:
         """Whether nobody uses the memory who did not when it was lent."""
-        return all(_count_uses(tensor) <= before for tensor, before in zip(self._tensors, self._uses, strict=True))
+        return all(_count_uses(tensor) <= before for tensor, before in self.uses)
 
 
 def _count_uses(tensor: torch.Tensor) -> int:

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import torch
 
 from cachestore.core.keys import Key
-from cachestore.core.read_block import Form, LatentsBlock, Padding, TextBlock
+from cachestore.core.read_block import Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
-from cachestore.loading.buffers import BatchBuffers, Rows, Taken
+from cachestore.loading.buffers import BatchBuffers, Rows
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents, read_latents_into
 from cachestore.loading.masks import mask_shape, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
@@ -87,11 +87,9 @@ class Source(Protocol):
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """As `Reader.locate`."""
-        ...
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """As `Reader.fill`."""
-        ...
 
 
 class _Irregular(Exception):
@@ -131,7 +129,6 @@ class _Draft:
     finish: list[Callable[["_Draft"], None]] = field(default_factory=list[Callable[["_Draft"], None]])
     """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
     batch: dict[str, Any] = field(default_factory=dict[str, Any])
-    names: set[str] = field(default_factory=set[str])
 
     @classmethod
     def of(cls, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> "_Draft":
@@ -175,17 +172,15 @@ class _Draft:
     def claim(self, *names: str | None) -> None:
         """Have these stand next in the batch. Two parts that make the same would be read into each other."""
         for name in names:
-            if name in self.names:
+            if name in self.batch:
                 raise _Irregular
             if name is not None:
-                self.names.add(name)
                 self.batch[name] = _NOTHING
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Taken:
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Room in the batch, under a name that was claimed."""
-        taken = self.memory.take(name, shape, dtype)
-        self.batch[name] = taken[0]
-        return taken
+        self.batch[name] = tensor = self.memory.take(name, shape, dtype)[0]
+        return tensor
 
     def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
         """As `take`, and the bytes of each row."""
@@ -197,7 +192,8 @@ class _Draft:
         """Where all that is to be read goes; what nobody asked for, but stands between, goes to one side."""
         if self.unclaimed:
             for targets, specs in zip(self.targets, self.located.specs, strict=True):
-                targets[:] = [_aside(spec) if target is None else target for target, spec in zip(targets, specs, strict=True)]
+                rooms = zip(targets, specs, strict=True)
+                targets[:] = [memoryview(bytearray(spec.size_bytes)) if target is None else target for target, spec in rooms]
         return cast("list[list[memoryview]]", self.targets)
 
 
@@ -209,10 +205,6 @@ def _number_of(name: str, specs: Specs) -> int:
     raise _Irregular
 
 
-def _aside(spec: TensorSpec) -> memoryview:
-    return memoryview(bytearray(spec.size_bytes))
-
-
 def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
     """The stored tensors of a batch, in `memory`; None where they have to be put together in the slower way. Raises MissingEntry.
 
@@ -221,9 +213,9 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
     draft = _Draft.of(keys, source.locate(keys), memory)
     try:
-        for number, part in enumerate(parts):
+        for part in parts:
             if isinstance(part, TextPart):
-                _lay_out_text(draft, part, number)
+                _lay_out_text(draft, part)
             elif isinstance(part, LatentsPart):
                 _lay_out_latents(draft, part)
             elif isinstance(part, ControlsPart):
@@ -278,30 +270,27 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     if part.shape is None and len(part.keys) < part.count:
         raise _Irregular
     if not part.keys and part.shape is not None:
-        draft.take(part.name, (part.count, *part.shape), torch.float32)[0].fill_(1)
+        draft.take(part.name, (part.count, *part.shape), torch.float32).fill_(1)
         return
     column = draft.find(part.keys, part.name)
     shape = (len(part.keys), *column.specs[0].shape)
     made = mask_shape(shape, part.patch)
     if not column.has_one_shape() or (part.shape is not None and tuple(part.shape) != made[1:]):
         raise _Irregular
-    out, _view = draft.take(part.name, (part.count, *made[1:]), torch.float32)
+    out = draft.take(part.name, (part.count, *made[1:]), torch.float32)
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
-    if part.shape is None:
-        draft.finish.append(lambda _made: read_masks_into(stored, part.patch, out))
-        return
-    those = draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
+    those = out if part.shape is None else draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
     draft.finish.append(lambda _made: _put_masks(stored, part, those, out))
 
 
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
-    """The masks of some samples, where the others have none."""
     read_masks_into(stored, part.patch, those)
-    out.fill_(1)[list(part.places)] = those
+    if those is not out:
+        out.fill_(1)[list(part.places)] = those
 
 
-def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
+def _lay_out_text(draft: _Draft, part: TextPart) -> None:
     """Outputs that are one stored tensor go straight to their place; those that are joined of several are read to one side first."""
     later: dict[str, Form] = {}
     for name, form in part.block.outputs.items():
@@ -311,7 +300,8 @@ def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
             later[name] = form
     if not later:
         return
-    stored = _read_aside(draft, part.keys, {leaf for form in later.values() for leaf in _leaves(form)}, f"text {number} as stored")
+    names = {name for form in later.values() for name in stored_parts(form)}
+    stored = _read_aside(draft, part.keys, names, f"{next(iter(later))} as stored")
     block = TextBlock(later, part.block.padding, {}, None)
     draft.finish.append(lambda made: _join(made, block, stored))
 
@@ -340,18 +330,9 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
     starts = [step * start_of(each, length, padding) for each in lengths]
     draft.read(column, [row[start : start + step * each] for row, start, each in zip(rows, starts, lengths, strict=True)])
     fill_padding(out, lengths, padding)
-    _take_mask(draft, lengths, length, padding)
-    return True
-
-
-def _take_mask(draft: _Draft, lengths: Sequence[int], length: int, padding: Padding) -> None:
     if padding.mask is not None:
-        fill_mask(draft.take(padding.mask, (len(lengths), length), torch.int64)[0], lengths, padding)
-
-
-def _leaves(form: Form) -> set[str]:
-    """The stored tensors that an output is joined of."""
-    return {leaf for part in form.parts for leaf in (_leaves(part) if isinstance(part, Form) else {part})}
+        fill_mask(draft.take(padding.mask, (len(lengths), length), torch.int64), lengths, padding)
+    return True
 
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
@@ -382,10 +363,10 @@ def _join(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.T
         padding = block.padding.get(name)
         if padding is not None:
             batch, mask = pad_rows(rows, padding)
-            draft.take(name, batch.shape, batch.dtype)[0].copy_(batch)
+            draft.take(name, batch.shape, batch.dtype).copy_(batch)
             if padding.mask is not None:
-                draft.take(padding.mask, mask.shape, mask.dtype)[0].copy_(mask)
+                draft.take(padding.mask, mask.shape, mask.dtype).copy_(mask)
         elif any(row.shape != rows[0].shape for row in rows):
             raise _Irregular
         else:
-            torch.stack(rows, out=draft.take(name, (size, *rows[0].shape), rows[0].dtype)[0])
+            torch.stack(rows, out=draft.take(name, (size, *rows[0].shape), rows[0].dtype))

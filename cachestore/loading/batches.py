@@ -5,19 +5,18 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import Placement, discover
-from cachestore.loading.order import Order, Places, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
 
 _NAMED_BUCKETS: Final = 5
-
 
 Split = Literal["outside", "found"]
 """Who deals the batches to the ranks, where no ranks are given: somebody outside, or the sampler, to those found when it is used."""
@@ -33,12 +32,10 @@ class Bucketed(Protocol):
     @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
         """The places of the samples of each bucket."""
-        ...
 
     @property
     def digest(self) -> str:
         """Equal for equal samples in equal order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +146,14 @@ class BucketBatchSampler:
         batches = order_batches(self._data.buckets, self._order, self._epoch)
         rounds = even_out(batches[self._start :], share.world, self._order.tail, whole=batches)
         ours = rounds[share.first :: share.step]
-        with self._announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
+        announce: Any = getattr(self._data, "announce", nullcontext)
+        with announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
             for batch in ours:
                 self._yielded += 1
                 # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
                 yield batch.tolist()
         self._is_finished = self._is_over = True
-
-    def _announce(self, batches: Places) -> AbstractContextManager[object]:
-        announce = getattr(self._data, "announce", None)
-        return nullcontext() if announce is None else announce(batches)
 
     @property
     def sampler(self) -> Self:
@@ -331,16 +325,14 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
     if not sizes:
         raise BadInput("there is no batch in an epoch: the data set has no samples")
-    named = [f"{count} of {_in_words(bucket)}" for count, bucket in sizes[:_NAMED_BUCKETS]]
-    listed = ", ".join([*named, *(["…"] if len(sizes) > _NAMED_BUCKETS else [])])
     each = "" if world == 1 else f" on each of {world} ranks"
     smaller = range(1, order.size)
     most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))
     advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
     total = sum(count for count, _bucket in sizes)
     raise BadInput(
-        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({listed}), and a batch is of"
-        f' one; {advice}, and tail="pad" or "wrap" fills batches up'
+        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({_listed(sizes)}), and a batch"
+        f' is of one; {advice}, and tail="pad" or "wrap" fills batches up'
     )
 
 
@@ -349,19 +341,20 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
-    rests = {bucket: len(places) % order.size for bucket, places in sorted(data.buckets.items()) if len(places) % order.size}
+    rests = [(len(places) % order.size, bucket) for bucket, places in sorted(data.buckets.items()) if len(places) % order.size]
+    rest = sum(count for count, _bucket in rests)
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []
     if rests:
-        named = [f"{rest} of {_in_words(bucket)}" for bucket, rest in rests.items()]
-        listed = ", ".join([*named[:_NAMED_BUCKETS], *(["…"] if len(named) > _NAMED_BUCKETS else [])])
-        reasons.append(f"{sum(rests.values())} that do not fill a batch of {order.size} ({listed})")
+        reasons.append(f"{rest} that do not fill a batch of {order.size} ({_listed(rests)})")
     if batches:
         reasons.append(f"{batches * order.size} in batches that do not go round {world} ranks")
     if reasons:
-        left = sum(rests.values()) + batches * order.size
+        left = rest + batches * order.size
         _log.warning('each epoch leaves out %d of %d samples: %s; tail="pad" or "wrap" keeps them', left, total, ", and ".join(reasons))
 
 
-def _in_words(bucket: Sequence[int]) -> str:
-    return "x".join(map(str, bucket)) or "those without a picture"
+def _listed(counts: Sequence[tuple[int, tuple[int, ...]]]) -> str:
+    """How many samples of which buckets, the first few of them."""
+    named = [f"{count} of {'x'.join(map(str, bucket)) or 'those without a picture'}" for count, bucket in counts[:_NAMED_BUCKETS]]
+    return ", ".join([*named, *(["…"] if len(counts) > _NAMED_BUCKETS else [])])

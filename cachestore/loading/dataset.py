@@ -26,7 +26,7 @@ from cachestore.loading.features import Feature, features_of
 from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import Options, Selection, called, place_in
-from cachestore.loading.share import Share, read_share
+from cachestore.loading.share import Share, read_or
 from cachestore.loading.wanted import check_views, chosen_resolution
 from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
@@ -164,12 +164,7 @@ class CachedDataset(Dataset[SampleDict]):
         """
         rows = self._selection.rows_at(places)
         with self._named():
-            share = self._read.share(rows) if rows else None
-            batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
-            if batch is not None:
-                return batch
-            batch = self.collate(self._read.samples(rows))
-        return batch if into is None else into.keep(batch)
+            return read_or(self._read.share(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
         """Have the entries of these samples brought into memory without waiting for the disk: the next batch, while this one is used.

@@ -1,15 +1,17 @@
 """What a data set gives to a batch, and the batch that the shares of one or several data sets make. Knows no catalog."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import torch
 
+from cachestore.core.errors import MissingEntry
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
-from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, TextPart, assemble
+from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
 from cachestore.storage.places import Located, Place
@@ -17,6 +19,9 @@ from cachestore.storage.places import Located, Place
 T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+_OF_SAMPLES: Final = {"keys", "noise", "places", "count", "shape", "counts"}
+"""The fields of a part that differ from sample to sample; the others say how it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,16 @@ def read_share(share: Share, memory: BatchBuffers) -> dict[str, Any] | None:
     return batch | memory.keep(constants_of(batch, share.blocks)) if share.blocks else batch
 
 
+def read_or(share: Share | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The batch of a share, and in the slower way where that gives none; in the buffers, if any."""
+    with suppress(MissingEntry):  # the slower way says what is missing, and of which data set
+        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
+        if batch is not None:
+            return batch
+    batch = slower()
+    return batch if into is None else into.keep(batch)
+
+
 def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Share | None:
     """The shares of several data sets as one; None where they are not alike. At least one.
 
@@ -66,7 +81,10 @@ def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Sha
     known = [part for part in parts if part is not None]
     if len(known) != len(parts):
         return None
-    pairs = {name: _spread([_two_by_two(share.pairs[name]) for share in shares], places) for name in first.pairs}
+    pairs = {
+        name: _spread([list(zip(share.pairs[name][::2], share.pairs[name][1::2], strict=True)) for share in shares], places)
+        for name in first.pairs
+    }
     tensors = {name: torch.stack(_spread([share.tensors[name].unbind() for share in shares], places)) for name in first.tensors}
     extras = [share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]
     return Share(
@@ -120,21 +138,9 @@ def _join_controls(parts: Sequence[ControlsPart], places: Sequence[Sequence[int]
     return replace(parts[0], keys=[key for keys in joined for key in keys], counts=[len(keys) for keys in joined])
 
 
-def _without_samples(part: Part) -> Part:
+def _without_samples(part: Part) -> list[Any]:
     """What parts of different samples have in common."""
-    match part:
-        case LatentsPart():
-            return replace(part, keys=(), noise=())
-        case MaskPart():
-            return replace(part, keys=(), places=(), count=0, shape=None)
-        case ControlsPart():
-            return replace(part, keys=(), counts=())
-        case TextPart():
-            return replace(part, keys=())
-
-
-def _two_by_two(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in _OF_SAMPLES)]
 
 
 def _source_of(shares: Sequence[Share]) -> Source:

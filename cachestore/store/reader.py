@@ -117,10 +117,13 @@ class Reader:
     def refresh(self) -> None:
         """See what was published since this reader was opened."""
         with _looking:
-            before = self.snapshot
-            self._fetcher.close()
-            self._show(load_snapshot(self.layout, earlier=before))
-            before.close()
+            self._replace(lambda before: load_snapshot(self.layout, earlier=before))
+
+    def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
+        before = self.snapshot
+        self._fetcher.close()
+        self._show(newer(before))
+        before.close()
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
         """The tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""

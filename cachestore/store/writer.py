@@ -71,10 +71,6 @@ class Store(Reader):
         """Where it is and how it is open; asks nothing of the store."""
         return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A pickled store opens for reading elsewhere."""
-        return super().__getstate__()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same store for reading in another process."""
         self.mode = "r"
@@ -98,10 +94,7 @@ class Store(Reader):
     def commit(self) -> None:
         """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
         self._check_writable()
-        before = self.snapshot
-        self._fetcher.close()
-        self._show(commit(self.layout, snapshot=before))
-        before.close()
+        self._replace(lambda before: commit(self.layout, snapshot=before))
 
     def _check_writable(self) -> None:
         if self.mode != "a" or self._pid != os.getpid():

@@ -268,14 +268,14 @@ def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
 
 
 def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, monkeypatch):
-    from cachestore.loading import dataset
+    from cachestore.loading import share
     from cachestore.loading.buffers import BatchBuffers
 
     data, buffers = cs.CachedDataset(make_store(path, ROWS, recipes(FLUX))), BatchBuffers()
     straight = data.read_batch(ALIKE, into=buffers)
     addresses = {name: value.data_ptr() for name, value in straight.items() if hasattr(value, "data_ptr")}
     expected = data.collate(data.__getitems__(ALIKE))
-    monkeypatch.setattr(dataset, "read_share", lambda *_arguments: None)
+    monkeypatch.setattr(share, "read_share", lambda *_arguments: None)
     other = data.read_batch(ALIKE, into=buffers)
     assert_same(other, expected)
     assert {name: other[name].data_ptr() for name in addresses} == addresses
