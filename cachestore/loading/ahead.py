@@ -30,17 +30,15 @@ class Batched(Bucketed, Protocol):
     One that has `make_buffers(pin=...)` and `read_batch(places, into=buffers)` is given the buffers of earlier batches to read into.
     """
 
-    def __len__(self) -> int:
-        """How many samples it has."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Any:
-        """One sample."""
+    def __getitem__(self, index: int, /) -> Any: ...
 
-    def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
-        """Many samples."""
+    def __getitems__(self, indices: Sequence[int], /) -> list[Any]: ...
 
     def collate(self, samples: Sequence[Any], /) -> Batch:
         """Samples to a batch."""
+        ...
 
 
 class ReadAhead(Dataset[Any]):

@@ -53,14 +53,15 @@ class MaskPart:
     name: str
     patch: int
     """As for `masks.read_mask`."""
-    keys: Sequence[Key]
-    """One for each sample that has a mask."""
-    places: Sequence[int]
-    """Which samples these are."""
-    count: int
-    """Of all samples; who has no mask has one of 1 everywhere."""
-    shape: Sequence[int] | None
+    cells: Sequence[Key | None]
+    """Of each sample; who has no mask has one of 1 everywhere."""
+    shape: tuple[int, ...] | None
     """Of the masks of those that have none, as it is handed out; None where every sample has one, or they are not of one shape."""
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """One for each sample that has a mask."""
+        return [key for key in self.cells if key is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,13 @@ class ControlsPart:
     block: LatentsBlock
     wanted: LatentsAs
     """Never "sample" of moments: nothing is drawn."""
-    keys: Sequence[Key]
-    """Those of a sample after those of the one before it."""
-    counts: Sequence[int]
-    """How many each sample has."""
+    cells: Sequence[Sequence[Key]]
+    """Of each sample."""
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """Those of a sample after those of the one before it."""
+        return [key for keys in self.cells for key in keys]
 
 
 Part = TextPart | LatentsPart | MaskPart | ControlsPart
@@ -87,9 +91,11 @@ class Source(Protocol):
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """As `Reader.locate`."""
+        ...
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """As `Reader.fill`."""
+        ...
 
 
 class _Irregular(Exception):
@@ -252,32 +258,33 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
     draft.claim(part.name)
     stored: Sequence[torch.Tensor] = ()
-    if part.keys:
-        stored = _read_aside(draft, part.keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
+    if keys := part.keys:
+        stored = _read_aside(draft, keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
     draft.finish.append(lambda made: _put_controls(made, part, stored))
 
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
     """Tensors of their own: who lends buffers out looks at those of the batch, not into its lists."""
     is_as_it_is = is_as_stored(part.block, part.wanted)
-    read = (read_latents(part.block, part.wanted, {part.block.stored: each}, torch.Generator()) for each in stored)
+    read = (read_latents(part.block, part.wanted, {part.block.stored: each}) for each in stored)
     made = (each.clone() if is_as_it_is else each for each in read)
-    draft.batch[part.name] = [list(islice(made, count)) for count in part.counts]
+    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.cells]
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     draft.claim(part.name)
-    if part.shape is None and len(part.keys) < part.count:
+    keys, count = part.keys, len(part.cells)
+    if part.shape is None and len(keys) < count:
         raise _Irregular
-    if not part.keys and part.shape is not None:
-        draft.take(part.name, (part.count, *part.shape), torch.float32).fill_(1)
+    if not keys and part.shape is not None:
+        draft.take(part.name, (count, *part.shape), torch.float32).fill_(1)
         return
-    column = draft.find(part.keys, part.name)
-    shape = (len(part.keys), *column.specs[0].shape)
+    column = draft.find(keys, part.name)
+    shape = (len(keys), *column.specs[0].shape)
     made = mask_shape(shape, part.patch)
-    if not column.has_one_shape() or (part.shape is not None and tuple(part.shape) != made[1:]):
+    if not column.has_one_shape() or part.shape not in {None, made[1:]}:
         raise _Irregular
-    out = draft.take(part.name, (part.count, *made[1:]), torch.float32)
+    out = draft.take(part.name, (count, *made[1:]), torch.float32)
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
     those = out if part.shape is None else draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
@@ -287,7 +294,7 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
     read_masks_into(stored, part.patch, those)
     if those is not out:
-        out.fill_(1)[list(part.places)] = those
+        out.fill_(1)[[place for place, key in enumerate(part.cells) if key is not None]] = those
 
 
 def _lay_out_text(draft: _Draft, part: TextPart) -> None:

@@ -32,10 +32,12 @@ class Bucketed(Protocol):
     @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
         """The places of the samples of each bucket."""
+        ...
 
     @property
     def digest(self) -> str:
         """Equal for equal samples in equal order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

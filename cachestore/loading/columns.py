@@ -5,7 +5,8 @@ file (`open_catalog`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -86,44 +87,38 @@ def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
     """
     if not len(videos.keys):
         return pictures
-    at_pictures, at_videos = (np.asarray(column.at, np.int64) for column in (pictures, videos))
-    place = np.empty(len(pictures.keys) + len(videos.keys), np.int64)
-    place[: len(pictures.keys)] = np.arange(len(pictures.keys)) + np.repeat(at_videos[:-1], np.diff(at_pictures))
-    place[len(pictures.keys) :] = np.arange(len(videos.keys)) + np.repeat(at_pictures[1:], np.diff(at_videos))
-
-    def put(values: NDArray[Any]) -> NDArray[Any]:
-        made = np.empty_like(values)
-        made[place] = values
-        return made
-
-    def rows(name: str, column: KeyColumn) -> NDArray[np.int64]:
-        known = column.facts.get(name)
-        if known is None:
-            return np.full((len(column.keys), FACTS[name]), -1, np.int64)
-        return np.asarray(known, np.int64).reshape(-1, FACTS[name]).copy()
-
-    facts = {name: (rows(name, pictures), rows(name, videos)) for name in FACTS if name in pictures.facts or name in videos.facts}
+    both = pictures, videos
+    at = [np.asarray(column.at, np.int64) for column in both]
+    rows = [np.repeat(np.arange(len(numbers) - 1), np.diff(numbers)) for numbers in at]
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    facts = {name: [_fact(column, name) for column in both] for name in FACTS if any(name in column.facts for column in both)}
     if "bucket" in facts:
         has_bucket = facts["bucket"][0][:, 0] >= 0
         facts["bucket"][0][has_bucket, 2] = 1
     if "fps" in facts:
         facts["fps"][0][:] = (0, 1)
-    digests = [
-        np.concatenate([_raw(one, width), _raw(two, width)])
-        for one, two, width in ((pictures.keys, videos.keys, KEY_BYTES), (pictures.inputs, videos.inputs, INPUT_BYTES))
-    ]
-    stats = np.concatenate([np.asarray(column.stats, np.int64).reshape(-1, 2) for column in (pictures, videos)])
-    return KeyColumn(
-        videos.encoder,
-        videos.role,
-        videos.fingerprint,
-        videos.options,
-        memoryview((at_pictures + at_videos).tobytes()).cast("q"),
-        Digests(memoryview(put(digests[0]).tobytes()), KEY_BYTES),
-        Digests(memoryview(put(digests[1]).tobytes()), INPUT_BYTES),
-        memoryview(put(stats).tobytes()).cast("q"),
-        {name: memoryview(put(np.concatenate(both)).tobytes()).cast("q") for name, both in facts.items()},
+    keys = np.concatenate([_raw(column.keys, KEY_BYTES) for column in both])[order]
+    inputs = np.concatenate([_raw(column.inputs, INPUT_BYTES) for column in both])[order]
+    stats = np.concatenate([np.asarray(column.stats, np.int64).reshape(-1, 2) for column in both])[order]
+    return replace(
+        videos,
+        at=_numbers(at[0] + at[1]),
+        keys=Digests(memoryview(keys.tobytes()), KEY_BYTES),
+        inputs=Digests(memoryview(inputs.tobytes()), INPUT_BYTES),
+        stats=_numbers(stats),
+        facts={name: _numbers(np.concatenate(values)[order]) for name, values in facts.items()},
     )
+
+
+def _fact(column: KeyColumn, name: str) -> NDArray[np.int64]:
+    """A fact of each cell, to be written to; -1 where it is unknown."""
+    known = column.facts.get(name)
+    unknown = np.full((len(column.keys), FACTS[name]), -1, np.int64)
+    return unknown if known is None else np.array(known, np.int64).reshape(unknown.shape)
+
+
+def _numbers(values: NDArray[np.int64]) -> "memoryview[int]":
+    return memoryview(values.tobytes()).cast("q")
 
 
 def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:

@@ -102,7 +102,7 @@ class CachedDataset(Dataset[SampleDict]):
         seed = as_whole("seed", seed, least=0)
         found = _find_generation(reader.layout, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
-        with _Naming(reader.layout, name):
+        with _Naming(called(reader.layout, name)):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
             chosen = chosen_resolution(catalog, resolution)
             check_views(catalog)
@@ -115,6 +115,7 @@ class CachedDataset(Dataset[SampleDict]):
         self._reader = reader
         self._selection = selection
         self._read = Rows(reader, selection)
+        self._named = _Naming(self.called)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, the shared epoch, and what was found out of all rows: no rows, no descriptors."""
@@ -126,7 +127,7 @@ class CachedDataset(Dataset[SampleDict]):
         """Look at the same catalog in another process, at the rows alone that are asked for: it was read and checked in this one."""
         reader, options = state["reader"], state["options"]
         path = reader.layout.catalog(options.name, options.generation)
-        with _Naming(reader.layout, options.name):
+        with _Naming(options.called):
             catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
             complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
             selection = Selection(catalog, complete, options, state["epoch"], has_one_control=state["has_one_control"])
@@ -148,7 +149,7 @@ class CachedDataset(Dataset[SampleDict]):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
         rows = self._selection.rows_at(indices)
-        with self._named():
+        with self._named:
             return self._read.samples(rows)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class CachedDataset(Dataset[SampleDict]):
         `collate` and `__getitems__` do; the buffers then hold anything.
         """
         rows = self._selection.rows_at(places)
-        with self._named():
+        with self._named:
             return read_or(self._read.share(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
@@ -181,7 +182,7 @@ class CachedDataset(Dataset[SampleDict]):
     def share(self, places: Sequence[SupportsIndex]) -> Share | None:
         """What these samples, at least one, give to a batch, of other data sets too; None where they are not alike. Raises IndexError."""
         rows = self._selection.rows_at(places)
-        with self._named():
+        with self._named:
             return self._read.share(rows)
 
     def set_epoch(self, epoch: int) -> None:
@@ -194,7 +195,7 @@ class CachedDataset(Dataset[SampleDict]):
         Raises MissingEntry for one that was never encoded, BadInput for a data set without text, and for one whose text encoder was
         shown pictures beside each caption: no caption has embeddings of its own there.
         """
-        with self._named():
+        with self._named:
             return self.collate([self._read.outputs_of(caption)])
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
@@ -231,7 +232,7 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: no such folder; or what made the data set had no files.
         """
-        with self._named():
+        with self._named:
             found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
         if found:
             named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
@@ -249,9 +250,6 @@ class CachedDataset(Dataset[SampleDict]):
     def called(self) -> str:
         """What messages call it: its name and its store."""
         return self._selection.options.called
-
-    def _named(self) -> "_Naming":
-        return _Naming(self._reader.layout, self.name)
 
     @property
     def generation(self) -> int:
@@ -339,17 +337,17 @@ class _Naming:
     No generator, which would cost a batch more than all else that is done once for it.
     """
 
-    __slots__ = ("layout", "name")
+    __slots__ = ("called",)
 
-    def __init__(self, layout: Layout, name: str) -> None:
-        self.layout, self.name = layout, name
+    def __init__(self, called: str) -> None:
+        self.called = called
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            raise type(error)(f"{called(self.layout, self.name)}: {error}") from error
+            raise type(error)(f"{self.called}: {error}") from error
 
 
 def _find_generation(layout: Layout, name: str, generation: int | None) -> int:

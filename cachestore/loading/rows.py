@@ -87,8 +87,8 @@ class Rows:
         selection, (rows, ids, texts, views) = self._selection, asked
         parts: list[Part] = []
         if selection.latents is not None:
-            form, epoch = selection.options.latents, selection.epoch.get()
-            noise = [noise_seed(selection.options.seed, epoch, sample_id) for sample_id in ids] if form == "sample" else []
+            form, seed, epoch = selection.options.latents, selection.options.seed, selection.epoch.get()
+            noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if form == "sample" else [0] * len(ids)
             parts.append(LatentsPart(LATENTS, selection.latents.block, form, view_keys(selection.latents.column, rows, views), noise))
         if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, views)) is not None:
             parts.append(masks)
@@ -101,18 +101,18 @@ class Rows:
         """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
         column, form = controls.column, self._selection.control_form(controls)
         if self._selection.has_one_control:
-            return LatentsPart(CONTROL_LATENTS, controls.block, form, view_keys(column, rows, views), [])
-        each = [control_keys(column, row, view) for row, view in zip(rows, views, strict=True)]
-        return ControlsPart(CONTROL_LATENTS, controls.block, form, [key for keys in each for key in keys], list(map(len, each)))
+            return LatentsPart(CONTROL_LATENTS, controls.block, form, view_keys(column, rows, views), [0] * len(rows))
+        cells = [control_keys(column, row, view) for row, view in zip(rows, views, strict=True)]
+        return ControlsPart(CONTROL_LATENTS, controls.block, form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
         """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
-        having = [place for place, row in enumerate(rows) if masks.column.count(row)]
-        shapes = {self._selection.shape_of_no_mask(masks, rows[place]) for place in {*range(len(rows))}.difference(having)}
-        if not having and shapes == {None}:
+        keys = iter(view_keys(masks.column, rows, views))
+        cells = [next(keys) if masks.column.count(row) else None for row in rows]
+        shapes = {self._selection.shape_of_no_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
+        if shapes == {None} and not any(cells):
             return None
-        shape = shapes.pop() if len(shapes) == 1 else None
-        return MaskPart(MASK, masks.patch, view_keys(masks.column, rows, views), having, len(rows), shape)
+        return MaskPart(MASK, masks.patch, cells, shapes.pop() if len(shapes) == 1 else None)
 
     def _sample(
         self, row: int, sample_id: str, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]

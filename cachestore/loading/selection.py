@@ -82,7 +82,7 @@ class Asked(NamedTuple):
     """The samples of a batch, column by column."""
 
     rows: Sequence[int]
-    ids: Sequence[str]
+    ids: list[str]
     texts: Sequence[int | None]
     """Which of its captions each has now; None for the empty one."""
     views: Sequence[int]

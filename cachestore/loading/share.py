@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import islice
 from typing import Any, Final, TypeVar
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from cachestore.core.errors import MissingEntry
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
-from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, assemble
+from cachestore.loading.assemble import MaskPart, Part, Source, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
 from cachestore.storage.places import Located, Place
@@ -20,8 +19,8 @@ T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
-_OF_SAMPLES: Final = {"keys", "noise", "places", "count", "shape", "counts"}
-"""The fields of a part that differ from sample to sample; the others say how it is read."""
+_OF_SAMPLES: Final = {"keys", "noise", "cells"}
+"""The fields of a part that have a value of each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,39 +107,16 @@ def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part 
     """The same part of several data sets; None where it is read otherwise there."""
     if any(_without_samples(part) != _without_samples(parts[0]) for part in parts):
         return None
-    masks = [part for part in parts if isinstance(part, MaskPart)]
-    if masks:
-        return _join_masks(masks, places)
-    controls = [part for part in parts if isinstance(part, ControlsPart)]
-    if controls:
-        return _join_controls(controls, places)
-    joined = replace(parts[0], keys=_spread([part.keys for part in parts], places))
-    noise = [part.noise for part in parts if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
-    return replace(joined, noise=_spread(noise, places)) if isinstance(joined, LatentsPart) and noise else joined
-
-
-def _join_masks(parts: Sequence[MaskPart], places: Sequence[Sequence[int]]) -> MaskPart | None:
-    shapes = {None if part.shape is None else tuple(part.shape) for part in parts if len(part.keys) < part.count}
-    if len(shapes) > 1 or None in shapes:
-        return None
-    keys = {where[place]: key for part, where in zip(parts, places, strict=True) for place, key in zip(part.places, part.keys, strict=True)}
-    having = sorted(keys)
-    count, shape = sum(part.count for part in parts), next(iter(shapes), None)
-    return replace(parts[0], keys=[keys[place] for place in having], places=having, count=count, shape=shape)
-
-
-def _join_controls(parts: Sequence[ControlsPart], places: Sequence[Sequence[int]]) -> ControlsPart:
-    lists: list[list[list[Key]]] = []
-    for part in parts:
-        keys = iter(part.keys)
-        lists.append([list(islice(keys, count)) for count in part.counts])
-    joined = _spread(lists, places)
-    return replace(parts[0], keys=[key for keys in joined for key in keys], counts=[len(keys) for keys in joined])
+    own = {one.name for one in fields(parts[0])} & _OF_SAMPLES
+    joined = replace(parts[0], **{name: _spread([getattr(part, name) for part in parts], places) for name in own})
+    if not isinstance(joined, MaskPart):
+        return joined
+    shapes = {part.shape for part in parts if isinstance(part, MaskPart) and None in part.cells}
+    return None if len(shapes) > 1 or None in shapes else replace(joined, shape=next(iter(shapes), None))
 
 
 def _without_samples(part: Part) -> list[Any]:
-    """What parts of different samples have in common."""
-    return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in _OF_SAMPLES)]
+    return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in {*_OF_SAMPLES, "shape"})]
 
 
 def _source_of(shares: Sequence[Share]) -> Source:
