@@ -138,10 +138,16 @@ def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> li
     return [at[row] + view for row, view in zip(rows, views, strict=True) if at[row] < at[row + 1]]
 
 
-def keys_at(column: KeyColumn, cells: Sequence[int]) -> list[Key]:
-    """The keys of these cells, which are not empty."""
-    keys = column.keys
+def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
+    """The key of one cell of each of these rows, which is not empty, but for rows without one."""
+    keys, cells = column.keys, cells_at(column, rows, views)
     return keys.take(cells, Key) if isinstance(keys, Digests) else [Key(keys[cell]) for cell in cells]
+
+
+def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
+    """The keys of this view of each of a row's control images."""
+    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[place]) for place in places]
 
 
 def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:

@@ -12,10 +12,10 @@ from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.collate import SampleDict
-from cachestore.loading.columns import batch_clips, batch_sizes, sizes_of
+from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, view_keys
 from cachestore.loading.latents import noise_seed, read_latents
 from cachestore.loading.masks import read_mask
-from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, control_keys, key_of_caption, view_keys
+from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, key_of_caption
 from cachestore.loading.share import Share
 from cachestore.loading.texts import read_outputs
 from cachestore.loading.wanted import CAPTION, LatentsColumn, MaskColumn, text_columns
@@ -133,7 +133,7 @@ class Rows:
             sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
         for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
-        sample |= {CAPTION: selection.caption(row, text), SAMPLE_ID: sample_id, **sizes}
+        sample |= {CAPTION: selection.captions([row], [text])[0], SAMPLE_ID: sample_id, **sizes}
         for extras in selection.extras_beside([row], sample):
             sample |= extras
         return sample

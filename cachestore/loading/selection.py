@@ -18,12 +18,22 @@ from numpy.typing import NDArray
 from cachestore.core.arguments import as_text, refuse
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
-from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
+from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, cells_at, has_extras, is_one_a_bucket, keys_at, packed_buckets, unpacked
+from cachestore.loading.columns import (
+    NO_EXTRAS,
+    SIZES,
+    Bucket,
+    control_keys,
+    has_extras,
+    is_one_a_bucket,
+    packed_buckets,
+    unpacked,
+    view_keys,
+)
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
 from cachestore.loading.masks import mask_shape
@@ -39,7 +49,7 @@ from cachestore.loading.wanted import (
     trained_column,
     views_of,
 )
-from cachestore.storage.catalog import Catalog, KeyColumn
+from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
 
@@ -248,34 +258,25 @@ class Selection:
     def _row_keys(self, row: int, text: int | None, view: int) -> list[Key | None]:
         columns = [part.column for part in (self.latents, self.masks) if part is not None]
         keys = [next(iter(view_keys(column, [row], [view])), None) for column in columns]
-        texts = [self._text_key(one, row, text) for one in self.texts]
+        texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
         return [*texts, *keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """The key of the chosen text of each row, or of the empty caption, but for rows without any."""
+        column = texts.column
         if self.options.captions is None:
-            return view_keys(texts.column, rows, [0] * len(rows))
-        keys = (self._text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
-        return [key for key in keys if key is not None]
-
-    def _text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
-        if not texts.column.count(row):
-            return None
-        return key_of_caption(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
-
-    def caption(self, row: int, text: int | None) -> str:
-        """The caption that a row's embeddings are of."""
-        captions = self.catalog.row_captions(row)
-        return captions[text] if text is not None and captions else ""
+            return view_keys(column, rows, [0] * len(rows))
+        having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
+        return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
 
     def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
-        """As `caption` of each row."""
-        at, captions = self.catalog.captions_at, self.catalog.captions
-        if self.options.captions is None:
-            firsts = [at[row] for row in rows]
-            if all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
-                return take(captions, firsts)
-        return [self.caption(row, text) for row, text in zip(rows, chosen, strict=True)]
+        """The captions that the rows' embeddings are of."""
+        at = self.catalog.captions_at
+        firsts = [at[row] for row in rows]
+        if self.options.captions is None and all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
+            return take(self.catalog.captions, firsts)
+        found = zip(map(self.catalog.row_captions, rows), chosen, strict=True)
+        return [captions[text] if text is not None and captions else "" for captions, text in found]
 
     def shape_of_no_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
         """Of the mask of a sample that has none; None where it has no picture either."""
@@ -291,25 +292,23 @@ class Selection:
         is_drawn = self.options.latents == "sample" and controls.block.stored == "moments"
         return "mean" if is_drawn else self.options.latents
 
-    def _extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
-        extras: dict[str, Any] = json.loads(self.catalog.extras[row])
-        clash = sorted(taken.intersection(extras))
-        if clash:
-            raise BadInput(
-                f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
-                " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
-            )
-        return extras
-
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
         """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any.
 
         Raises BadInput for one whose name is taken.
         """
-        if all(text == NO_EXTRAS for text in take(self.catalog.extras, rows)):
+        texts = take(self.catalog.extras, rows)
+        if all(text == NO_EXTRAS for text in texts):
             return ()
+        found: list[dict[str, Any]] = [json.loads(text) for text in texts]
         taken = {*made, *SIZES, *(name for text in self.texts for name in text.block.names())}
-        return [self._extras(row, taken=taken) for row in rows]
+        for row, extras in zip(rows, found, strict=True):
+            if clash := sorted(taken.intersection(extras)):
+                raise BadInput(
+                    f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
+                    " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+                )
+        return found
 
     @cached_property
     def groups(self) -> Mapping[Bucket, Sequence[int]]:
@@ -328,17 +327,6 @@ class Selection:
 def key_of_caption(texts: TextColumn, caption: str) -> Key:
     """The key of a caption that an encoder has encoded, or would."""
     return caption_key(texts.column.fingerprint, caption)
-
-
-def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
-    """The key of the chosen cell of each row, but for rows without one."""
-    return keys_at(column, cells_at(column, rows, views))
-
-
-def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
-    """The keys of this view of each of a row's control images."""
-    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
-    return [Key(column.keys[place]) for place in places]
 
 
 def _encoded_for(catalog: Catalog) -> CaptionPolicy:
