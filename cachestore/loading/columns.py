@@ -73,10 +73,14 @@ def packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
     return packed
 
 
-def unpacked(packed: int) -> Bucket:
-    """The bucket behind a number of `packed_buckets`."""
-    numbers = ((packed >> shift) % (1 << _BUCKET_BITS) - 1 for shift in _BUCKET_SHIFTS.tolist())
-    return tuple(number for number in numbers if number >= 0)
+def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, list[int]]:
+    """Which of these rows, at least one, counted from 0, are of each bucket."""
+    packed = packed_buckets(column)[rows]
+    order = np.argsort(packed, kind="stable")
+    found, starts = np.unique(packed[order], return_index=True)
+    numbers = (found[:, None] >> _BUCKET_SHIFTS) % (1 << _BUCKET_BITS) - 1
+    buckets = (tuple(number for number in each if number >= 0) for each in numbers.tolist())
+    return dict(zip(buckets, (group.tolist() for group in np.split(order, starts[1:])), strict=True))
 
 
 def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:

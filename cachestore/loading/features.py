@@ -10,7 +10,7 @@ from cachestore.core.keys import Recipe
 from cachestore.core.read_block import Form, Padding, TextBlock
 from cachestore.core.samples import MASK
 from cachestore.loading.columns import FPS, NUM_FRAMES, SIZES
-from cachestore.loading.latents import LatentsAs, batch_shape
+from cachestore.loading.latents import batch_shape
 from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, Selection
 from cachestore.loading.texts import round_up
 from cachestore.loading.wanted import LatentsColumn
@@ -40,11 +40,11 @@ def features_of(selection: Selection) -> dict[str, Feature]:
     recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
     found: dict[str, Feature] = {}
     if latents is not None:
-        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, selection.options.latents)
+        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents)
     if selection.masks is not None:
         found[MASK] = Feature(torch.float32, (None, 1, None, None))
     if controls is not None:
-        one = _latents(recipes[controls.column.fingerprint], controls, selection.control_form(controls))
+        one = _latents(recipes[controls.column.fingerprint], controls)
         found[CONTROL_LATENTS] = one if selection.has_one_control else Feature(one.dtype, None)
     for text in selection.texts:
         found |= _texts(recipes[text.column.fingerprint], text.block)
@@ -59,14 +59,14 @@ def _dtype(recipe: Recipe) -> torch.dtype | None:
     return getattr(torch, name) if name in TORCH_NAMES else None
 
 
-def _latents(recipe: Recipe, latents: LatentsColumn, form: LatentsAs) -> Feature:
+def _latents(recipe: Recipe, latents: LatentsColumn) -> Feature:
     channels, frames = recipe.read.get("channels"), recipe.read.get("temporal_factor")
     if not isinstance(channels, int) or not isinstance(frames, int):
         return Feature(_dtype(recipe), None)
     patch = latents.block.patchify
     stored = (1, channels * (2 if latents.block.stored == "moments" else 1), patch, patch)
     frames_axis: Shape = (None,) if frames > 1 else ()
-    return Feature(_dtype(recipe), (None, batch_shape(latents.block, form, stored)[1], *frames_axis, None, None))
+    return Feature(_dtype(recipe), (None, batch_shape(latents.block, latents.form, stored)[1], *frames_axis, None, None))
 
 
 def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:

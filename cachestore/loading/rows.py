@@ -14,7 +14,7 @@ from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Par
 from cachestore.loading.collate import SampleDict
 from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, view_keys
 from cachestore.loading.latents import noise_seed, read_latents
-from cachestore.loading.masks import read_mask
+from cachestore.loading.masks import mask_shape, read_mask
 from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, key_of_caption
 from cachestore.loading.share import Share
 from cachestore.loading.texts import read_outputs
@@ -86,10 +86,10 @@ class Rows:
         """What each column gives to a batch of these samples; columns that none of them has a cell in give nothing."""
         selection, (rows, ids, texts, views) = self._selection, asked
         parts: list[Part] = []
-        if selection.latents is not None:
-            form, seed, epoch = selection.options.latents, selection.options.seed, selection.epoch.get()
-            noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if form == "sample" else [0] * len(ids)
-            parts.append(LatentsPart(LATENTS, selection.latents.block, form, view_keys(selection.latents.column, rows, views), noise))
+        if (latents := selection.latents) is not None:
+            seed, epoch = selection.options.seed, selection.epoch.get()
+            noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
+            parts.append(LatentsPart(LATENTS, latents.block, latents.form, view_keys(latents.column, rows, views), noise))
         if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, views)) is not None:
             parts.append(masks)
         if selection.controls is not None:
@@ -99,17 +99,17 @@ class Rows:
 
     def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], views: Sequence[int]) -> Part:
         """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
-        column, form = controls.column, self._selection.control_form(controls)
         if self._selection.has_one_control:
-            return LatentsPart(CONTROL_LATENTS, controls.block, form, view_keys(column, rows, views), [0] * len(rows))
-        cells = [control_keys(column, row, view) for row, view in zip(rows, views, strict=True)]
-        return ControlsPart(CONTROL_LATENTS, controls.block, form, cells)
+            keys = view_keys(controls.column, rows, views)
+            return LatentsPart(CONTROL_LATENTS, controls.block, controls.form, keys, [0] * len(rows))
+        cells = [control_keys(controls.column, row, view) for row, view in zip(rows, views, strict=True)]
+        return ControlsPart(CONTROL_LATENTS, controls.block, controls.form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
         """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
         keys = iter(view_keys(masks.column, rows, views))
         cells = [next(keys) if masks.column.count(row) else None for row in rows]
-        shapes = {self._selection.shape_of_no_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
+        shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
         if shapes == {None} and not any(cells):
             return None
         return MaskPart(MASK, masks.patch, cells, shapes.pop() if len(shapes) == 1 else None)
@@ -123,13 +123,12 @@ class Rows:
         sizes: dict[str, torch.Tensor] = {}
         if selection.latents is not None and (tensors := rest.pop(0)) is not None:
             seed = noise_seed(selection.options.seed, selection.epoch.get(), sample_id)
-            sample[LATENTS] = read_latents(selection.latents.block, selection.options.latents, tensors, seed)
+            sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
             sizes = sizes_of(selection.latents.column, row, view)
         if selection.masks is not None and (mask := self._mask(selection.masks, row, rest.pop(0))) is not None:
             sample[MASK] = mask
         if selection.controls is not None:
-            block, form = selection.controls.block, selection.control_form(selection.controls)
-            made = [read_latents(block, form, found) for found in rest if found is not None]
+            made = [read_latents(selection.controls.block, selection.controls.form, found) for found in rest if found is not None]
             sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
         for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
@@ -142,8 +141,17 @@ class Rows:
         """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
-        shape = self._selection.shape_of_no_mask(masks, row)
+        shape = self._empty_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
+
+    def _empty_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
+        """The shape of the mask of a sample that has none; None where it has no picture either."""
+        column = self._selection.pictures.column if self._selection.pictures is not None else None
+        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
+        if bucket is None:
+            return None
+        width, height = (side // masks.block.factor for side in bucket[:2])
+        return mask_shape((1, height, width), masks.patch)
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

@@ -23,32 +23,11 @@ from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import (
-    NO_EXTRAS,
-    SIZES,
-    Bucket,
-    control_keys,
-    has_extras,
-    is_one_a_bucket,
-    packed_buckets,
-    unpacked,
-    view_keys,
-)
+from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, view_keys
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
-from cachestore.loading.masks import mask_shape
 from cachestore.loading.order import turn_of
-from cachestore.loading.wanted import (
-    LatentsColumn,
-    MaskColumn,
-    TextColumn,
-    chosen_fields,
-    latents_column,
-    mask_column,
-    text_columns,
-    trained_column,
-    views_of,
-)
+from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, views_of
 from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
@@ -113,11 +92,11 @@ class Selection:
         self.rows = complete if options.selection is None else complete[options.selection]
         self.row_numbers: memoryview[int] = self.rows.data
         """The same, for a few of them at a time: an array takes longer than its numbers."""
-        resolution = options.resolution
-        self.pictures = trained_column(catalog, resolution)
+        resolution, form = options.resolution, options.latents
+        self.pictures = trained_column(catalog, resolution, form)
         """What buckets come from, wanted or not."""
-        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution)
-        masks = mask_column(catalog, resolution, pictures, options.latents)
+        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution, form)
+        masks = mask_column(catalog, resolution, pictures)
         made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
         self.fields = chosen_fields(texts, made, options.fields)
         self.texts = [replace(text, block=text.block.only(self.fields)) for text in texts if set(text.block.fields()) & self.fields]
@@ -126,7 +105,7 @@ class Selection:
         self.masks = masks if MASK in self.fields else None
         self.views = views_of(catalog, pictures, resolution)
         """How many views of each picture, or clip of each video, there are; by row where these differ."""
-        check_form(None if self.latents is None else self.latents.block, options.latents)
+        check_form(None if self.latents is None else self.latents.block, form)
         if has_one_control is None and self.controls is not None:
             has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
         self.has_one_control = bool(has_one_control)
@@ -278,20 +257,6 @@ class Selection:
         found = zip(map(self.catalog.row_captions, rows), chosen, strict=True)
         return [captions[text] if text is not None and captions else "" for captions, text in found]
 
-    def shape_of_no_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
-        """Of the mask of a sample that has none; None where it has no picture either."""
-        column = self.pictures.column if self.pictures is not None else None
-        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
-        if bucket is None:
-            return None
-        width, height = (side // masks.block.factor for side in bucket[:2])
-        return mask_shape((1, height, width), masks.patch)
-
-    def control_form(self, controls: LatentsColumn) -> LatentsAs:
-        """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
-        is_drawn = self.options.latents == "sample" and controls.block.stored == "moments"
-        return "mean" if is_drawn else self.options.latents
-
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
         """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any.
 
@@ -317,11 +282,7 @@ class Selection:
             return {}
         if self.pictures is None:
             return {(): list(range(len(self.rows)))}
-        packed = packed_buckets(self.pictures.column)[self.rows]
-        order = np.argsort(packed, kind="stable")
-        found, starts = np.unique(packed[order], return_index=True)
-        groups = np.split(order, starts[1:])
-        return {unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
+        return bucket_groups(self.pictures.column, self.rows)
 
 
 def key_of_caption(texts: TextColumn, caption: str) -> Key:
