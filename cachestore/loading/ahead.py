@@ -180,7 +180,6 @@ class ReadAhead(Dataset[Any]):
         return _Read(self._ring.lend(buffers, data.read_batch(indices, into=buffers)))
 
     def _end_reads(self) -> None:
-        """Join the threads and forget what they read."""
         self._rest()
         self._reads.clear()
 

@@ -15,8 +15,7 @@ from cachestore.core.keys import Key
 from cachestore.core.read_block import Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
 from cachestore.loading.buffers import BatchBuffers, Rows
-from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents, read_latents_into
-from cachestore.loading.masks import mask_shape, read_masks_into
+from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Located
@@ -52,7 +51,7 @@ class MaskPart:
 
     name: str
     patch: int
-    """As for `masks.read_mask`."""
+    """As for `read_mask`."""
     cells: Sequence[Key | None]
     """Of each sample; who has no mask has one of 1 everywhere."""
     shape: tuple[int, ...] | None
@@ -204,7 +203,6 @@ class _Draft:
 
 
 def _number_of(name: str, specs: Specs) -> int:
-    """Which of an entry's tensors has this name."""
     for number, spec in enumerate(specs):
         if spec.name == name:
             return number
@@ -362,7 +360,6 @@ def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str)
 
 
 def _join(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.Tensor]]) -> None:
-    """Join what was read to one side, and put it into the batch."""
     size = len(next(iter(stored.values())))
     samples = [read_outputs(block, {name: rows[number] for name, rows in stored.items()}) for number in range(size)]
     for name in block.outputs:

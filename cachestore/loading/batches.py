@@ -339,7 +339,6 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
 
 
 def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
-    """Say once what no epoch will hold."""
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
@@ -357,6 +356,5 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
 
 
 def _listed(counts: Sequence[tuple[int, tuple[int, ...]]]) -> str:
-    """How many samples of which buckets, the first few of them."""
     named = [f"{count} of {'x'.join(map(str, bucket)) or 'those without a picture'}" for count, bucket in counts[:_NAMED_BUCKETS]]
     return ", ".join([*named, *(["…"] if len(counts) > _NAMED_BUCKETS else [])])

@@ -1,4 +1,4 @@
-"""Stored latents to what a trainer hands to its noise scheduler: drawing and normalising. Knows no store and no data set.
+"""Stored latents to what a trainer hands to its noise scheduler, and masks to what weighs its loss. Knows no store and no data set.
 
 Everything is computed in the dtype that was stored and in the order in which diffusers computes it, so that equal noise gives equal bits.
 """
@@ -12,7 +12,7 @@ from cachestore.core import vector_math
 from cachestore.core.arguments import as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
-from cachestore.core.read_block import LatentsBlock
+from cachestore.core.read_block import LatentsBlock, MaskBlock
 from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
@@ -127,3 +127,30 @@ def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
     """What the generator of one sample in one epoch starts from: the same in every process, batch and resumed run."""
     digest = digest_parts("cachestore-latents", str(seed), str(epoch), sample_id)
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
+    """The shape of a mask `[..., H, W]` beside latents in which patch x patch neighbours are folded into channels."""
+    *before, height, width = shape
+    return (*before, height // patch, width // patch)
+
+
+def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) -> torch.Tensor:
+    """The mask of an entry, stored as uint8 [1, H, W]: float32 in 0..1, [1, H / patch, W / patch], the mean of each patch.
+
+    Raises FormatError where the entry holds none.
+    """
+    mask = stored_tensor(stored, block.stored)
+    out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
+    read_masks_into(mask[None], patch, out[None])
+    return out
+
+
+def read_masks_into(stored: torch.Tensor, patch: int, out: torch.Tensor) -> None:
+    """As `read_mask` for a batch `[B, 1, H, W]`, into `out`. Sums are exact, so a batch has the bits of single masks."""
+    if patch == 1:
+        out.copy_(stored).div_(255)
+        return
+    size, channels, height, width = stored.shape
+    split = stored.reshape(size, channels, height // patch, patch, width // patch, patch)
+    out.copy_(split.sum(dim=(3, 5))).div_(255 * patch * patch)

@@ -112,7 +112,9 @@ def make_loader(
     split = _choose_split(framework)
     if split is not None and find_ranks().world_size > 1:
         _refuse_unpinned(data)
-    pins = pin_memory and _can_pin()
+    pins = pin_memory and torch.accelerator.is_available()
+    if pin_memory and not pins:
+        _log.warning("pin_memory=True means nothing without an accelerator")
     source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
@@ -147,10 +149,3 @@ def _refuse_unpinned(data: Batched) -> None:
         "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
         f" the data set with generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
     )
-
-
-def _can_pin() -> bool:
-    if torch.accelerator.is_available():
-        return True
-    _log.warning("pin_memory=True means nothing without an accelerator")
-    return False

@@ -111,7 +111,6 @@ class MixedDataset(Dataset[SampleDict]):
             self._lay_out_share(number, data, weight - int(weight))
 
     def _lay_out_share(self, number: int, data: CachedDataset, share: float) -> None:
-        """A share below 1 of each bucket of a data set, whose samples take turns."""
         buckets = sorted(data.buckets.items())
         counts = _shared_out([len(places) for _bucket, places in buckets], share)
         for (bucket, places), count in zip(buckets, counts, strict=True):
@@ -143,12 +142,11 @@ class MixedDataset(Dataset[SampleDict]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The data sets and what was asked for; places are laid out again elsewhere."""
-        return {"datasets": self.datasets, "weights": self._weights, "seed": self._seed, "epoch": self._epoch}
+        return {name: getattr(self, name) for name in ("datasets", "_weights", "_seed", "_epoch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Mix the same data sets in another process."""
-        self.datasets, self._weights, self._seed = state["datasets"], state["weights"], state["seed"]
-        self._epoch = state["epoch"]
+        vars(self).update(state)
         self._lay_out()
 
     def __repr__(self) -> str:
@@ -261,7 +259,6 @@ def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
 
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
-    """Raise BadInput for data sets whose samples do not fit into one batch."""
     names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]

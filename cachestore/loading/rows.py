@@ -13,8 +13,7 @@ from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.collate import SampleDict
 from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, view_keys
-from cachestore.loading.latents import noise_seed, read_latents
-from cachestore.loading.masks import mask_shape, read_mask
+from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
 from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, key_of_caption
 from cachestore.loading.share import Share
 from cachestore.loading.texts import read_outputs

@@ -120,7 +120,6 @@ def _without_samples(part: Part) -> list[Any]:
 
 
 def _source_of(shares: Sequence[Share]) -> Source:
-    """Who reads the entries of all of them."""
     if all(share.source is shares[0].source for share in shares):
         return shares[0].source
     return _Sources({key: share.source for share in shares for part in share.parts for key in part.keys})

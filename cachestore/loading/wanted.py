@@ -96,7 +96,6 @@ def check_views(catalog: Catalog) -> None:
 
 
 def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:
-    """The column of images of a role, at the resolution that was chosen where there are several."""
     columns = (column for column in catalog.columns if column.role == role)
     return next((column for column in columns if resolution is None or column.options.get("resolution") == resolution), None)
 

@@ -1,7 +1,6 @@
-"""Read, and make what is missing: for a trainer that encodes as it goes. Knows a store and the caller's function, no plan and no claims.
+"""Read, and make what is missing: for a trainer that encodes as it goes. Work that is known beforehand is `fill`'s.
 
-Work that is known beforehand is `fill`'s: it is shared with other ranks. Here two processes that miss the same key at once both make it,
-which is harmless: a key has interchangeable values, of which readers take one.
+Two processes that miss the same key at once both make it, which is harmless: a key has interchangeable values, of which readers take one.
 """
 
 import os
@@ -176,5 +175,4 @@ def _named(key: Key, tensors: object) -> Mapping[str, Any]:
 
 
 def _copied(raw: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """The same tensors in memory of their own, that can be written."""
     return {name: (dtype, shape, bytearray(buffer)) for name, (dtype, shape, buffer) in raw.items()}

@@ -1,7 +1,4 @@
-"""The read side with tensors out. Takes no lock, writes nothing, and survives fork, spawn and forkserver.
-
-Starts no thread, but where `fill` is asked for one, which ends before it returns.
-"""
+"""The read side with tensors out. Takes no lock, writes nothing, starts no thread that lives on, and survives fork and spawn."""
 
 import os
 import threading
@@ -147,7 +144,7 @@ class Reader:
         # What failed is looked for entry by entry, as each may be elsewhere.
         found = self._find_all(keys)
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
-        entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
+        entries = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
@@ -157,13 +154,12 @@ class Reader:
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
         absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
-        if not look_again:
-            return absent
-        if not absent:
+        if look_again and absent:
+            self.refresh()
+            return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+        if look_again:
             check_for_reading(self.layout)
-            return absent
-        self.refresh()
-        return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+        return absent
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
