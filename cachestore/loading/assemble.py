@@ -5,7 +5,7 @@ another type or too long, an entry that is damaged) is left to that slower way, 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -115,32 +115,26 @@ class _Column(NamedTuple):
         return self.specs.count(self.specs[0]) == len(self.specs)
 
 
-@dataclass(slots=True)
 class _Draft:
     """A batch in the making: where each stored tensor is to be read to, and what is left to do when all have been read."""
 
-    rows: Mapping[Key, int]
-    """The entries' keys, and the row of each in `located` and `targets`."""
-    located: Located
-    memory: BatchBuffers
-    targets: list[list[memoryview | None]]
-    """Of each entry, where each of its tensors is to go, in the order of its specs."""
-    unclaimed: int
-    """How many of them are None."""
-    copies: list[tuple[memoryview, memoryview]] = field(default_factory=list[tuple[memoryview, memoryview]])
-    """(target, source): what one entry is wanted for more than once."""
-    bools: list[memoryview] = field(default_factory=list[memoryview])
-    """Targets of bools, whose bytes must be 0 or 1."""
-    finish: list[Callable[["_Draft"], None]] = field(default_factory=list[Callable[["_Draft"], None]])
-    """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
-    batch: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @classmethod
-    def of(cls, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> "_Draft":
+    def __init__(self, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> None:
         """Nothing is to be read yet of these entries; each key stands once."""
-        counts = list(map(len, located.specs))
-        rows = dict(zip(keys, range(len(keys)), strict=True))
-        return cls(rows, located, memory, [[None] * count for count in counts], sum(counts))
+        self.rows = dict(zip(keys, range(len(keys)), strict=True))
+        """Of each entry, in `located` and `targets`."""
+        self.located = located
+        self.memory = memory
+        self.targets: list[list[memoryview | None]] = [[None] * len(specs) for specs in located.specs]
+        """Of each entry, where each of its tensors is to go, in the order of its specs."""
+        self.unclaimed = sum(map(len, located.specs))
+        """How many of them are None."""
+        self.copies: list[tuple[memoryview, memoryview]] = []
+        """(target, source): what one entry is wanted for more than once."""
+        self.bools: list[memoryview] = []
+        """Targets of bools, whose bytes must be 0 or 1."""
+        self.finish: list[Callable[[_Draft], None]] = []
+        """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
+        self.batch: dict[str, Any] = {}
 
     def find(self, keys: Sequence[Key], name: str) -> _Column:
         """The tensor of this name of each entry."""
@@ -215,7 +209,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
     The parts name as many samples each, at least one. No parts make an empty batch.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft.of(keys, source.locate(keys), memory)
+    draft = _Draft(keys, source.locate(keys), memory)
     try:
         for part in parts:
             if isinstance(part, TextPart):

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import Placement, discover
+from cachestore.core.words import first_of
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,6 @@ class BucketBatchSampler:
     """
 
     batch_size: Final = None
-    """Not the size of a batch: accelerate takes batches as they come only where this is None."""
 
     def __init__(
         self,
@@ -356,5 +356,4 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
 
 
 def _listed(counts: Sequence[tuple[int, tuple[int, ...]]]) -> str:
-    named = [f"{count} of {'x'.join(map(str, bucket)) or 'those without a picture'}" for count, bucket in counts[:_NAMED_BUCKETS]]
-    return ", ".join([*named, *(["…"] if len(counts) > _NAMED_BUCKETS else [])])
+    return first_of((f"{count} of {'x'.join(map(str, bucket)) or 'those without a picture'}" for count, bucket in counts), _NAMED_BUCKETS)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cachestore.core.inputs import cells_each
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.files.table import Digests, Strings, run_of
-from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
 """(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
@@ -39,16 +39,11 @@ def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
     """The rows in which no cell of any column is empty."""
     complete = np.ones(len(catalog), dtype=np.bool_)
     for column in catalog.columns:
-        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(_empty_cells(column))])
+        is_empty = np.equal(_raw(column.keys, KEY_BYTES).max(axis=1, initial=0), 0)
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(is_empty)])
         at = np.asarray(column.at, dtype=np.int64)
         complete &= before[at[1:]] == before[at[:-1]]
     return np.flatnonzero(complete)
-
-
-def _empty_cells(column: KeyColumn) -> NDArray[np.bool_]:
-    if isinstance(column.keys, Digests):
-        return np.equal(np.frombuffer(column.keys.raw, np.uint8).reshape(-1, KEY_BYTES).max(axis=1, initial=0), 0)
-    return np.fromiter((key == NO_KEY for key in column.keys), dtype=np.bool_, count=len(column.keys))
 
 
 def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:

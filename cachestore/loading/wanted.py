@@ -49,12 +49,11 @@ class MaskColumn:
 
 def text_columns(catalog: Catalog) -> list[TextColumn]:
     """The first caption column of each encoder."""
-    first = {column.encoder: column for column in reversed(catalog.columns) if column.role == CAPTION}
-    return [
-        TextColumn(column, parse_text(catalog.recipes[column.fingerprint]))
-        for column in catalog.columns
-        if first.get(column.encoder) is column
-    ]
+    firsts: dict[str, KeyColumn] = {}
+    for column in catalog.columns:
+        if column.role == CAPTION:
+            firsts.setdefault(column.encoder, column)
+    return [TextColumn(column, parse_text(catalog.recipes[column.fingerprint])) for column in firsts.values()]
 
 
 def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: frozenset[str] | None) -> frozenset[str]:
@@ -90,9 +89,7 @@ def check_views(catalog: Catalog) -> None:
     for column in catalog.columns:
         each = cells_each(column.options)
         if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
-            message = f"{column.encoder} does not have {each} views of each {column.role}"
-            message += "; run `cachestore precompute` again"
-            raise FormatError(message)
+            raise FormatError(f"{column.encoder} does not have {each} views of each {column.role}; run `cachestore precompute` again")
 
 
 def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:
