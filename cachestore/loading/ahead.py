@@ -1,7 +1,6 @@
-"""Batches read before they are asked for, by threads of the trainer's own process. Knows the order it is told, and no rank.
+"""Batches read before they are asked for, by threads that live within one iteration. Knows the order it is told, and no rank.
 
-The threads live within one iteration: they are joined when it ends, is broken off or fails, and before this process forks, so that no
-child ever starts with a lock that one of them held. Importing and constructing start nothing.
+The threads are joined before this process forks too, so that no child ever starts with a lock that one of them held.
 """
 
 import os

@@ -1,7 +1,6 @@
 """What a data set takes out of a catalog's columns: which rows are complete, their buckets, keys and sizes. Knows no tensors' values.
 
-What is asked of all rows is computed on whole columns; what is asked of a batch looks at its own rows alone, as a column may lie in a
-file (`open_catalog`).
+What is asked of a batch looks at its own rows alone, as a column may lie in a file (`open_catalog`).
 """
 
 from collections.abc import Mapping, Sequence

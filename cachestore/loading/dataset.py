@@ -1,7 +1,6 @@
 """A data set as a trainer reads it: one catalog, pinned, with the tensors behind its keys. Loads no model, takes no lock, writes nothing.
 
-Of several resolutions one is handed out; the columns of the others count for which samples are complete. Of several views of a picture
-(crops, mirrored or not) a sample has one in each epoch, and its mask and control images the same one.
+Columns of other resolutions count for which samples are complete. A sample's mask and control images come in the same view as its picture.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -208,9 +207,8 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one alone: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several places or ids")
         places = [self.index(one) if isinstance(one, str) else place_in(one, len(self._selection.rows)) for one in listed]
-        chosen = np.asarray(places, dtype=np.int64)
         part = CachedDataset.__new__(CachedDataset)
-        part._show(self._reader, self._selection.only(chosen))  # noqa: SLF001 - its own class
+        part._show(self._reader, self._selection.only(np.asarray(places, dtype=np.int64)))  # noqa: SLF001 - its own class
         return part
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:

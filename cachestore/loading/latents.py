@@ -118,9 +118,8 @@ def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
     size, channels, *between, height, width = latents.shape
     split = latents.reshape(size, channels, *between, height // patch, patch, width // patch, patch)
     last = split.ndim
-    inner = [last - 3, last - 1]
-    outer = [*range(2, last - 4), last - 4, last - 2]
-    return split.permute(0, 1, *inner, *outer).reshape(size, channels * patch * patch, *between, height // patch, width // patch)
+    inward = split.permute(0, 1, last - 3, last - 1, *range(2, last - 3), last - 2)
+    return inward.reshape(size, *folded_shape(latents.shape[1:], patch))
 
 
 def noise_seed(seed: int, epoch: int, sample_id: str) -> int:

@@ -40,9 +40,8 @@ def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tens
     shape[padding.dim] = length
     batch = torch.empty((len(rows), *shape), dtype=rows[0].dtype)
     mask = torch.empty((len(rows), length), dtype=torch.int64)
-    for number, row in enumerate(rows):
-        real = batch[number].narrow(padding.dim, start_of(lengths[number], length, padding), lengths[number])
-        real.copy_(row)
+    for row, real, place in zip(rows, lengths, batch.unbind(), strict=True):
+        place.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
     fill_padding(batch, lengths, padding)
     return batch, fill_mask(mask, lengths, padding)
 

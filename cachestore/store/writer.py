@@ -83,10 +83,9 @@ class Store(Reader):
         return Writer(self)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Store one value of your own; when this returns it is durable, acknowledged and readable here.
+        """Store one value of your own, as `Writer.put` has it; when this returns it is durable, acknowledged and readable here.
 
-        `tensors` maps names to torch tensors or numpy arrays of any shape, `meta` is a small JSON value. Each call makes a segment: for
-        many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
+        Each call makes a segment: for many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
         """
         with self.writer() as writer:
             writer.put(key, tensors, meta)
