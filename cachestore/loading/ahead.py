@@ -58,10 +58,10 @@ class ReadAhead(Dataset[Any]):
         self._batches = batches
         self._threads = threads
         self._pins = pin_memory
-        self._stand_still()
+        self.begin_anew()
 
-    def _stand_still(self) -> None:
-        """As after construction: nothing announced, nothing read."""
+    def begin_anew(self) -> None:
+        """Nothing is announced, nothing read. In a forked child, too: what was announced is the parent's."""
         self._guard = threading.RLock()
         """Held while reading is begun and ended, and by a thread that forks for as long as it does."""
         self._ring = Ring(self._batches + 2)
@@ -197,10 +197,6 @@ class ReadAhead(Dataset[Any]):
     def go_on(self) -> None:
         """In the process that forked: read on."""
         self._guard.release()
-
-    def begin_anew(self) -> None:
-        """In the child: what was announced belongs to the parent; an iteration that goes on here reads each batch when it is asked for."""
-        self._stand_still()
 
 
 class _Read(dict[str, Any]):

@@ -149,10 +149,7 @@ def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
 
 
 def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
-    """(height, width) or (top, left) of the chosen cell of each row, one pair after the other, as far as the catalog knows them.
-
-    None where it knows only some.
-    """
+    """(height, width) or (top, left) of the chosen cell of each row, one pair after the other; None where only some are known."""
     sizes: dict[str, list[int]] = {}
     known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
     cells = cells_at(column, rows, views) if known else []

@@ -167,10 +167,7 @@ class CachedDataset(Dataset[SampleDict]):
             return read_or(self._read.share(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
-        """Have the entries of these samples brought into memory without waiting for the disk: the next batch, while this one is used.
-
-        A hint that changes no answer: `read_batch` waits for what is not there yet.
-        """
+        """Have the entries of these samples brought into memory without waiting: the next batch, while this one is used. Only a hint."""
         self._read.ask_ahead(self._selection.rows_at(places))
 
     @staticmethod

@@ -1,13 +1,12 @@
 """What a batch will hold, by the recipes alone: dtypes and shapes by name. Reads no entry; what a recipe does not tell is None."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from cachestore.core.dtypes import TORCH_NAMES
 from cachestore.core.keys import Recipe
-from cachestore.core.read_block import Form, Padding, TextBlock
+from cachestore.core.read_block import TextBlock
 from cachestore.core.samples import MASK
 from cachestore.loading.columns import FPS, NUM_FRAMES, SIZES
 from cachestore.loading.latents import batch_shape
@@ -73,28 +72,16 @@ def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
     """Outputs, masks and constants. Embeddings are in the model's dtype; a mask that a pipeline returned is in whichever it had there."""
     found: dict[str, Feature] = {}
     for name, form in block.outputs.items():
-        padding = block.padding.get(name)
-        found[name] = Feature(_dtype(recipe) if "embed" in name else None, None if padding is None else _padded(form, padding))
-        if padding is not None and padding.mask is not None:
-            found[padding.mask] = Feature(torch.int64, (None, _length(padding)))
-    return found | dict(_constants(block, found))
-
-
-def _padded(form: Form, padding: Padding) -> Shape | None:
-    """The first axis of a sample is the one that is padded; a join may be widened along the last."""
-    if padding.dim >= 0:
-        return None
-    between = [None] * (-padding.dim - 2)
-    return (None, _length(padding), *between, *([form.width] if padding.dim < -1 else []))
-
-
-def _length(padding: Padding) -> int | None:
-    return round_up(padding.length, padding) if padding.length else None
-
-
-def _constants(block: TextBlock, outputs: dict[str, Feature]) -> Iterator[tuple[str, Feature]]:
+        dtype, padding = _dtype(recipe) if "embed" in name else None, block.padding.get(name)
+        found[name] = Feature(dtype, None)
+        if padding is not None:
+            length = round_up(padding.length, padding) if padding.length else None
+            found |= {padding.mask: Feature(torch.int64, (None, length))} if padding.mask is not None else {}
+            if padding.dim == -2:  # of rows, which a join may widen
+                found[name] = Feature(dtype, (None, length, form.width))
     for name, constant in block.constants.items():
-        like = outputs[constant.like]
+        like = found[constant.like]
         letters = {"S": None if like.shape is None else like.shape[-2], "B": None}
         shape = tuple(size if isinstance(size, int) else letters[size] for size in constant.shape)
-        yield name, Feature(torch.int64 if constant.kind == "positions" else like.dtype, shape)
+        found[name] = Feature(torch.int64 if constant.kind == "positions" else like.dtype, shape)
+    return found

@@ -95,10 +95,7 @@ def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tens
 
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
-    """What diffusers' training scripts do between the VAE and the noise scheduler, to a batch `[B, ...]`.
-
-    `out` may be `latents` itself where nothing is folded.
-    """
+    """What diffusers' scripts do between VAE and noise scheduler, to a batch; `out` may be `latents` itself where nothing is folded."""
     folded = _fold(latents, block.patchify)
     if block.mean is not None and block.std is not None:
         each_channel = (-1, *[1] * (folded.ndim - 2))

@@ -269,6 +269,5 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
             " whole)"
         )
     ours, theirs = one.recipes_in_use, other.recipes_in_use
-    differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])
-    if differing:
+    if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
         raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")

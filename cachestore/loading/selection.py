@@ -119,10 +119,7 @@ class Selection:
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
 
     def check_captions(self, holds: Callable[[Key], bool]) -> None:
-        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up.
-
-        Raises BadInput, MissingEntry, FormatError.
-        """
+        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up. BadInput, MissingEntry, FormatError."""
         policy = self.options.captions
         if policy is None or not len(self.rows):
             return
@@ -150,7 +147,7 @@ class Selection:
 
     @property
     def digest(self) -> str:
-        """Digest of the catalog: of its rows and recipes; and of the resolution and the samples that were chosen, where some were."""
+        """As `CachedDataset.digest`."""
         digest = self.catalog.digest
         if self.options.resolution is not None:
             digest = digest_parts("cachestore-resolution", digest, str(self.options.resolution)).hex()
@@ -159,7 +156,7 @@ class Selection:
         return digest_parts("cachestore-selection", digest, self.options.selection.astype("<i8").tobytes()).hex()
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
-        """How often the samples of each source come in an epoch, and their places; without sources 1 for all."""
+        """As `CachedDataset.source_weights`."""
         places: dict[tuple[str, float], list[int]] = {}
         rows: list[int] = self.rows.tolist()
         for place, row in enumerate(rows):
@@ -258,10 +255,7 @@ class Selection:
         return [captions[text] if text is not None and captions else "" for captions, text in found]
 
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any.
-
-        Raises BadInput for one whose name is taken.
-        """
+        """The columns of its own of each sample; none where no sample has any. Raises BadInput for a name that the batch has itself."""
         texts = take(self.catalog.extras, rows)
         if all(text == NO_EXTRAS for text in texts):
             return ()

@@ -148,9 +148,9 @@ class Reader:
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
-        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry.
+        """Which of these keys are not there, each once and in order. Reads no entry.
 
-        With `look_again` it raises ReadFailed where the store is not at its path any more.
+        `look_again` looks into a newer snapshot too, and raises ReadFailed where the store is not at its path any more.
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
         absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
@@ -171,12 +171,11 @@ class Reader:
         return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
-        """Read entries straight to where they belong, as they were found by `locate`, and check them as `get` does.
+        """Read entries, as `locate` found them, straight to where they belong, and check them as `get` does.
 
-        `targets` and `side_by_side` as for `Fetcher.fetch_into`.
-
-        False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
-        other copies and in a newer snapshot, gives the entries or the error. Raises CacheStoreError where this is closed.
+        `targets` and `side_by_side` are those of `Fetcher.fetch_into`. False where one of them is gone, damaged or cannot be read: what was
+        written is to be thrown away, and `get_raw`, which looks for other copies and in a newer snapshot, gives the entries or the error.
+        Raises CacheStoreError where this is closed.
         """
         _ = self.snapshot
         try:
@@ -210,12 +209,10 @@ class Reader:
 
     def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
         found = self._find(keys)
-        if all(found):
-            return found
-        self.refresh()
-        found = self._find(keys)
-        missing = [key for key, places in zip(keys, found, strict=True) if not places]
-        if missing:
+        if not all(found):
+            self.refresh()
+            found = self._find(keys)
+        if missing := [key for key, places in zip(keys, found, strict=True) if not places]:
             named = ", ".join(map(str, missing[:3]))
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
