@@ -188,12 +188,8 @@ class BucketBatchSampler:
         epoch = as_whole("epoch", epoch, least=0) + self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
-                _log.warning(
-                    "set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)",
-                    epoch,
-                    self._epoch,
-                    self._start,
-                )
+                left = epoch, self._epoch, self._start
+                _log.warning("set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)", *left)
             self._go_to(epoch, 0)
         self._tell_data()
 
@@ -248,13 +244,8 @@ class BucketBatchSampler:
         batches = count_batches(self._data.buckets, self._order)
         rest = max(batches - consumed, 0) % share.world
         if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
-            _log.warning(
-                "the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks",
-                epoch,
-                rest,
-                self._order.size,
-                share.world,
-            )
+            left = epoch, rest, self._order.size, share.world
+            _log.warning("the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks", *left)
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}

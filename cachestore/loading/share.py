@@ -86,8 +86,9 @@ def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Sha
     }
     tensors = {name: torch.stack(_spread([share.tensors[name].unbind() for share in shares], places)) for name in first.tensors}
     extras = [share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]
+    is_one_source = all(share.source is first.source for share in shares)
     return Share(
-        _source_of(shares),
+        first.source if is_one_source else _Sources({key: share.source for share in shares for part in share.parts for key in part.keys}),
         known,
         {name: _spread([share.plain[name] for share in shares], places) for name in first.plain},
         {name: [number for pair in each for number in pair] for name, each in pairs.items()},
@@ -117,12 +118,6 @@ def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part 
 
 def _without_samples(part: Part) -> list[Any]:
     return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in {*_OF_SAMPLES, "shape"})]
-
-
-def _source_of(shares: Sequence[Share]) -> Source:
-    if all(share.source is shares[0].source for share in shares):
-        return shares[0].source
-    return _Sources({key: share.source for share in shares for part in share.parts for key in part.keys})
 
 
 class _Sources:
