@@ -77,11 +77,9 @@ class ReadAhead(Dataset[Any]):
         return partial(ReadAhead, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
 
     def __len__(self) -> int:
-        """How many samples the data set has."""
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample, read now."""
         return self._data[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:

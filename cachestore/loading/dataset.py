@@ -133,7 +133,6 @@ class CachedDataset(Dataset[SampleDict]):
             self._show(reader, selection)
 
     def __repr__(self) -> str:
-        """Its store, name and generation, and how many samples it has."""
         place = str(self._reader.layout.root)
         return f"CachedDataset({place!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
 

@@ -49,7 +49,6 @@ class Loader(DataLoader[Any]):
         sampler.count_delivered(None)
 
     def __repr__(self) -> str:
-        """What it reads, and with how many workers."""
         return f"Loader({self._cached!r}, num_workers={self.num_workers})"
 
     def set_epoch(self, epoch: int) -> None:

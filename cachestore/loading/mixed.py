@@ -150,7 +150,6 @@ class MixedDataset(Dataset[SampleDict]):
         self._lay_out()
 
     def __repr__(self) -> str:
-        """What it mixes, and how many samples an epoch has."""
         return f"MixedDataset({len(self)} samples an epoch of {', '.join(map(repr, self.datasets))})"
 
     def __len__(self) -> int:

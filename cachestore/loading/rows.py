@@ -25,7 +25,6 @@ class Rows:
     """Reads rows of a selection."""
 
     def __init__(self, reader: Reader, selection: Selection) -> None:
-        """Open nothing: the reader is the data set's own."""
         self._reader = reader
         self._selection = selection
 

@@ -31,9 +31,7 @@ from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column,
 from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
-
 SAMPLE_ID: Final = "sample_id"
-
 LATENTS: Final = "latents"
 """What pictures give to a batch."""
 
@@ -148,12 +146,12 @@ class Selection:
     @property
     def digest(self) -> str:
         """As `CachedDataset.digest`."""
-        digest = self.catalog.digest
-        if self.options.resolution is not None:
-            digest = digest_parts("cachestore-resolution", digest, str(self.options.resolution)).hex()
-        if self.options.selection is None:
-            return digest
-        return digest_parts("cachestore-selection", digest, self.options.selection.astype("<i8").tobytes()).hex()
+        options, digest = self.options, self.catalog.digest
+        if options.resolution is not None:
+            digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
+        if options.selection is not None:
+            digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
+        return digest
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """As `CachedDataset.source_weights`."""

@@ -79,7 +79,6 @@ class ReadThrough:
         return ReadThrough, (self._store, self._encode, self._on_miss)
 
     def __repr__(self) -> str:
-        """Which store it reads, and what it does about missing keys."""
         return f"ReadThrough({self._store!r}, on_miss={self._on_miss!r})"
 
     def __call__(self, wanted: Iterable[tuple[AnyKey, Any]], *, as_numpy: bool = False) -> list[dict[str, Any] | None]:
@@ -145,7 +144,6 @@ class ReadThrough:
             self._forget_published(self._appender.close_segment())
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

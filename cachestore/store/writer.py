@@ -25,7 +25,6 @@ class Writer:
     """
 
     def __init__(self, store: "Store") -> None:
-        """Made by `Store.writer`."""
         self._store = store
         self._appender = Appender(store.layout)
 
@@ -41,7 +40,6 @@ class Writer:
         self._appender.put(Key.parse(key), copied, deepcopy(dict(value)))
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -68,7 +66,6 @@ class Store(Reader):
         super().__init__(path, verify=verify, io=io)
 
     def __repr__(self) -> str:
-        """Where it is and how it is open; asks nothing of the store."""
         return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
