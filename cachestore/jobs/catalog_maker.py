@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cachestore.core.inputs import NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
+from cachestore.core.inputs import (
+    NO_STAT,
+    Stat,
+    cells_each,
+    companions,
+    is_of_files,
+    references_of,
+    request_for,
+)
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import IMAGE, MASK
 from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, numbers

@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.inputs import CROP, SIZE, framing_of
+from cachestore.core.inputs import (
+    CROP,
+    SIZE,
+    framing_of,
+)
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
 from cachestore.core.samples import CAPTION
 from cachestore.files.table import Digests, run_of

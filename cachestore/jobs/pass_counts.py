@@ -7,7 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from cachestore.core.inputs import references_of
+from cachestore.core.inputs import (
+    references_of,
+)
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, numbers

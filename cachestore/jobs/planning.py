@@ -23,7 +23,15 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.source.combined import IN_MEMORY, Brought, files_of, files_of_sources, list_path, list_sources, resolutions_of
+from cachestore.source.combined import (
+    IN_MEMORY,
+    Brought,
+    files_of,
+    files_of_sources,
+    list_path,
+    list_sources,
+    resolutions_of,
+)
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks

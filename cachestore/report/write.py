@@ -24,7 +24,19 @@ from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.collect import verify
 from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.report.document import make_page
-from cachestore.report.numbers import Damage, Failure, Found, Gallery, Numbers, Pass, Rank, Segment, Stage, State, Thumbnail
+from cachestore.report.numbers import (
+    Damage,
+    Failure,
+    Found,
+    Gallery,
+    Numbers,
+    Pass,
+    Rank,
+    Segment,
+    Stage,
+    State,
+    Thumbnail,
+)
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Shown, choose_rows, find_colours, picture_column, read_shown, reduce, references_of
 from cachestore.source.combined import Moved

@@ -13,7 +13,15 @@ from typing import Final, Literal, NamedTuple, NoReturn
 from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.core.keys import Key
 from cachestore.files.container import ALIGNMENT
-from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_present, read_scattered, refuse_reading
+from cachestore.files.opening import (
+    ask_for,
+    ask_for_mapped,
+    descriptor_limit,
+    open_regular,
+    read_present,
+    read_scattered,
+    refuse_reading,
+)
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.places import Located, Place, SegmentRef

@@ -28,7 +28,19 @@ from cachestore.storage import repair
 from cachestore.storage.commit import create_store
 from cachestore.storage.findings import HARMLESS
 from tests.torture import jobs
-from tests.torture.calls import EACH, NOT_STRUCK, _Notes, _start, _wait, copy, held_before, of_second_run, of_store, prepare, say_to
+from tests.torture.calls import (
+    EACH,
+    NOT_STRUCK,
+    _Notes,
+    _start,
+    _wait,
+    copy,
+    held_before,
+    of_second_run,
+    of_store,
+    prepare,
+    say_to,
+)
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import Job, Unfinished, held, own
 from tests.torture.watching import Call
