@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cachestore.jobs.precompute import precompute as precompute
     from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.loading.dataset import CachedDataset as CachedDataset
+    from cachestore.loading.features import Feature as Feature
     from cachestore.loading.loader import make_loader as make_loader
     from cachestore.loading.mixed import MixedDataset as MixedDataset
     from cachestore.maintain.collect import CompactReport as CompactReport
@@ -83,6 +84,7 @@ _NAMES = {
     "jobs.precompute": "plan precompute",
     "loading.batches": "BucketBatchSampler",
     "loading.dataset": "CachedDataset",
+    "loading.features": "Feature",
     "loading.loader": "make_loader",
     "loading.mixed": "MixedDataset",
     "maintain.collect": "CompactReport DropReport GcReport compact drop gc",

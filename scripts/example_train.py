@@ -184,7 +184,7 @@ def on_the_fly(
     import torch
     from PIL import Image
 
-    from cachestore.loading.latents import noise_for
+    from cachestore.loading.latents import noise_seed
 
     config = pipeline.vae.config
     for epoch, ids in schedule:
@@ -192,9 +192,9 @@ def on_the_fly(
         values = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
         with torch.inference_mode():
             posterior = pipeline.vae.encode(values.to(pipeline.vae.dtype)).latent_dist
-            noise = torch.stack(
-                [torch.randn(posterior.mean.shape[1:], generator=noise_for(0, epoch, sample), dtype=posterior.mean.dtype) for sample in ids]
-            )
+            generators = [torch.Generator().manual_seed(noise_seed(0, epoch, sample)) for sample in ids]
+            shape, dtype = posterior.mean.shape[1:], posterior.mean.dtype
+            noise = torch.stack([torch.randn(shape, generator=generator, dtype=dtype) for generator in generators])
             latents = (posterior.mean + posterior.std * noise - (config.shift_factor or 0)) * config.scaling_factor
             encoded = dict(family.encode(pipeline, [captions[sample] for sample in ids]))
         size = torch.tensor([pixels.shape[1:3]] * len(ids))

@@ -75,7 +75,18 @@ def calls(root, data, trained):
 
 
 RESULTS = (
-    *("CatalogStats", "CompactReport", "DropReport", "ExportReport", "Forecast", "GcReport", "ImportReport", "PassStatus", "RankStatus"),
+    *(
+        "CatalogStats",
+        "CompactReport",
+        "DropReport",
+        "ExportReport",
+        "Feature",
+        "Forecast",
+        "GcReport",
+        "ImportReport",
+        "PassStatus",
+        "RankStatus",
+    ),
     *("RepairReport", "Report", "StatusReport", "StoreStats", "VerifyReport"),
 )
 

@@ -72,7 +72,7 @@ class TextBlock:
     def fields(self) -> dict[str, Form]:
         """What can be asked for by name: each output, and each component of one that is joined and not padded, as it is stored."""
         joined = [form for name, form in self.outputs.items() if form.dim is not None and name not in self.padding]
-        return {**{part: Form((part,), None) for form in joined for part in _stored_parts(form)}, **self.outputs}
+        return {**{part: Form((part,), None) for form in joined for part in stored_parts(form)}, **self.outputs}
 
     def only(self, names: Collection[str]) -> "TextBlock":
         """The same block with these fields alone, and with the masks and constants that go with them."""
@@ -106,9 +106,10 @@ class MaskBlock:
     """Of the picture's sides to the mask's."""
 
 
-def _stored_parts(form: Form) -> Iterator[str]:
+def stored_parts(form: Form) -> Iterator[str]:
+    """The stored tensors that an output is made of, in order."""
     for part in form.parts:
-        yield from _stored_parts(part) if isinstance(part, Form) else (part,)
+        yield from stored_parts(part) if isinstance(part, Form) else (part,)
 
 
 class _Unknown(ValueError):

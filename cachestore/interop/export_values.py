@@ -125,10 +125,10 @@ def _drawn(moments: Raw, sample: str | None) -> Raw:
     """The raw latents that a data set draws of stored moments at seed 0 and epoch 0; their mean where no sample is named."""
     from cachestore.core.read_block import LatentsBlock
     from cachestore.core.tensors import to_raw, to_torch
-    from cachestore.loading.latents import noise_for, read_latents
+    from cachestore.loading.latents import noise_seed, read_latents
 
     block = LatentsBlock("moments", 1, 1.0, None, None, None)
     dtype, shape, buffer = moments
     stored = to_torch({"moments": (dtype, shape, bytearray(buffer))})
-    made = read_latents(block, "raw" if sample is None else "sample", stored, noise_for(0, 0, sample or ""))
+    made = read_latents(block, "raw" if sample is None else "sample", stored, noise_seed(0, 0, sample or ""))
     return to_raw({"latents": made})["latents"]

@@ -1,7 +1,6 @@
-"""Batches read before they are asked for, by threads of the trainer's own process. Knows the order it is told, and no rank.
+"""Batches read before they are asked for, by threads that live within one iteration. Knows the order it is told, and no rank.
 
-The threads live within one iteration: they are joined when it ends, is broken off or fails, and before this process forks, so that no
-child ever starts with a lock that one of them held. Importing and constructing start nothing.
+The threads are joined before this process forks too, so that no child ever starts with a lock that one of them held.
 """
 
 import os
@@ -9,7 +8,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -29,17 +29,11 @@ class Batched(Bucketed, Protocol):
     One that has `make_buffers(pin=...)` and `read_batch(places, into=buffers)` is given the buffers of earlier batches to read into.
     """
 
-    def __len__(self) -> int:
-        """How many samples it has."""
-        ...
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Any:
-        """One sample."""
-        ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
-    def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
-        """Many samples."""
-        ...
+    def __getitems__(self, indices: Sequence[int], /) -> list[Any]: ...
 
     def collate(self, samples: Sequence[Any], /) -> Batch:
         """Samples to a batch."""
@@ -64,10 +58,10 @@ class ReadAhead(Dataset[Any]):
         self._batches = batches
         self._threads = threads
         self._pins = pin_memory
-        self._stand_still()
+        self.begin_anew()
 
-    def _stand_still(self) -> None:
-        """As after construction: nothing announced, nothing read."""
+    def begin_anew(self) -> None:
+        """Nothing is announced, nothing read. In a forked child, too: what was announced is the parent's."""
         self._guard = threading.RLock()
         """Held while reading is begun and ended, and by a thread that forks for as long as it does."""
         self._ring = Ring(self._batches + 2)
@@ -78,21 +72,14 @@ class ReadAhead(Dataset[Any]):
         self._pool: ThreadPoolExecutor | None = None
         self._iteration: object = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What was asked for: no threads, no batches."""
-        return {"data": self._data, "batches": self._batches, "threads": self._threads, "pin_memory": self._pins}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in another process."""
-        self._data, self._batches, self._threads, self._pins = (state[name] for name in ("data", "batches", "threads", "pin_memory"))
-        self._stand_still()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Begin anew in another process, with what was asked for: no threads, no batches."""
+        return partial(ReadAhead, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
 
     def __len__(self) -> int:
-        """How many samples the data set has."""
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample, read now."""
         return self._data[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
@@ -134,7 +121,7 @@ class ReadAhead(Dataset[Any]):
     @contextmanager
     def announce(self, batches: Places) -> Generator[None]:
         """Say which batches will be asked for, one a row, in order. At the end of the context no thread is left."""
-        iteration = object()
+        iteration, owner = object(), threading.current_thread()
         with self._guard:
             self._end_reads()
             self._plan, self._at, self._iteration = batches, 0, iteration
@@ -142,9 +129,9 @@ class ReadAhead(Dataset[Any]):
         try:
             yield
         finally:
-            with self._guard:
-                # An iteration that is dropped late must not end its successor.
-                if self._iteration is iteration:
+            # Dropped late, it must not end its successor; dropped by the garbage collector in a reading thread, it cannot join that one.
+            if self._iteration is iteration and threading.current_thread() is owner:
+                with self._guard:
                     self._end_reads()
                     self._plan = self._plan[:0]
                     _iterating.discard(self)
@@ -179,7 +166,8 @@ class ReadAhead(Dataset[Any]):
         data: Any = self._data
         if not hasattr(data, "read_batch"):
             batch = data.collate(data.__getitems__(indices))
-            return _Read({name: value.pin_memory() if self._pins and _is_tensor(value) else value for name, value in batch.items()})
+            pins = {name for name, value in batch.items() if self._pins and isinstance(value, torch.Tensor)}
+            return _Read({name: value.pin_memory() if name in pins else value for name, value in batch.items()})
         if get_worker_info() is not None:
             return _Read(data.read_batch(indices))  # its memory goes to the trainer's process, and does not come back
         if self._pins:
@@ -189,7 +177,6 @@ class ReadAhead(Dataset[Any]):
         return _Read(self._ring.lend(buffers, data.read_batch(indices, into=buffers)))
 
     def _end_reads(self) -> None:
-        """Join the threads and forget what they read."""
         self._rest()
         self._reads.clear()
 
@@ -208,14 +195,6 @@ class ReadAhead(Dataset[Any]):
     def go_on(self) -> None:
         """In the process that forked: read on."""
         self._guard.release()
-
-    def begin_anew(self) -> None:
-        """In the child: what was announced belongs to the parent; an iteration that goes on here reads each batch when it is asked for."""
-        self._stand_still()
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 class _Read(dict[str, Any]):
@@ -240,27 +219,25 @@ class Ring:
     def lend(self, buffers: Any, batch: Mapping[str, Any]) -> Batch:
         """Remember these buffers, which a batch was read into; returns the batch with tensors of its own on the same memory."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        lent = _Lent(buffers, list(tensors.values()))
+        lent = _Lent(buffers, [(tensor, _count_uses(tensor)) for tensor in tensors.values()])
         aliases = {name: tensor.detach() for name, tensor in tensors.items()}
         with self._guard:
             self._lent = [*self._lent, lent][-self._limit :]
         return {**batch, **aliases}
 
 
-class _Lent:
+class _Lent(NamedTuple):
     """Buffers, and the tensors on them that nobody else has seen.
 
     Torch counts who uses a tensor's memory besides: what was handed out, views of it, what autograd keeps.
     """
 
-    def __init__(self, buffers: Any, tensors: Sequence[torch.Tensor]) -> None:
-        self.buffers = buffers
-        self._tensors = tensors
-        self._uses = [_count_uses(tensor) for tensor in tensors]
+    buffers: Any
+    uses: Sequence[tuple[torch.Tensor, int]]
 
     def is_free(self) -> bool:
         """Whether nobody uses the memory who did not when it was lent."""
-        return all(_count_uses(tensor) <= before for tensor, before in zip(self._tensors, self._uses, strict=True))
+        return all(_count_uses(tensor) <= before for tensor, before in self.uses)
 
 
 def _count_uses(tensor: torch.Tensor) -> int:

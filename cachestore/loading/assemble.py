@@ -5,18 +5,17 @@ another type or too long, an entry that is damaged) is left to that slower way, 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
 from cachestore.core.keys import Key
-from cachestore.core.read_block import Form, LatentsBlock, Padding, TextBlock
+from cachestore.core.read_block import Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
-from cachestore.loading.buffers import BatchBuffers, Rows, Taken
-from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, read_latents, read_latents_into
-from cachestore.loading.masks import mask_shape, read_masks_into
+from cachestore.loading.buffers import BatchBuffers, Rows
+from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.places import Located
@@ -52,15 +51,16 @@ class MaskPart:
 
     name: str
     patch: int
-    """As for `masks.read_mask`."""
-    keys: Sequence[Key]
-    """One for each sample that has a mask."""
-    places: Sequence[int]
-    """Which samples these are."""
-    count: int
-    """Of all samples; who has no mask has one of 1 everywhere."""
-    shape: Sequence[int] | None
+    """As for `read_mask`."""
+    cells: Sequence[Key | None]
+    """Of each sample; who has no mask has one of 1 everywhere."""
+    shape: tuple[int, ...] | None
     """Of the masks of those that have none, as it is handed out; None where every sample has one, or they are not of one shape."""
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """One for each sample that has a mask."""
+        return [key for key in self.cells if key is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,13 @@ class ControlsPart:
     block: LatentsBlock
     wanted: LatentsAs
     """Never "sample" of moments: nothing is drawn."""
-    keys: Sequence[Key]
-    """Those of a sample after those of the one before it."""
-    counts: Sequence[int]
-    """How many each sample has."""
+    cells: Sequence[Sequence[Key]]
+    """Of each sample."""
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """Those of a sample after those of the one before it."""
+        return [key for keys in self.cells for key in keys]
 
 
 Part = TextPart | LatentsPart | MaskPart | ControlsPart
@@ -112,33 +115,26 @@ class _Column(NamedTuple):
         return self.specs.count(self.specs[0]) == len(self.specs)
 
 
-@dataclass(slots=True)
 class _Draft:
     """A batch in the making: where each stored tensor is to be read to, and what is left to do when all have been read."""
 
-    rows: Mapping[Key, int]
-    """The entries' keys, and the row of each in `located` and `targets`."""
-    located: Located
-    memory: BatchBuffers
-    targets: list[list[memoryview | None]]
-    """Of each entry, where each of its tensors is to go, in the order of its specs."""
-    unclaimed: int
-    """How many of them are None."""
-    copies: list[tuple[memoryview, memoryview]] = field(default_factory=list[tuple[memoryview, memoryview]])
-    """(target, source): what one entry is wanted for more than once."""
-    bools: list[memoryview] = field(default_factory=list[memoryview])
-    """Targets of bools, whose bytes must be 0 or 1."""
-    finish: list[Callable[["_Draft"], None]] = field(default_factory=list[Callable[["_Draft"], None]])
-    """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
-    batch: dict[str, Any] = field(default_factory=dict[str, Any])
-    names: set[str] = field(default_factory=set[str])
-
-    @classmethod
-    def of(cls, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> "_Draft":
+    def __init__(self, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> None:
         """Nothing is to be read yet of these entries; each key stands once."""
-        counts = list(map(len, located.specs))
-        rows = dict(zip(keys, range(len(keys)), strict=True))
-        return cls(rows, located, memory, [[None] * count for count in counts], sum(counts))
+        self.rows = dict(zip(keys, range(len(keys)), strict=True))
+        """Of each entry, in `located` and `targets`."""
+        self.located = located
+        self.memory = memory
+        self.targets: list[list[memoryview | None]] = [[None] * len(specs) for specs in located.specs]
+        """Of each entry, where each of its tensors is to go, in the order of its specs."""
+        self.unclaimed = sum(map(len, located.specs))
+        """How many of them are None."""
+        self.copies: list[tuple[memoryview, memoryview]] = []
+        """(target, source): what one entry is wanted for more than once."""
+        self.bools: list[memoryview] = []
+        """Targets of bools, whose bytes must be 0 or 1."""
+        self.finish: list[Callable[[_Draft], None]] = []
+        """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
+        self.batch: dict[str, Any] = {}
 
     def find(self, keys: Sequence[Key], name: str) -> _Column:
         """The tensor of this name of each entry."""
@@ -175,17 +171,15 @@ class _Draft:
     def claim(self, *names: str | None) -> None:
         """Have these stand next in the batch. Two parts that make the same would be read into each other."""
         for name in names:
-            if name in self.names:
+            if name in self.batch:
                 raise _Irregular
             if name is not None:
-                self.names.add(name)
                 self.batch[name] = _NOTHING
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Taken:
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Room in the batch, under a name that was claimed."""
-        taken = self.memory.take(name, shape, dtype)
-        self.batch[name] = taken[0]
-        return taken
+        self.batch[name] = tensor = self.memory.take(name, shape, dtype)[0]
+        return tensor
 
     def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
         """As `take`, and the bytes of each row."""
@@ -197,20 +191,16 @@ class _Draft:
         """Where all that is to be read goes; what nobody asked for, but stands between, goes to one side."""
         if self.unclaimed:
             for targets, specs in zip(self.targets, self.located.specs, strict=True):
-                targets[:] = [_aside(spec) if target is None else target for target, spec in zip(targets, specs, strict=True)]
+                rooms = zip(targets, specs, strict=True)
+                targets[:] = [memoryview(bytearray(spec.size_bytes)) if target is None else target for target, spec in rooms]
         return cast("list[list[memoryview]]", self.targets)
 
 
 def _number_of(name: str, specs: Specs) -> int:
-    """Which of an entry's tensors has this name."""
     for number, spec in enumerate(specs):
         if spec.name == name:
             return number
     raise _Irregular
-
-
-def _aside(spec: TensorSpec) -> memoryview:
-    return memoryview(bytearray(spec.size_bytes))
 
 
 def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
@@ -219,11 +209,11 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
     The parts name as many samples each, at least one. No parts make an empty batch.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft.of(keys, source.locate(keys), memory)
+    draft = _Draft(keys, source.locate(keys), memory)
     try:
-        for number, part in enumerate(parts):
+        for part in parts:
             if isinstance(part, TextPart):
-                _lay_out_text(draft, part, number)
+                _lay_out_text(draft, part)
             elif isinstance(part, LatentsPart):
                 _lay_out_latents(draft, part)
             elif isinstance(part, ControlsPart):
@@ -260,48 +250,46 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
     draft.claim(part.name)
     stored: Sequence[torch.Tensor] = ()
-    if part.keys:
-        stored = _read_aside(draft, part.keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
+    if keys := part.keys:
+        stored = _read_aside(draft, keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
     draft.finish.append(lambda made: _put_controls(made, part, stored))
 
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
     """Tensors of their own: who lends buffers out looks at those of the batch, not into its lists."""
     is_as_it_is = is_as_stored(part.block, part.wanted)
-    read = (read_latents(part.block, part.wanted, {part.block.stored: each}, torch.Generator()) for each in stored)
+    read = (read_latents(part.block, part.wanted, {part.block.stored: each}) for each in stored)
     made = (each.clone() if is_as_it_is else each for each in read)
-    draft.batch[part.name] = [list(islice(made, count)) for count in part.counts]
+    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.cells]
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
     draft.claim(part.name)
-    if part.shape is None and len(part.keys) < part.count:
+    keys, count = part.keys, len(part.cells)
+    if part.shape is None and len(keys) < count:
         raise _Irregular
-    if not part.keys and part.shape is not None:
-        draft.take(part.name, (part.count, *part.shape), torch.float32)[0].fill_(1)
+    if not keys and part.shape is not None:
+        draft.take(part.name, (count, *part.shape), torch.float32).fill_(1)
         return
-    column = draft.find(part.keys, part.name)
-    shape = (len(part.keys), *column.specs[0].shape)
+    column = draft.find(keys, part.name)
+    shape = (len(keys), *column.specs[0].shape)
     made = mask_shape(shape, part.patch)
-    if not column.has_one_shape() or (part.shape is not None and tuple(part.shape) != made[1:]):
+    if not column.has_one_shape() or part.shape not in {None, made[1:]}:
         raise _Irregular
-    out, _view = draft.take(part.name, (part.count, *made[1:]), torch.float32)
+    out = draft.take(part.name, (count, *made[1:]), torch.float32)
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
-    if part.shape is None:
-        draft.finish.append(lambda _made: read_masks_into(stored, part.patch, out))
-        return
-    those = draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
+    those = out if part.shape is None else draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
     draft.finish.append(lambda _made: _put_masks(stored, part, those, out))
 
 
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
-    """The masks of some samples, where the others have none."""
     read_masks_into(stored, part.patch, those)
-    out.fill_(1)[list(part.places)] = those
+    if those is not out:
+        out.fill_(1)[[place for place, key in enumerate(part.cells) if key is not None]] = those
 
 
-def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
+def _lay_out_text(draft: _Draft, part: TextPart) -> None:
     """Outputs that are one stored tensor go straight to their place; those that are joined of several are read to one side first."""
     later: dict[str, Form] = {}
     for name, form in part.block.outputs.items():
@@ -311,7 +299,8 @@ def _lay_out_text(draft: _Draft, part: TextPart, number: int) -> None:
             later[name] = form
     if not later:
         return
-    stored = _read_aside(draft, part.keys, {leaf for form in later.values() for leaf in _leaves(form)}, f"text {number} as stored")
+    names = {name for form in later.values() for name in stored_parts(form)}
+    stored = _read_aside(draft, part.keys, names, f"{next(iter(later))} as stored")
     block = TextBlock(later, part.block.padding, {}, None)
     draft.finish.append(lambda made: _join(made, block, stored))
 
@@ -340,18 +329,9 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
     starts = [step * start_of(each, length, padding) for each in lengths]
     draft.read(column, [row[start : start + step * each] for row, start, each in zip(rows, starts, lengths, strict=True)])
     fill_padding(out, lengths, padding)
-    _take_mask(draft, lengths, length, padding)
-    return True
-
-
-def _take_mask(draft: _Draft, lengths: Sequence[int], length: int, padding: Padding) -> None:
     if padding.mask is not None:
-        fill_mask(draft.take(padding.mask, (len(lengths), length), torch.int64)[0], lengths, padding)
-
-
-def _leaves(form: Form) -> set[str]:
-    """The stored tensors that an output is joined of."""
-    return {leaf for part in form.parts for leaf in (_leaves(part) if isinstance(part, Form) else {part})}
+        fill_mask(draft.take(padding.mask, (len(lengths), length), torch.int64), lengths, padding)
+    return True
 
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
@@ -374,7 +354,6 @@ def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str)
 
 
 def _join(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.Tensor]]) -> None:
-    """Join what was read to one side, and put it into the batch."""
     size = len(next(iter(stored.values())))
     samples = [read_outputs(block, {name: rows[number] for name, rows in stored.items()}) for number in range(size)]
     for name in block.outputs:
@@ -382,10 +361,10 @@ def _join(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.T
         padding = block.padding.get(name)
         if padding is not None:
             batch, mask = pad_rows(rows, padding)
-            draft.take(name, batch.shape, batch.dtype)[0].copy_(batch)
+            draft.take(name, batch.shape, batch.dtype).copy_(batch)
             if padding.mask is not None:
-                draft.take(padding.mask, mask.shape, mask.dtype)[0].copy_(mask)
+                draft.take(padding.mask, mask.shape, mask.dtype).copy_(mask)
         elif any(row.shape != rows[0].shape for row in rows):
             raise _Irregular
         else:
-            torch.stack(rows, out=draft.take(name, (size, *rows[0].shape), rows[0].dtype)[0])
+            torch.stack(rows, out=draft.take(name, (size, *rows[0].shape), rows[0].dtype))

@@ -5,19 +5,19 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import Placement, discover
-from cachestore.loading.order import Order, Places, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.core.words import first_of
+from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
 
 _NAMED_BUCKETS: Final = 5
-
 
 Split = Literal["outside", "found"]
 """Who deals the batches to the ranks, where no ranks are given: somebody outside, or the sampler, to those found when it is used."""
@@ -69,7 +69,6 @@ class BucketBatchSampler:
     """
 
     batch_size: Final = None
-    """Not the size of a batch: accelerate takes batches as they come only where this is None."""
 
     def __init__(
         self,
@@ -149,17 +148,14 @@ class BucketBatchSampler:
         batches = order_batches(self._data.buckets, self._order, self._epoch)
         rounds = even_out(batches[self._start :], share.world, self._order.tail, whole=batches)
         ours = rounds[share.first :: share.step]
-        with self._announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
+        announce: Any = getattr(self._data, "announce", nullcontext)
+        with announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
             for batch in ours:
                 self._yielded += 1
                 # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
                 yield batch.tolist()
         self._is_finished = self._is_over = True
-
-    def _announce(self, batches: Places) -> AbstractContextManager[object]:
-        announce = getattr(self._data, "announce", None)
-        return nullcontext() if announce is None else announce(batches)
 
     @property
     def sampler(self) -> Self:
@@ -192,12 +188,8 @@ class BucketBatchSampler:
         epoch = as_whole("epoch", epoch, least=0) + self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
-                _log.warning(
-                    "set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)",
-                    epoch,
-                    self._epoch,
-                    self._start,
-                )
+                left = epoch, self._epoch, self._start
+                _log.warning("set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)", *left)
             self._go_to(epoch, 0)
         self._tell_data()
 
@@ -252,13 +244,8 @@ class BucketBatchSampler:
         batches = count_batches(self._data.buckets, self._order)
         rest = max(batches - consumed, 0) % share.world
         if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
-            _log.warning(
-                "the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks",
-                epoch,
-                rest,
-                self._order.size,
-                share.world,
-            )
+            left = epoch, rest, self._order.size, share.world
+            _log.warning("the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks", *left)
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}
@@ -331,37 +318,33 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
     if not sizes:
         raise BadInput("there is no batch in an epoch: the data set has no samples")
-    named = [f"{count} of {_in_words(bucket)}" for count, bucket in sizes[:_NAMED_BUCKETS]]
-    listed = ", ".join([*named, *(["…"] if len(sizes) > _NAMED_BUCKETS else [])])
     each = "" if world == 1 else f" on each of {world} ranks"
     smaller = range(1, order.size)
     most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))
     advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
     total = sum(count for count, _bucket in sizes)
     raise BadInput(
-        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({listed}), and a batch is of"
-        f' one; {advice}, and tail="pad" or "wrap" fills batches up'
+        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({_listed(sizes)}), and a batch"
+        f' is of one; {advice}, and tail="pad" or "wrap" fills batches up'
     )
 
 
 def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
-    """Say once what no epoch will hold."""
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
-    rests = {bucket: len(places) % order.size for bucket, places in sorted(data.buckets.items()) if len(places) % order.size}
+    rests = [(len(places) % order.size, bucket) for bucket, places in sorted(data.buckets.items()) if len(places) % order.size]
+    rest = sum(count for count, _bucket in rests)
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []
     if rests:
-        named = [f"{rest} of {_in_words(bucket)}" for bucket, rest in rests.items()]
-        listed = ", ".join([*named[:_NAMED_BUCKETS], *(["…"] if len(named) > _NAMED_BUCKETS else [])])
-        reasons.append(f"{sum(rests.values())} that do not fill a batch of {order.size} ({listed})")
+        reasons.append(f"{rest} that do not fill a batch of {order.size} ({_listed(rests)})")
     if batches:
         reasons.append(f"{batches * order.size} in batches that do not go round {world} ranks")
     if reasons:
-        left = sum(rests.values()) + batches * order.size
+        left = rest + batches * order.size
         _log.warning('each epoch leaves out %d of %d samples: %s; tail="pad" or "wrap" keeps them', left, total, ", and ".join(reasons))
 
 
-def _in_words(bucket: Sequence[int]) -> str:
-    return "x".join(map(str, bucket)) or "those without a picture"
+def _listed(counts: Sequence[tuple[int, tuple[int, ...]]]) -> str:
+    return first_of((f"{count} of {'x'.join(map(str, bucket)) or 'those without a picture'}" for count, bucket in counts), _NAMED_BUCKETS)

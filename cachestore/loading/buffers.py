@@ -50,14 +50,15 @@ class BatchBuffers:
         """Room for one tensor of the next batch under this name, holding anything. What was taken under the name before is overwritten."""
         made = self._made.get(name)
         # The very same tensor, as making another takes a sixteenth of the time of a batch; but not one whose looks somebody changed.
-        if made is not None and made[0].dtype == dtype and made[0].shape == tuple(shape) and _is_plain(made[0]):
+        if made is not None and _is_still(made[0], shape, dtype):
             return made
         size = prod(shape) * dtype.itemsize
         held = self._flat.get(name)
         if held is None or len(held[1]) < size:
             # Half as much again, as ragged batches would otherwise ask for a little more each time.
             room = size if held is None else max(size, len(held[1]) * 3 // 2)
-            flat = _pinned(room) if (self._pin if pin is None else pin) else _unpinned(room)
+            is_pinned = self._pin if pin is None else pin
+            flat = torch.empty(room, dtype=torch.uint8, pin_memory=True) if is_pinned else _unpinned(room)
             held = self._flat[name] = flat, flat.numpy().data
         flat, view = held
         made = self._made[name] = flat[:size].view(dtype).view(tuple(shape)), view[:size]
@@ -74,7 +75,10 @@ class BatchBuffers:
 
     def keep(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch that was made elsewhere, its tensors copied into these buffers."""
-        return {name: self._copied(name, value) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        return {
+            name: self.take(name, value.shape, value.dtype)[0].copy_(value) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
 
     def keep_pairs(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Pairs of whole numbers, one after the other, as int64 `[B, 2]`. Without torch, whose smallest operation takes longer."""
@@ -82,17 +86,9 @@ class BatchBuffers:
         pack_into(f"={len(numbers)}q", view, 0, *numbers)
         return tensor
 
-    def _copied(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        tensor, _bytes = self.take(name, value.shape, value.dtype)
-        return tensor.copy_(value)
 
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.requires_grad
-
-
-def _pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+def _is_still(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    return tensor.dtype == dtype and tensor.shape == tuple(shape) and tensor.is_contiguous() and not tensor.requires_grad
 
 
 def _unpinned(size: int) -> torch.Tensor:

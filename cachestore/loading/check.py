@@ -2,25 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Recipe
 from cachestore.files.fingerprints import digest_file
 
-_VAE: Final = "vae"
-
 _remembered: dict[str, str] = {}
 """Digests of files that this process has looked at, for as long as they do not change."""
 
 
 def differing_files(
-    recipes: Mapping[str, Recipe],
-    *,
-    model: str | Path | None = None,
-    vae: str | Path | None = None,
-    text_encoder: str | Path | None = None,
+    recipes: Mapping[str, Recipe], *, model: str | Path | None = None, vae: str | Path | None = None, text_encoder: str | Path | None = None
 ) -> list[str]:
     """What is not as recipes have it, in words, one for each file; nothing where all is. No recipes differ in nothing.
 
@@ -52,7 +45,7 @@ def _differences(encoder: str, recipe: Recipe, places: Mapping[str, Path]) -> It
 def _candidates(name: str, places: Mapping[str, Path]) -> Iterator[Path]:
     """Where a file of a recipe may lie: in the folder of its component, or in a folder that is that component alone."""
     component, rest = name.split("/", 1) if "/" in name else ("", name)
-    override = places.get("vae") if component == _VAE else places.get("text_encoder")
+    override = places.get("vae") if component == "vae" else places.get("text_encoder")
     for place in (override, places.get("model")):
         if place is not None:
             yield from (place / name, place / rest) if place.is_dir() else (place,)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cachestore.core.errors import BadInput
-from cachestore.core.read_block import Padding, TextBlock
+from cachestore.core.read_block import TextBlock
 from cachestore.loading.texts import make_constant, pad_rows
 
 SampleDict = dict[str, Any]
@@ -29,8 +29,12 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
         if not any(isinstance(value, torch.Tensor) for value in values):
             batch[name] = values
             continue
-        rows = _all_rows(name, values, samples)
-        batch |= _padded(name, rows, padding[name]) if name in padding else {name: _stacked(name, rows, samples)}
+        rows, wanted = _all_rows(name, values, samples), padding.get(name)
+        if wanted is None:
+            batch[name] = _stacked(name, rows, samples)
+            continue
+        batch[name], mask = pad_rows(rows, wanted)
+        batch |= {wanted.mask: mask} if wanted.mask is not None else {}
     return batch | constants_of(batch, blocks)
 
 
@@ -53,11 +57,6 @@ def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDi
         if row.shape != rows[0].shape:
             raise BadInput(f"{name} of {_named(samples[0])} is {list(rows[0].shape)}, of {_named(sample)} {list(row.shape)}; {_ADVICE}")
     return torch.stack(list(rows))
-
-
-def _padded(name: str, rows: Sequence[torch.Tensor], padding: Padding) -> dict[str, torch.Tensor]:
-    batch, mask = pad_rows(rows, padding)
-    return {name: batch} if padding.mask is None else {name: batch, padding.mask: mask}
 
 
 def _named(sample: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 """What a data set takes out of a catalog's columns: which rows are complete, their buckets, keys and sizes. Knows no tensors' values.
 
-What is asked of all rows is computed on whole columns; what is asked of a batch looks at its own rows alone, as a column may lie in a
-file (`open_catalog`).
+What is asked of a batch looks at its own rows alone, as a column may lie in a file (`open_catalog`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cachestore.core.inputs import cells_each
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.files.table import Digests, Strings, run_of
-from cachestore.storage.catalog import FACTS, NO_KEY, Catalog, KeyColumn
+from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
 """(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
@@ -38,16 +38,11 @@ def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
     """The rows in which no cell of any column is empty."""
     complete = np.ones(len(catalog), dtype=np.bool_)
     for column in catalog.columns:
-        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(_empty_cells(column))])
+        is_empty = np.equal(_raw(column.keys, KEY_BYTES).max(axis=1, initial=0), 0)
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(is_empty)])
         at = np.asarray(column.at, dtype=np.int64)
         complete &= before[at[1:]] == before[at[:-1]]
     return np.flatnonzero(complete)
-
-
-def _empty_cells(column: KeyColumn) -> NDArray[np.bool_]:
-    if isinstance(column.keys, Digests):
-        return np.equal(np.frombuffer(column.keys.raw, np.uint8).reshape(-1, KEY_BYTES).max(axis=1, initial=0), 0)
-    return np.fromiter((key == NO_KEY for key in column.keys), dtype=np.bool_, count=len(column.keys))
 
 
 def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
@@ -72,10 +67,14 @@ def packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
     return packed
 
 
-def unpacked(packed: int) -> Bucket:
-    """The bucket behind a number of `packed_buckets`."""
-    numbers = ((packed >> shift) % (1 << _BUCKET_BITS) - 1 for shift in _BUCKET_SHIFTS.tolist())
-    return tuple(number for number in numbers if number >= 0)
+def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, list[int]]:
+    """Which of these rows, at least one, counted from 0, are of each bucket."""
+    packed = packed_buckets(column)[rows]
+    order = np.argsort(packed, kind="stable")
+    found, starts = np.unique(packed[order], return_index=True)
+    numbers = (found[:, None] >> _BUCKET_SHIFTS) % (1 << _BUCKET_BITS) - 1
+    buckets = (tuple(number for number in each if number >= 0) for each in numbers.tolist())
+    return dict(zip(buckets, (group.tolist() for group in np.split(order, starts[1:])), strict=True))
 
 
 def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
@@ -86,59 +85,42 @@ def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
     """
     if not len(videos.keys):
         return pictures
-    at_pictures, at_videos = (np.asarray(column.at, np.int64) for column in (pictures, videos))
-    place = np.empty(len(pictures.keys) + len(videos.keys), np.int64)
-    place[: len(pictures.keys)] = np.arange(len(pictures.keys)) + np.repeat(at_videos[:-1], np.diff(at_pictures))
-    place[len(pictures.keys) :] = np.arange(len(videos.keys)) + np.repeat(at_pictures[1:], np.diff(at_videos))
-
-    def put(values: NDArray[Any]) -> NDArray[Any]:
-        made = np.empty_like(values)
-        made[place] = values
-        return made
-
-    def rows(name: str, column: KeyColumn) -> NDArray[np.int64]:
-        known = column.facts.get(name)
-        if known is None:
-            return np.full((len(column.keys), FACTS[name]), -1, np.int64)
-        return np.asarray(known, np.int64).reshape(-1, FACTS[name]).copy()
-
-    facts = {name: (rows(name, pictures), rows(name, videos)) for name in FACTS if name in pictures.facts or name in videos.facts}
+    both = pictures, videos
+    at = [np.asarray(column.at, np.int64) for column in both]
+    rows = [np.repeat(np.arange(len(numbers) - 1), np.diff(numbers)) for numbers in at]
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    facts = {name: [_fact(column, name) for column in both] for name in FACTS if any(name in column.facts for column in both)}
     if "bucket" in facts:
         has_bucket = facts["bucket"][0][:, 0] >= 0
         facts["bucket"][0][has_bucket, 2] = 1
     if "fps" in facts:
         facts["fps"][0][:] = (0, 1)
-    digests = [
-        np.concatenate([_raw(one, width), _raw(two, width)])
-        for one, two, width in ((pictures.keys, videos.keys, KEY_BYTES), (pictures.inputs, videos.inputs, INPUT_BYTES))
-    ]
-    stats = np.concatenate([np.asarray(column.stats, np.int64).reshape(-1, 2) for column in (pictures, videos)])
-    return KeyColumn(
-        videos.encoder,
-        videos.role,
-        videos.fingerprint,
-        videos.options,
-        memoryview((at_pictures + at_videos).tobytes()).cast("q"),
-        Digests(memoryview(put(digests[0]).tobytes()), KEY_BYTES),
-        Digests(memoryview(put(digests[1]).tobytes()), INPUT_BYTES),
-        memoryview(put(stats).tobytes()).cast("q"),
-        {name: memoryview(put(np.concatenate(both)).tobytes()).cast("q") for name, both in facts.items()},
+    keys = np.concatenate([_raw(column.keys, KEY_BYTES) for column in both])[order]
+    inputs = np.concatenate([_raw(column.inputs, INPUT_BYTES) for column in both])[order]
+    stats = np.concatenate([np.asarray(column.stats, np.int64).reshape(-1, 2) for column in both])[order]
+    return replace(
+        videos,
+        at=_numbers(at[0] + at[1]),
+        keys=Digests(memoryview(keys.tobytes()), KEY_BYTES),
+        inputs=Digests(memoryview(inputs.tobytes()), INPUT_BYTES),
+        stats=_numbers(stats),
+        facts={name: _numbers(np.concatenate(values)[order]) for name, values in facts.items()},
     )
+
+
+def _fact(column: KeyColumn, name: str) -> NDArray[np.int64]:
+    """A fact of each cell, to be written to; -1 where it is unknown."""
+    known = column.facts.get(name)
+    unknown = np.full((len(column.keys), FACTS[name]), -1, np.int64)
+    return unknown if known is None else np.array(known, np.int64).reshape(unknown.shape)
+
+
+def _numbers(values: NDArray[np.int64]) -> "memoryview[int]":
+    return memoryview(values.tobytes()).cast("q")
 
 
 def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
     return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
-
-
-def sizes_of(column: KeyColumn, place: int) -> dict[str, torch.Tensor]:
-    """(height, width) and (top, left) of a cell, and of a clip its frames and their rate, as far as the catalog knows them."""
-    facts = column.cell(place).facts
-    sizes = {name: torch.tensor([facts[fact][1], facts[fact][0]], dtype=torch.int64) for name, fact in SIZES.items() if fact in facts}
-    if len(facts.get("bucket", ())) > 2:
-        sizes[NUM_FRAMES] = torch.tensor(facts["bucket"][2], dtype=torch.int64)
-    if "fps" in facts:
-        sizes[FPS] = torch.tensor(facts["fps"][0] / facts["fps"][1], dtype=torch.float32)
-    return sizes
 
 
 def has_extras(extras: Sequence[str]) -> bool:
@@ -154,14 +136,20 @@ def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> li
     return [at[row] + view for row, view in zip(rows, views, strict=True) if at[row] < at[row + 1]]
 
 
-def keys_at(column: KeyColumn, cells: Sequence[int]) -> list[Key]:
-    """The keys of these cells, which are not empty."""
-    keys = column.keys
+def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
+    """The key of one cell of each of these rows, which is not empty, but for rows without one."""
+    keys, cells = column.keys, cells_at(column, rows, views)
     return keys.take(cells, Key) if isinstance(keys, Digests) else [Key(keys[cell]) for cell in cells]
 
 
+def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
+    """The keys of this view of each of a row's control images."""
+    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[place]) for place in places]
+
+
 def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
-    """As `sizes_of` the chosen cell of each row, the numbers of one after those of the other; None where only some are known."""
+    """(height, width) or (top, left) of the chosen cell of each row, one pair after the other; None where only some are known."""
     sizes: dict[str, list[int]] = {}
     known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
     cells = cells_at(column, rows, views) if known else []
@@ -188,3 +176,9 @@ def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
         NUM_FRAMES: torch.tensor(frames, dtype=torch.int64),
         FPS: torch.tensor([above / below for above, below in known], dtype=torch.float32),
     }
+
+
+def sizes_of(column: KeyColumn, row: int, view: int) -> dict[str, torch.Tensor]:
+    """As `batch_sizes` and `batch_clips` have them, of one row and without the axis of samples."""
+    sizes, clips = batch_sizes(column, [row], [view]) or {}, batch_clips(column, [row], [view]) or {}
+    return {name: torch.tensor(pair) for name, pair in sizes.items()} | {name: one[0] for name, one in clips.items()}

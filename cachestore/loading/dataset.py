@@ -1,7 +1,6 @@
 """A data set as a trainer reads it: one catalog, pinned, with the tensors behind its keys. Loads no model, takes no lock, writes nothing.
 
-Of several resolutions one is handed out; the columns of the others count for which samples are complete. Of several views of a picture
-(crops, mirrored or not) a sample has one in each epoch, and its mask and control images the same one.
+Columns of other resolutions count for which samples are complete. A sample's mask and control images come in the same view as its picture.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,19 +19,14 @@ from cachestore.files.paths import Layout
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate
-from cachestore.loading.columns import (
-    Bucket,
-    complete_rows,
-)
+from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
+from cachestore.loading.features import Feature, features_of
 from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import Options, Selection, called, place_in
-from cachestore.loading.share import Share, read_share
-from cachestore.loading.wanted import (
-    check_views,
-    chosen_resolution,
-)
+from cachestore.loading.share import Share, read_or
+from cachestore.loading.wanted import check_views, chosen_resolution
 from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
@@ -107,7 +101,7 @@ class CachedDataset(Dataset[SampleDict]):
         seed = as_whole("seed", seed, least=0)
         found = _find_generation(reader.layout, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
-        with _Naming(reader.layout, name):
+        with _Naming(called(reader.layout, name)):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
             chosen = chosen_resolution(catalog, resolution)
             check_views(catalog)
@@ -120,6 +114,7 @@ class CachedDataset(Dataset[SampleDict]):
         self._reader = reader
         self._selection = selection
         self._read = Rows(reader, selection)
+        self._named = _Naming(self.called)
 
     def __getstate__(self) -> dict[str, Any]:
         """Where to read, what was asked for, the shared epoch, and what was found out of all rows: no rows, no descriptors."""
@@ -131,14 +126,13 @@ class CachedDataset(Dataset[SampleDict]):
         """Look at the same catalog in another process, at the rows alone that are asked for: it was read and checked in this one."""
         reader, options = state["reader"], state["options"]
         path = reader.layout.catalog(options.name, options.generation)
-        with _Naming(reader.layout, options.name):
+        with _Naming(options.called):
             catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
             complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
             selection = Selection(catalog, complete, options, state["epoch"], has_one_control=state["has_one_control"])
             self._show(reader, selection)
 
     def __repr__(self) -> str:
-        """Its store, name and generation, and how many samples it has."""
         place = str(self._reader.layout.root)
         return f"CachedDataset({place!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
 
@@ -153,7 +147,7 @@ class CachedDataset(Dataset[SampleDict]):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Many samples, read in the order of their places on disk: what a DataLoader calls for a batch. No indices give no samples."""
         rows = self._selection.rows_at(indices)
-        with self._named():
+        with self._named:
             return self._read.samples(rows)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
@@ -168,22 +162,12 @@ class CachedDataset(Dataset[SampleDict]):
         `collate` and `__getitems__` do; the buffers then hold anything.
         """
         rows = self._selection.rows_at(places)
-        with self._named():
-            share = self._read.share(rows) if rows else None
-            batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
-            if batch is not None:
-                return batch
-            batch = self.collate(self._read.samples(rows))
-        return batch if into is None else into.keep(batch)
+        with self._named:
+            return read_or(self._read.share(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
-        """Have the entries of these samples brought into memory without waiting for the disk: the next batch, while this one is used.
-
-        A hint that changes no answer: `read_batch` waits for what is not there yet.
-        """
-        rows = self._selection.rows_at(places)
-        chosen = zip(rows, self._selection.chosen_texts(rows), self._selection.chosen_views(rows), strict=True)
-        self._reader.ask_ahead([key for row, text, view in chosen for key in self._selection.row_keys(row, text, view) if key is not None])
+        """Have the entries of these samples brought into memory without waiting: the next batch, while this one is used. Only a hint."""
+        self._read.ask_ahead(self._selection.rows_at(places))
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
@@ -193,7 +177,7 @@ class CachedDataset(Dataset[SampleDict]):
     def share(self, places: Sequence[SupportsIndex]) -> Share | None:
         """What these samples, at least one, give to a batch, of other data sets too; None where they are not alike. Raises IndexError."""
         rows = self._selection.rows_at(places)
-        with self._named():
+        with self._named:
             return self._read.share(rows)
 
     def set_epoch(self, epoch: int) -> None:
@@ -206,7 +190,7 @@ class CachedDataset(Dataset[SampleDict]):
         Raises MissingEntry for one that was never encoded, BadInput for a data set without text, and for one whose text encoder was
         shown pictures beside each caption: no caption has embeddings of its own there.
         """
-        with self._named():
+        with self._named:
             return self.collate([self._read.outputs_of(caption)])
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
@@ -219,9 +203,8 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one alone: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several places or ids")
         places = [self.index(one) if isinstance(one, str) else place_in(one, len(self._selection.rows)) for one in listed]
-        chosen = np.asarray(places, dtype=np.int64)
         part = CachedDataset.__new__(CachedDataset)
-        part._show(self._reader, self._selection.only(chosen))  # noqa: SLF001 - its own class
+        part._show(self._reader, self._selection.only(np.asarray(places, dtype=np.int64)))  # noqa: SLF001 - its own class
         return part
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
@@ -243,7 +226,7 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: no such folder; or what made the data set had no files.
         """
-        with self._named():
+        with self._named:
             found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
         if found:
             named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
@@ -261,9 +244,6 @@ class CachedDataset(Dataset[SampleDict]):
     def called(self) -> str:
         """What messages call it: its name and its store."""
         return self._selection.options.called
-
-    def _named(self) -> "_Naming":
-        return _Naming(self._reader.layout, self.name)
 
     @property
     def generation(self) -> int:
@@ -321,6 +301,15 @@ class CachedDataset(Dataset[SampleDict]):
         return self._selection.fields
 
     @property
+    def features(self) -> dict[str, Feature]:
+        """Dtype and shape of each tensor that a batch may hold, by name, as the recipes tell them; no entry is read.
+
+        A sample has no first axis, and text at its own length; masks of text and constants come with the batch. Lists of control
+        latents have the dtype of each, and no shape. A batch of samples that all lack something, such as a picture, lacks its name.
+        """
+        return features_of(self._selection)
+
+    @property
     def latents_form(self) -> LatentsAs:
         """The form in which latents are handed out."""
         return self._selection.options.latents
@@ -342,17 +331,17 @@ class _Naming:
     No generator, which would cost a batch more than all else that is done once for it.
     """
 
-    __slots__ = ("layout", "name")
+    __slots__ = ("called",)
 
-    def __init__(self, layout: Layout, name: str) -> None:
-        self.layout, self.name = layout, name
+    def __init__(self, called: str) -> None:
+        self.called = called
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            raise type(error)(f"{called(self.layout, self.name)}: {error}") from error
+            raise type(error)(f"{self.called}: {error}") from error
 
 
 def _find_generation(layout: Layout, name: str, generation: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Stored latents to what a trainer hands to its noise scheduler: drawing and normalising. Knows no store and no data set.
+"""Stored latents to what a trainer hands to its noise scheduler, and masks to what weighs its loss. Knows no store and no data set.
 
 Everything is computed in the dtype that was stored and in the order in which diffusers computes it, so that equal noise gives equal bits.
 """
@@ -10,9 +10,10 @@ import torch
 
 from cachestore.core import vector_math
 from cachestore.core.arguments import as_word
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
-from cachestore.core.read_block import LatentsBlock
+from cachestore.core.read_block import LatentsBlock, MaskBlock
+from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
 
@@ -41,26 +42,14 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
         )
 
 
-def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], noise: torch.Generator) -> torch.Tensor:
-    """The latents of one entry, without a batch axis. `noise` is used only to draw a sample."""
-    if block.stored not in stored:
-        raise FormatError(
-            f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {block.stored}; run `cachestore verify`"
-        )
-    tensor = stored[block.stored]
+def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], seed: int = 0) -> torch.Tensor:
+    """The latents of one entry, without a batch axis. `seed` is used only to draw a sample, `stored` is used up."""
+    tensor = stored_tensor(stored, block.stored)
     if is_as_stored(block, wanted):
         return tensor
-    if block.stored != "moments":
-        return normalise(block, tensor)
-    mean, logvar = torch.chunk(tensor, 2, dim=0)
-    match wanted:
-        case "raw" | "moments":
-            return mean.clone()
-        case "mean":
-            return normalise(block, mean)
-        case "sample":
-            std = torch.exp(0.5 * torch.clamp(logvar, _LOGVAR_LEAST, _LOGVAR_MOST))
-            return normalise(block, mean + std * torch.randn(mean.shape, generator=noise, dtype=mean.dtype))
+    out = torch.empty(batch_shape(block, wanted, (1, *tensor.shape)), dtype=tensor.dtype)
+    read_latents_into(block, wanted, tensor[None], [seed], out)
+    return out[0]
 
 
 def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
@@ -88,40 +77,35 @@ def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
     """As `read_latents` for a whole batch `[B, ...]`, bit for bit; `noise` holds a seed for each sample, `stored` is used up."""
     if block.stored != "moments":
-        normalise_into(block, stored, out)
+        _normalise_into(block, stored, out)
         return
     mean, logvar = torch.chunk(stored, 2, dim=1)
     match wanted:
         case "raw" | "moments":
             out.copy_(mean)
         case "mean":
-            normalise_into(block, mean, out)
+            _normalise_into(block, mean, out)
         case "sample":
             drawn = out if out.shape == mean.shape else torch.empty(mean.shape, dtype=mean.dtype)
             generator = torch.Generator()
             for row, seed in zip(drawn.unbind(), noise, strict=True):
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
-            normalise_into(block, drawn.mul_(std).add_(mean), out)
+            _normalise_into(block, drawn.mul_(std).add_(mean), out)
 
 
-def normalise(block: LatentsBlock, latents: torch.Tensor) -> torch.Tensor:
-    """What diffusers' training scripts do between the VAE and the noise scheduler. Returns a tensor of its own."""
-    folded = folded_shape(latents.shape, block.patchify)
-    return normalise_into(block, latents[None], torch.empty((1, *folded), dtype=latents.dtype))[0]
-
-
-def normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """As `normalise` for a whole batch `[B, ...]`, into `out`, which may be `latents` itself where nothing is folded."""
+def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
+    """What diffusers' scripts do between VAE and noise scheduler, to a batch; `out` may be `latents` itself where nothing is folded."""
     folded = _fold(latents, block.patchify)
     if block.mean is not None and block.std is not None:
         each_channel = (-1, *[1] * (folded.ndim - 2))
         mean = torch.tensor(block.mean, dtype=folded.dtype).view(each_channel)
         std = torch.tensor(block.std, dtype=folded.dtype).view(each_channel)
-        return torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
-    if block.shift_factor is None:
-        return torch.mul(folded, block.scaling_factor, out=out)
-    return torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
+        torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
+    elif block.shift_factor is None:
+        torch.mul(folded, block.scaling_factor, out=out)
+    else:
+        torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
 
 
 def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
@@ -131,17 +115,38 @@ def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
     size, channels, *between, height, width = latents.shape
     split = latents.reshape(size, channels, *between, height // patch, patch, width // patch, patch)
     last = split.ndim
-    inner = [last - 3, last - 1]
-    outer = [*range(2, last - 4), last - 4, last - 2]
-    return split.permute(0, 1, *inner, *outer).reshape(size, channels * patch * patch, *between, height // patch, width // patch)
-
-
-def noise_for(seed: int, epoch: int, sample_id: str) -> torch.Generator:
-    """The generator of one sample in one epoch: the same in every process, batch and resumed run."""
-    return torch.Generator().manual_seed(noise_seed(seed, epoch, sample_id))
+    inward = split.permute(0, 1, last - 3, last - 1, *range(2, last - 3), last - 2)
+    return inward.reshape(size, *folded_shape(latents.shape[1:], patch))
 
 
 def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
-    """What that generator starts from."""
+    """What the generator of one sample in one epoch starts from: the same in every process, batch and resumed run."""
     digest = digest_parts("cachestore-latents", str(seed), str(epoch), sample_id)
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
+    """The shape of a mask `[..., H, W]` beside latents in which patch x patch neighbours are folded into channels."""
+    *before, height, width = shape
+    return (*before, height // patch, width // patch)
+
+
+def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) -> torch.Tensor:
+    """The mask of an entry, stored as uint8 [1, H, W]: float32 in 0..1, [1, H / patch, W / patch], the mean of each patch.
+
+    Raises FormatError where the entry holds none.
+    """
+    mask = stored_tensor(stored, block.stored)
+    out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
+    read_masks_into(mask[None], patch, out[None])
+    return out
+
+
+def read_masks_into(stored: torch.Tensor, patch: int, out: torch.Tensor) -> None:
+    """As `read_mask` for a batch `[B, 1, H, W]`, into `out`. Sums are exact, so a batch has the bits of single masks."""
+    if patch == 1:
+        out.copy_(stored).div_(255)
+        return
+    size, channels, height, width = stored.shape
+    split = stored.reshape(size, channels, height // patch, patch, width // patch, patch)
+    out.copy_(split.sum(dim=(3, 5))).div_(255 * patch * patch)

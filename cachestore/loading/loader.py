@@ -49,7 +49,6 @@ class Loader(DataLoader[Any]):
         sampler.count_delivered(None)
 
     def __repr__(self) -> str:
-        """What it reads, and with how many workers."""
         return f"Loader({self._cached!r}, num_workers={self.num_workers})"
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,8 +83,7 @@ def make_loader(
         loader = fabric.setup_dataloaders(make_loader(data), use_distributed_sampler=False)  # Lightning Fabric
         Trainer(..., use_distributed_sampler=False).fit(model, make_loader(data))            # Lightning Trainer
 
-    By default batches are read in this process, by a thread that is joined when an iteration ends, is broken off or fails, and before
-    the process forks. That needs no copy from process to process; `docs/benchmarks.md` has both side by side.
+    By default a thread of this process reads ahead, for as long as an iteration lasts; `docs/benchmarks.md` has that beside workers.
 
     Args:
         data: a CachedDataset. In a world above one, one that was opened with `generation=`.
@@ -93,9 +91,9 @@ def make_loader(
         framework: who deals batches to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
             own, by the numbers found when the loader is used; "single" is every process for itself. "auto" is "accelerate" once an
             Accelerator was made, else each rank takes its own.
-        shuffle: as `BucketBatchSampler` has it, like `seed` and `tail`.
+        shuffle: as `BucketBatchSampler` has it, like `seed` and `tail` ("drop", "pad" or "wrap").
         seed: of the order.
-        tail: "drop", "pad" or "wrap": what becomes of samples that do not fill a batch, and of batches that do not go round.
+        tail: what becomes of samples that do not fill a batch, and of batches that do not go round.
         num_workers: processes that read, as DataLoader has them; 0 reads in this process.
         ahead: batches that this process reads before they are asked for; 0 reads each one when it is asked for. Means nothing
             with workers.
@@ -112,7 +110,9 @@ def make_loader(
     split = _choose_split(framework)
     if split is not None and find_ranks().world_size > 1:
         _refuse_unpinned(data)
-    pins = pin_memory and _can_pin()
+    pins = pin_memory and torch.accelerator.is_available()
+    if pin_memory and not pins:
+        _log.warning("pin_memory=True means nothing without an accelerator")
     source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
@@ -141,16 +141,8 @@ def _refuse_unpinned(data: Batched) -> None:
     """In a world above one: raise BadInput for a data set that took the catalog that was newest when this rank opened it."""
     if getattr(data, "is_pinned", True):
         return
-    generation: Any = getattr(data, "generation", None)
-    called: Any = getattr(data, "called", "this one")
+    generation, called = getattr(data, "generation", None), getattr(data, "called", "this one")
     raise BadInput(
         "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
         f" the data set with generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
     )
-
-
-def _can_pin() -> bool:
-    if torch.accelerator.is_available():
-        return True
-    _log.warning("pin_memory=True means nothing without an accelerator")
-    return False

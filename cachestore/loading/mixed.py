@@ -8,7 +8,6 @@ import logging
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -16,14 +15,14 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
-from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.dataset import Bucket, CachedDataset
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.order import Places, permutation
-from cachestore.loading.share import join_shares, read_share
+from cachestore.loading.share import join_shares, read_or
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +69,8 @@ class MixedDataset(Dataset[SampleDict]):
         for data in self.datasets:
             if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
                 raise BadInput(f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}")
-        self._weights = [1.0] * len(self.datasets) if weights is None else _as_weights(weights)
+        given = [1.0] * len(self.datasets) if weights is None else as_many("weights", weights, "a list of numbers, one for each data set")
+        self._weights = [float(as_number("a weight", weight)) for weight in given]
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
             raise BadInput(f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}")
         first = next((data for data in self.datasets if len(data)), None)
@@ -107,17 +107,10 @@ class MixedDataset(Dataset[SampleDict]):
         self._buckets: dict[Bucket, list[int]] = {}
         for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
             for _time in range(int(weight)):
-                self._lay_out_whole(number, data)
+                self._append(number, np.arange(len(data), dtype=np.int64), data.buckets)
             self._lay_out_share(number, data, weight - int(weight))
 
-    def _lay_out_whole(self, number: int, data: CachedDataset) -> None:
-        start = len(self)
-        self._append(number, np.arange(len(data), dtype=np.int64))
-        for bucket, places in data.buckets.items():
-            self._buckets.setdefault(bucket, []).extend(start + place for place in places)
-
     def _lay_out_share(self, number: int, data: CachedDataset, share: float) -> None:
-        """A share below 1 of each bucket of a data set, whose samples take turns."""
         buckets = sorted(data.buckets.items())
         counts = _shared_out([len(places) for _bucket, places in buckets], share)
         for (bucket, places), count in zip(buckets, counts, strict=True):
@@ -126,8 +119,7 @@ class MixedDataset(Dataset[SampleDict]):
             order = permutation(len(places), "mixed", str(self._seed), str(number), *map(str, bucket))
             turns = _Turns(len(self), count, np.asarray(places, dtype=np.int64)[order])
             self._turns.append(turns)
-            self._buckets.setdefault(bucket, []).extend(range(turns.start, turns.start + count))
-            self._append(number, turns.of_epoch(0))
+            self._append(number, turns.of_epoch(0), {bucket: range(count)})
 
     def _say_what_never_comes(self, number: int, data: CachedDataset, weight: float) -> None:
         """Log which samples have no place in any epoch: those of buckets that are too small for a weight below 1."""
@@ -136,32 +128,28 @@ class MixedDataset(Dataset[SampleDict]):
         sizes = [len(places) for _bucket, places in sorted(data.buckets.items())]
         never = [size for size, count in zip(sizes, _shared_out(sizes, weight), strict=True) if size and not count]
         if never:
-            _log.warning(
+            what = (
                 "with a weight of %g, %d of %d samples of data set %d of the mix never come: they are in %d buckets that are too small for"
-                " one place in an epoch; a weight of 1 takes all",
-                weight,
-                sum(never),
-                sum(sizes),
-                number,
-                len(never),
             )
+            what += " one place in an epoch; a weight of 1 takes all"
+            _log.warning(what, weight, sum(never), sum(sizes), number, len(never))
 
-    def _append(self, number: int, samples: Places) -> None:
+    def _append(self, number: int, samples: Places, buckets: Mapping[Bucket, Sequence[int]]) -> None:
+        for bucket, places in buckets.items():
+            self._buckets.setdefault(bucket, []).extend(len(self) + place for place in places)
         self._owners = np.concatenate([self._owners, np.full(len(samples), number, dtype=np.int64)])
         self._samples = np.concatenate([self._samples, samples])
 
     def __getstate__(self) -> dict[str, Any]:
         """The data sets and what was asked for; places are laid out again elsewhere."""
-        return {"datasets": self.datasets, "weights": self._weights, "seed": self._seed, "epoch": self._epoch}
+        return {name: getattr(self, name) for name in ("datasets", "_weights", "_seed", "_epoch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Mix the same data sets in another process."""
-        self.datasets, self._weights, self._seed = state["datasets"], state["weights"], state["seed"]
-        self._epoch = state["epoch"]
+        vars(self).update(state)
         self._lay_out()
 
     def __repr__(self) -> str:
-        """What it mixes, and how many samples an epoch has."""
         return f"MixedDataset({len(self)} samples an epoch of {', '.join(map(repr, self.datasets))})"
 
     def __len__(self) -> int:
@@ -188,23 +176,14 @@ class MixedDataset(Dataset[SampleDict]):
         shares = [(self.datasets[number].share(inner), wanted) for number, wanted, inner in self._by_owner(places)]
         there = [share for share, _wanted in shares if share is not None]
         share = join_shares(there, [wanted for _share, wanted in shares]) if shares and len(there) == len(shares) else None
-        batch = None
-        with suppress(MissingEntry):  # the slower way says of which data set
-            batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
-        if batch is not None:
-            return batch
-        batch = self.collate(self.__getitems__(places))
-        return batch if into is None else into.keep(batch)
+        return read_or(share, into, lambda: self.collate(self.__getitems__(places)))
 
     def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
         """Have the entries of these samples brought into memory without waiting for the disk."""
         for number, _wanted, inner in self._by_owner(places):
             self.datasets[number].ask_ahead(inner)
 
-    @staticmethod
-    def make_buffers(*, pin: bool = False) -> BatchBuffers:
-        """Memory to read batches into, one after the other; `pin` as for BatchBuffers."""
-        return BatchBuffers(pin=pin)
+    make_buffers = staticmethod(CachedDataset.make_buffers)
 
     def where(self, index: SupportsIndex) -> tuple[int, int]:
         """(number of the data set, place in it) of a sample in this epoch. Raises IndexError."""
@@ -267,10 +246,6 @@ class MixedDataset(Dataset[SampleDict]):
         return self.datasets[0].mask_name if self.datasets else None
 
 
-def _as_weights(given: object) -> list[float]:
-    return [float(as_number("a weight", weight)) for weight in as_many("weights", given, "a list of numbers, one for each data set")]
-
-
 def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
     """A share of each size as whole numbers, whose sum is that share of all; the largest remainders are rounded up, the first of equals."""
     exact = [size * share for size in sizes]
@@ -283,7 +258,6 @@ def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
 
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
-    """Raise BadInput for data sets whose samples do not fit into one batch."""
     names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
@@ -294,6 +268,5 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
             " whole)"
         )
     ours, theirs = one.recipes_in_use, other.recipes_in_use
-    differing = sorted(name for name in {*ours, *theirs} if name not in ours or name not in theirs or ours[name] != theirs[name])
-    if differing:
+    if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
         raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")

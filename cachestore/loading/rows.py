@@ -2,188 +2,154 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from cachestore.core.arguments import as_text
 from cachestore.core.errors import BadInput, MissingEntry
-from cachestore.core.keys import Key
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
-from cachestore.files.table import take
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.collate import SampleDict
-from cachestore.loading.columns import (
-    SIZES,
-    batch_clips,
-    batch_sizes,
-    sizes_of,
-)
-from cachestore.loading.latents import noise_for, noise_seed, read_latents
-from cachestore.loading.masks import read_mask
-from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Selection, control_keys, key_of_caption, view_keys
+from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, view_keys
+from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
+from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, key_of_caption
 from cachestore.loading.share import Share
 from cachestore.loading.texts import read_outputs
-from cachestore.loading.wanted import (
-    CAPTION,
-    LatentsColumn,
-    MaskColumn,
-    text_columns,
-)
+from cachestore.loading.wanted import CAPTION, LatentsColumn, MaskColumn, text_columns
 from cachestore.store.reader import Reader
-
-
-class _Asked(NamedTuple):
-    """The samples of a batch, column by column."""
-
-    rows: Sequence[int]
-    ids: list[str]
-    texts: Sequence[int | None]
-    """Which of its captions each has now."""
-    views: Sequence[int]
-    """Which view of its picture."""
 
 
 class Rows:
     """Reads rows of a selection."""
 
     def __init__(self, reader: Reader, selection: Selection) -> None:
-        """Open nothing: the reader is the data set's own."""
         self._reader = reader
         self._selection = selection
 
     def samples(self, rows: Sequence[int]) -> list[SampleDict]:
         """One sample for each row, its tensors its own. Raises MissingEntry, CorruptEntry."""
-        chosen = [self._selection.chosen_text(row) for row in rows]
-        views = self._selection.chosen_views(rows)
-        keys = [self._selection.row_keys(row, text, view) for row, text, view in zip(rows, chosen, views, strict=True)]
+        asked = self._selection.ask(rows)
+        keys = self._selection.row_keys(asked)
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
-        wanted = list(uses)
-        entries = dict(zip(wanted, self._reader.get_raw(wanted), strict=True))
-        uses_left = Counter(uses)
-        samples: list[SampleDict] = []
-        for row, text, view, row_keys in zip(rows, chosen, views, keys, strict=True):
-            uses_left.subtract(key for key in row_keys if key is not None)
-            stored = [None if key is None else own_tensors(entries[key], copy=uses_left[key] > 0) for key in row_keys]
-            samples.append(self._sample(row, text, view, stored))
-        return samples
+        entries = dict(zip(uses, self._reader.get_raw(list(uses)), strict=True))
+        stored = ([None if key is None else own_tensors(entries[key], copy=uses[key] > 1) for key in row_keys] for row_keys in keys)
+        return [self._sample(*each) for each in zip(*asked, stored, strict=True)]
+
+    def ask_ahead(self, rows: Sequence[int]) -> None:
+        """Have the entries of these rows brought into memory without waiting for the disk."""
+        keys = self._selection.row_keys(self._selection.ask(rows))
+        self._reader.ask_ahead([key for row_keys in keys for key in row_keys if key is not None])
 
     def share(self, rows: Sequence[int]) -> Share | None:
         """What these rows, at least one, give to a batch; None where they are not alike."""
-        selection = self._selection
-        asked = _Asked(rows, take(selection.catalog.ids, rows), selection.chosen_texts(rows), selection.chosen_views(rows))
+        selection, asked = self._selection, self._selection.ask(rows)
         parts = self._parts(asked)
         is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
         made = {part.name for part in parts if not isinstance(part, TextPart)}
         pairs: Mapping[str, Sequence[int]] | None = {}
         clips: Mapping[str, torch.Tensor] | None = {}
-        if self._selection.latents is not None and LATENTS in made:
-            pairs = batch_sizes(self._selection.latents.column, rows, asked.views)
-            clips = batch_clips(self._selection.latents.column, rows, asked.views)
+        if selection.latents is not None and LATENTS in made:
+            pairs = batch_sizes(selection.latents.column, rows, asked.views)
+            clips = batch_clips(selection.latents.column, rows, asked.views)
         if not is_alike or pairs is None or clips is None:
             return None
-        plain: dict[str, list[Any]] = {CAPTION: self._selection.captions(rows, asked.texts), SAMPLE_ID: asked.ids}
-        extras = self._selection.extras_beside(rows, {*made, *plain, *clips}) if self._selection.has_extras else ()
-        return Share(self._reader, parts, plain, pairs, clips, extras, [text.block for text in self._selection.texts])
+        plain: dict[str, list[Any]] = {CAPTION: selection.captions(rows, asked.texts), SAMPLE_ID: asked.ids}
+        extras = selection.extras_beside(rows, {*made, *plain, *clips}) if selection.has_extras else ()
+        return Share(self._reader, parts, plain, pairs, clips, extras, [text.block for text in selection.texts])
 
     def outputs_of(self, caption: str) -> dict[str, Any]:
         """What the text encoders made of a caption by itself. Raises MissingEntry, BadInput."""
-        entries = self._read_alone(self._keys_alone(caption), caption)
-        found: dict[str, Any] = {}
-        for text, raw in zip(self._selection.texts, entries, strict=True):
-            found |= read_outputs(text.block, own_tensors(raw, copy=False))
-        return found
-
-    def _keys_alone(self, caption: str) -> list[Key]:
-        """The key of a caption by itself, of each text encoder. Raises BadInput where it has none."""
-        if not self._selection.texts:
-            help_text = (
-                "`fields` leaves them out"
-                if text_columns(self._selection.catalog)
-                else "run `cachestore precompute` with --encode text,latents"
-            )
+        texts = self._selection.texts
+        if not texts:
+            is_left_out = bool(text_columns(self._selection.catalog))
+            help_text = "`fields` leaves them out" if is_left_out else "run `cachestore precompute` with --encode text,latents"
             raise BadInput(f"it has no text embeddings; {help_text}")
         self._selection.check_alone()
         as_text("caption", caption)
-        return [key_of_caption(text, caption) for text in self._selection.texts]
-
-    def _read_alone(self, keys: Sequence[Key], caption: str) -> list[Mapping[str, RawTensor]]:
         try:
-            return list(self._reader.get_raw(keys))
+            entries = self._reader.get_raw([key_of_caption(text, caption) for text in texts])
         except MissingEntry as error:
             raise MissingEntry(
                 f"the caption {caption[:60]!r} is not encoded; put it on a line of prompts.txt and run `cachestore precompute prompts.txt"
                 " --encode text --name prompts` with the same --model and --store"
             ) from error
+        found: dict[str, Any] = {}
+        for text, raw in zip(texts, entries, strict=True):
+            found |= read_outputs(text.block, own_tensors(raw, copy=False))
+        return found
 
-    def _parts(self, asked: _Asked) -> list[Part]:
+    def _parts(self, asked: Asked) -> list[Part]:
         """What each column gives to a batch of these samples; columns that none of them has a cell in give nothing."""
-        rows, ids, texts, views = asked
+        selection, (rows, ids, texts, views) = self._selection, asked
         parts: list[Part] = []
-        if self._selection.latents is not None:
-            seed, epoch = self._selection.options.seed, self._selection.epoch.get()
-            noise = [noise_seed(seed, epoch, sample_id) for sample_id in ids] if self._selection.options.latents == "sample" else []
-            keys = view_keys(self._selection.latents.column, rows, views)
-            parts.append(LatentsPart(LATENTS, self._selection.latents.block, self._selection.options.latents, keys, noise))
-        if self._selection.masks is not None and (masks := self._mask_part(self._selection.masks, rows, views)) is not None:
+        if (latents := selection.latents) is not None:
+            seed, epoch = selection.options.seed, selection.epoch.get()
+            noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
+            parts.append(LatentsPart(LATENTS, latents.block, latents.form, view_keys(latents.column, rows, views), noise))
+        if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, views)) is not None:
             parts.append(masks)
-        if self._selection.controls is not None:
-            parts.append(self._controls_part(self._selection.controls, rows, views))
-        parts += [TextPart(text.block, self._selection.text_keys(text, rows, texts)) for text in self._selection.texts]
+        if selection.controls is not None:
+            parts.append(self._controls_part(selection.controls, rows, views))
+        parts += [TextPart(text.block, selection.text_keys(text, rows, texts)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
     def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], views: Sequence[int]) -> Part:
         """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
-        column, form = controls.column, self._selection.control_form(controls)
         if self._selection.has_one_control:
-            return LatentsPart(CONTROL_LATENTS, controls.block, form, view_keys(column, rows, views), [])
-        each = [control_keys(column, row, view) for row, view in zip(rows, views, strict=True)]
-        return ControlsPart(CONTROL_LATENTS, controls.block, form, [key for keys in each for key in keys], list(map(len, each)))
+            keys = view_keys(controls.column, rows, views)
+            return LatentsPart(CONTROL_LATENTS, controls.block, controls.form, keys, [0] * len(rows))
+        cells = [control_keys(controls.column, row, view) for row, view in zip(rows, views, strict=True)]
+        return ControlsPart(CONTROL_LATENTS, controls.block, controls.form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
         """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
-        having = [place for place, row in enumerate(rows) if masks.column.count(row)]
-        shapes = {self._selection.shape_of_no_mask(masks, rows[place]) for place in {*range(len(rows))}.difference(having)}
-        if not having and shapes == {None}:
+        keys = iter(view_keys(masks.column, rows, views))
+        cells = [next(keys) if masks.column.count(row) else None for row in rows]
+        shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
+        if shapes == {None} and not any(cells):
             return None
-        shape = shapes.pop() if len(shapes) == 1 else None
-        return MaskPart(MASK, masks.patch, view_keys(masks.column, rows, views), having, len(rows), shape)
+        return MaskPart(MASK, masks.patch, cells, shapes.pop() if len(shapes) == 1 else None)
 
-    def _sample(self, row: int, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]) -> SampleDict:
-        sample_id = self._selection.catalog.ids[row]
+    def _sample(
+        self, row: int, sample_id: str, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
+    ) -> SampleDict:
+        """`stored` are the entries of the keys that `Selection.row_keys` gives for this row."""
+        selection, rest = self._selection, list(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
-        rest = list(stored[len(self._selection.texts) :])
-        tensors = rest.pop(0) if self._selection.latents is not None else None
-        masked = rest.pop(0) if self._selection.masks is not None else None
-        if self._selection.latents is not None and tensors is not None:
-            noise = noise_for(self._selection.options.seed, self._selection.epoch.get(), sample_id)
-            sample[LATENTS] = read_latents(self._selection.latents.block, self._selection.options.latents, tensors, noise)
-        if self._selection.masks is not None and (mask := self._mask(self._selection.masks, row, masked)) is not None:
+        sizes: dict[str, torch.Tensor] = {}
+        if selection.latents is not None and (tensors := rest.pop(0)) is not None:
+            seed = noise_seed(selection.options.seed, selection.epoch.get(), sample_id)
+            sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
+            sizes = sizes_of(selection.latents.column, row, view)
+        if selection.masks is not None and (mask := self._mask(selection.masks, row, rest.pop(0))) is not None:
             sample[MASK] = mask
-        if self._selection.controls is not None:
-            sample[CONTROL_LATENTS] = self._control_latents(self._selection.controls, rest)
-        for one, found in zip(self._selection.texts, stored, strict=False):
+        if selection.controls is not None:
+            made = [read_latents(selection.controls.block, selection.controls.form, found) for found in rest if found is not None]
+            sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
+        for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
-        sample |= {CAPTION: self._selection.caption(row, text), SAMPLE_ID: sample_id}
-        if self._selection.latents is not None and tensors is not None:
-            sample |= sizes_of(self._selection.latents.column, self._selection.latents.column.at[row] + view)
-        taken = {*sample, *SIZES, *(name for one in self._selection.texts for name in one.block.names())}
-        return sample | self._selection.extras(row, taken=taken)
+        sample |= {CAPTION: selection.captions([row], [text])[0], SAMPLE_ID: sample_id, **sizes}
+        for extras in selection.extras_beside([row], sample):
+            sample |= extras
+        return sample
 
     def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
         """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
-        shape = self._selection.shape_of_no_mask(masks, row)
+        shape = self._empty_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
-    def _control_latents(
-        self, controls: LatentsColumn, stored: Sequence[Mapping[str, torch.Tensor] | None]
-    ) -> torch.Tensor | list[torch.Tensor]:
-        form = self._selection.control_form(controls)
-        made = [read_latents(controls.block, form, found, torch.Generator()) for found in stored if found is not None]
-        return made[0] if self._selection.has_one_control else made
+    def _empty_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
+        """The shape of the mask of a sample that has none; None where it has no picture either."""
+        column = self._selection.pictures.column if self._selection.pictures is not None else None
+        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
+        if bucket is None:
+            return None
+        width, height = (side // masks.block.factor for side in bucket[:2])
+        return mask_shape((1, height, width), masks.patch)
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +18,20 @@ from numpy.typing import NDArray
 from cachestore.core.arguments import as_text, refuse
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
-from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key, cells_each
+from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import (
-    NO_EXTRAS,
-    SIZES,
-    Bucket,
-    cells_at,
-    has_extras,
-    is_one_a_bucket,
-    keys_at,
-    packed_buckets,
-    unpacked,
-)
+from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, view_keys
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
-from cachestore.loading.masks import mask_shape
 from cachestore.loading.order import turn_of
-from cachestore.loading.wanted import (
-    LatentsColumn,
-    MaskColumn,
-    TextColumn,
-    chosen_fields,
-    latents_column,
-    mask_column,
-    text_columns,
-    trained_column,
-    views_of,
-)
-from cachestore.storage.catalog import Catalog, KeyColumn
+from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, views_of
+from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
-
 SAMPLE_ID: Final = "sample_id"
-
 LATENTS: Final = "latents"
 """What pictures give to a batch."""
 
@@ -88,6 +65,17 @@ def called(layout: Layout, name: str) -> str:
     return f"the data set {name!r} of {layout.root}"
 
 
+class Asked(NamedTuple):
+    """The samples of a batch, column by column."""
+
+    rows: Sequence[int]
+    ids: list[str]
+    texts: Sequence[int | None]
+    """Which of its captions each has now; None for the empty one."""
+    views: Sequence[int]
+    """Which view of its picture."""
+
+
 class Selection:
     """The rows and columns of one catalog that are handed out."""
 
@@ -102,11 +90,11 @@ class Selection:
         self.rows = complete if options.selection is None else complete[options.selection]
         self.row_numbers: memoryview[int] = self.rows.data
         """The same, for a few of them at a time: an array takes longer than its numbers."""
-        resolution = options.resolution
-        self.pictures = trained_column(catalog, resolution)
+        resolution, form = options.resolution, options.latents
+        self.pictures = trained_column(catalog, resolution, form)
         """What buckets come from, wanted or not."""
-        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution)
-        masks = mask_column(catalog, resolution, pictures, options.latents)
+        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution, form)
+        masks = mask_column(catalog, resolution, pictures)
         made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
         self.fields = chosen_fields(texts, made, options.fields)
         self.texts = [replace(text, block=text.block.only(self.fields)) for text in texts if set(text.block.fields()) & self.fields]
@@ -115,7 +103,7 @@ class Selection:
         self.masks = masks if MASK in self.fields else None
         self.views = views_of(catalog, pictures, resolution)
         """How many views of each picture, or clip of each video, there are; by row where these differ."""
-        check_form(None if self.latents is None else self.latents.block, options.latents)
+        check_form(None if self.latents is None else self.latents.block, form)
         if has_one_control is None and self.controls is not None:
             has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
         self.has_one_control = bool(has_one_control)
@@ -129,10 +117,7 @@ class Selection:
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
 
     def check_captions(self, holds: Callable[[Key], bool]) -> None:
-        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up.
-
-        Raises BadInput, MissingEntry, FormatError.
-        """
+        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up. BadInput, MissingEntry, FormatError."""
         policy = self.options.captions
         if policy is None or not len(self.rows):
             return
@@ -160,16 +145,16 @@ class Selection:
 
     @property
     def digest(self) -> str:
-        """Digest of the catalog: of its rows and recipes; and of the resolution and the samples that were chosen, where some were."""
-        digest = self.catalog.digest
-        if self.options.resolution is not None:
-            digest = digest_parts("cachestore-resolution", digest, str(self.options.resolution)).hex()
-        if self.options.selection is None:
-            return digest
-        return digest_parts("cachestore-selection", digest, self.options.selection.astype("<i8").tobytes()).hex()
+        """As `CachedDataset.digest`."""
+        options, digest = self.options, self.catalog.digest
+        if options.resolution is not None:
+            digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
+        if options.selection is not None:
+            digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
+        return digest
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
-        """How often the samples of each source come in an epoch, and their places; without sources 1 for all."""
+        """As `CachedDataset.source_weights`."""
         places: dict[tuple[str, float], list[int]] = {}
         rows: list[int] = self.rows.tolist()
         for place, row in enumerate(rows):
@@ -218,94 +203,69 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def chosen_text(self, row: int) -> int | None:
-        """Which of a row's captions its sample has in this epoch; None for the empty one."""
-        if self.options.captions is None:
-            return 0
-        count = self.catalog.captions_at[row + 1] - self.catalog.captions_at[row]
-        options, sample_id = self.options, self.catalog.ids[row]
-        return self.options.captions.place(count, self.kept, seed=options.seed, epoch=self.epoch.get(), sample_id=sample_id)
+    def ask(self, rows: Sequence[int]) -> Asked:
+        """What the samples of these rows have in this epoch."""
+        ids = take(self.catalog.ids, rows)
+        return Asked(rows, ids, self._chosen_texts(rows, ids), self._chosen_views(rows, ids))
 
-    def chosen_texts(self, rows: Sequence[int]) -> list[int | None]:
-        """As `chosen_text` of each row."""
-        return [0] * len(rows) if self.options.captions is None else [self.chosen_text(row) for row in rows]
+    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
+        policy, at = self.options.captions, self.catalog.captions_at
+        if policy is None:
+            return [0] * len(rows)
+        seed, epoch = self.options.seed, self.epoch.get()
+        return [
+            policy.place(at[row + 1] - at[row], self.kept, seed=seed, epoch=epoch, sample_id=sample_id)
+            for row, sample_id in zip(rows, ids, strict=True)
+        ]
 
-    def chosen_views(self, rows: Sequence[int]) -> list[int]:
-        """Which view of its picture the sample of each row has in this epoch."""
+    def _chosen_views(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
         if isinstance(self.views, int) and self.views == 1:
             return [0] * len(rows)
         each: list[int] = [self.views] * len(rows) if isinstance(self.views, int) else self.views[list(rows)].tolist()
         seed, epoch = str(self.options.seed), self.epoch.get()
-        ids = take(self.catalog.ids, rows)
         return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
 
-    def row_keys(self, row: int, text: int | None = 0, view: int = 0) -> list[Key | None]:
-        """The key of each column handed out, of a text and a view that were chosen; None where this row has no cell."""
-        keys = [self.text_key(one, row, text) for one in self.texts]
-        for part in (self.latents, self.masks):
-            if part is not None:
-                column = part.column
-                keys.append(Key(column.keys[column.at[row] + view]) if column.count(row) else None)
-        return [*keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
+    def row_keys(self, asked: Asked) -> list[list[Key | None]]:
+        """Of each row the key of each column handed out: texts, latents, masks, controls; None where the row has no cell."""
+        return [self._row_keys(row, text, view) for row, _id, text, view in zip(*asked, strict=True)]
+
+    def _row_keys(self, row: int, text: int | None, view: int) -> list[Key | None]:
+        columns = [part.column for part in (self.latents, self.masks) if part is not None]
+        keys = [next(iter(view_keys(column, [row], [view])), None) for column in columns]
+        texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
+        return [*texts, *keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
-        """As `text_key` of each row, but for rows without one."""
+        """The key of the chosen text of each row, or of the empty caption, but for rows without any."""
+        column = texts.column
         if self.options.captions is None:
-            return view_keys(texts.column, rows, [0] * len(rows))
-        keys = (self.text_key(texts, row, text) for row, text in zip(rows, chosen, strict=True))
-        return [key for key in keys if key is not None]
-
-    def text_key(self, texts: TextColumn, row: int, text: int | None) -> Key | None:
-        """The key of a text of a row, or of the empty caption; None for a row without any."""
-        if not texts.column.count(row):
-            return None
-        return key_of_caption(texts, "") if text is None else Key(texts.column.keys[texts.column.at[row] + text])
-
-    def caption(self, row: int, text: int | None) -> str:
-        """The caption that a row's embeddings are of."""
-        captions = self.catalog.row_captions(row)
-        return captions[text] if text is not None and captions else ""
+            return view_keys(column, rows, [0] * len(rows))
+        having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
+        return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
 
     def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
-        """As `caption` of each row."""
-        at, captions = self.catalog.captions_at, self.catalog.captions
-        if self.options.captions is None:
-            firsts = [at[row] for row in rows]
-            if all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
-                return take(captions, firsts)
-        return [self.caption(row, text) for row, text in zip(rows, chosen, strict=True)]
-
-    def shape_of_no_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
-        """Of the mask of a sample that has none; None where it has no picture either."""
-        column = self.pictures.column if self.pictures is not None else None
-        bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
-        if bucket is None:
-            return None
-        width, height = (side // masks.block.factor for side in bucket[:2])
-        return mask_shape((1, height, width), masks.patch)
-
-    def control_form(self, controls: LatentsColumn) -> LatentsAs:
-        """That of the latents, but never drawn: pipelines show the mean of a control image to their denoiser."""
-        is_drawn = self.options.latents == "sample" and controls.block.stored == "moments"
-        return "mean" if is_drawn else self.options.latents
-
-    def extras(self, row: int, *, taken: set[str]) -> dict[str, Any]:
-        """The columns of its own of a sample. Raises BadInput for one whose name is taken."""
-        extras: dict[str, Any] = json.loads(self.catalog.extras[row])
-        clash = sorted(taken.intersection(extras))
-        if clash:
-            raise BadInput(
-                f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
-                " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
-            )
-        return extras
+        """The captions that the rows' embeddings are of."""
+        at = self.catalog.captions_at
+        firsts = [at[row] for row in rows]
+        if self.options.captions is None and all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
+            return take(self.catalog.captions, firsts)
+        found = zip(map(self.catalog.row_captions, rows), chosen, strict=True)
+        return [captions[text] if text is not None and captions else "" for captions, text in found]
 
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """The columns of its own of each sample, under names that nothing else in the batch has; none where no sample has any."""
-        if all(text == NO_EXTRAS for text in take(self.catalog.extras, rows)):
+        """The columns of its own of each sample; none where no sample has any. Raises BadInput for a name that the batch has itself."""
+        texts = take(self.catalog.extras, rows)
+        if all(text == NO_EXTRAS for text in texts):
             return ()
+        found: list[dict[str, Any]] = [json.loads(text) for text in texts]
         taken = {*made, *SIZES, *(name for text in self.texts for name in text.block.names())}
-        return [self.extras(row, taken=taken) for row in rows]
+        for row, extras in zip(rows, found, strict=True):
+            if clash := sorted(taken.intersection(extras)):
+                raise BadInput(
+                    f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
+                    " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+                )
+        return found
 
     @cached_property
     def groups(self) -> Mapping[Bucket, Sequence[int]]:
@@ -314,27 +274,12 @@ class Selection:
             return {}
         if self.pictures is None:
             return {(): list(range(len(self.rows)))}
-        packed = packed_buckets(self.pictures.column)[self.rows]
-        order = np.argsort(packed, kind="stable")
-        found, starts = np.unique(packed[order], return_index=True)
-        groups = np.split(order, starts[1:])
-        return {unpacked(bucket): group.tolist() for bucket, group in zip(found.tolist(), groups, strict=True)}
+        return bucket_groups(self.pictures.column, self.rows)
 
 
 def key_of_caption(texts: TextColumn, caption: str) -> Key:
     """The key of a caption that an encoder has encoded, or would."""
     return caption_key(texts.column.fingerprint, caption)
-
-
-def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
-    """The key of the chosen cell of each row, but for rows without one."""
-    return keys_at(column, cells_at(column, rows, views))
-
-
-def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
-    """The keys of this view of each of a row's control images."""
-    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
-    return [Key(column.keys[place]) for place in places]
 
 
 def _encoded_for(catalog: Catalog) -> CaptionPolicy:

@@ -1,15 +1,16 @@
 """What a data set gives to a batch, and the batch that the shares of one or several data sets make. Knows no catalog."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 import torch
 
+from cachestore.core.errors import MissingEntry
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
-from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, Source, TextPart, assemble
+from cachestore.loading.assemble import MaskPart, Part, Source, assemble
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import constants_of
 from cachestore.storage.places import Located, Place
@@ -17,6 +18,9 @@ from cachestore.storage.places import Located, Place
 T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+_OF_SAMPLES: Final = {"keys", "noise", "cells"}
+"""The fields of a part that have a value of each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,16 @@ def read_share(share: Share, memory: BatchBuffers) -> dict[str, Any] | None:
     return batch | memory.keep(constants_of(batch, share.blocks)) if share.blocks else batch
 
 
+def read_or(share: Share | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The batch of a share, and in the slower way where that gives none; in the buffers, if any."""
+    with suppress(MissingEntry):  # the slower way says what is missing, and of which data set
+        batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
+        if batch is not None:
+            return batch
+    batch = slower()
+    return batch if into is None else into.keep(batch)
+
+
 def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Share | None:
     """The shares of several data sets as one; None where they are not alike. At least one.
 
@@ -66,11 +80,15 @@ def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Sha
     known = [part for part in parts if part is not None]
     if len(known) != len(parts):
         return None
-    pairs = {name: _spread([_two_by_two(share.pairs[name]) for share in shares], places) for name in first.pairs}
+    pairs = {
+        name: _spread([list(zip(share.pairs[name][::2], share.pairs[name][1::2], strict=True)) for share in shares], places)
+        for name in first.pairs
+    }
     tensors = {name: torch.stack(_spread([share.tensors[name].unbind() for share in shares], places)) for name in first.tensors}
     extras = [share.extras or [_NOTHING] * len(where) for share, where in zip(shares, places, strict=True)]
+    is_one_source = all(share.source is first.source for share in shares)
     return Share(
-        _source_of(shares),
+        first.source if is_one_source else _Sources({key: share.source for share in shares for part in share.parts for key in part.keys}),
         known,
         {name: _spread([share.plain[name] for share in shares], places) for name in first.plain},
         {name: [number for pair in each for number in pair] for name, each in pairs.items()},
@@ -90,58 +108,16 @@ def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part 
     """The same part of several data sets; None where it is read otherwise there."""
     if any(_without_samples(part) != _without_samples(parts[0]) for part in parts):
         return None
-    masks = [part for part in parts if isinstance(part, MaskPart)]
-    if masks:
-        return _join_masks(masks, places)
-    controls = [part for part in parts if isinstance(part, ControlsPart)]
-    if controls:
-        return _join_controls(controls, places)
-    joined = replace(parts[0], keys=_spread([part.keys for part in parts], places))
-    noise = [part.noise for part in parts if isinstance(part, LatentsPart) and part.noise]  # of all of them, or of none
-    return replace(joined, noise=_spread(noise, places)) if isinstance(joined, LatentsPart) and noise else joined
+    own = {one.name for one in fields(parts[0])} & _OF_SAMPLES
+    joined = replace(parts[0], **{name: _spread([getattr(part, name) for part in parts], places) for name in own})
+    if not isinstance(joined, MaskPart):
+        return joined
+    shapes = {part.shape for part in parts if isinstance(part, MaskPart) and None in part.cells}
+    return None if len(shapes) > 1 or None in shapes else replace(joined, shape=next(iter(shapes), None))
 
 
-def _join_masks(parts: Sequence[MaskPart], places: Sequence[Sequence[int]]) -> MaskPart | None:
-    shapes = {None if part.shape is None else tuple(part.shape) for part in parts if len(part.keys) < part.count}
-    if len(shapes) > 1 or None in shapes:
-        return None
-    keys = {where[place]: key for part, where in zip(parts, places, strict=True) for place, key in zip(part.places, part.keys, strict=True)}
-    having = sorted(keys)
-    count, shape = sum(part.count for part in parts), next(iter(shapes), None)
-    return replace(parts[0], keys=[keys[place] for place in having], places=having, count=count, shape=shape)
-
-
-def _join_controls(parts: Sequence[ControlsPart], places: Sequence[Sequence[int]]) -> ControlsPart:
-    lists: list[list[list[Key]]] = []
-    for part in parts:
-        keys = iter(part.keys)
-        lists.append([list(islice(keys, count)) for count in part.counts])
-    joined = _spread(lists, places)
-    return replace(parts[0], keys=[key for keys in joined for key in keys], counts=[len(keys) for keys in joined])
-
-
-def _without_samples(part: Part) -> Part:
-    """What parts of different samples have in common."""
-    match part:
-        case LatentsPart():
-            return replace(part, keys=(), noise=())
-        case MaskPart():
-            return replace(part, keys=(), places=(), count=0, shape=None)
-        case ControlsPart():
-            return replace(part, keys=(), counts=())
-        case TextPart():
-            return replace(part, keys=())
-
-
-def _two_by_two(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def _source_of(shares: Sequence[Share]) -> Source:
-    """Who reads the entries of all of them."""
-    if all(share.source is shares[0].source for share in shares):
-        return shares[0].source
-    return _Sources({key: share.source for share in shares for part in share.parts for key in part.keys})
+def _without_samples(part: Part) -> list[Any]:
+    return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in {*_OF_SAMPLES, "shape"})]
 
 
 class _Sources:

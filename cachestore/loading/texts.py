@@ -14,7 +14,7 @@ def read_outputs(block: TextBlock, stored: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    parts = [_join(part, stored) if isinstance(part, Form) else _stored(part, stored) for part in form.parts]
+    parts = [_join(part, stored) if isinstance(part, Form) else stored_tensor(stored, part) for part in form.parts]
     if form.dim is None:
         return parts[0]
     joined = torch.cat(parts, dim=form.dim)
@@ -25,7 +25,8 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.pad(joined, (0, form.width - joined.shape[-1]))
 
 
-def _stored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The tensor of an entry that its recipe names. Raises FormatError where the entry holds none."""
     if name not in stored:
         raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {name}; run `cachestore verify`")
     return stored[name]
@@ -39,9 +40,8 @@ def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tens
     shape[padding.dim] = length
     batch = torch.empty((len(rows), *shape), dtype=rows[0].dtype)
     mask = torch.empty((len(rows), length), dtype=torch.int64)
-    for number, row in enumerate(rows):
-        real = batch[number].narrow(padding.dim, start_of(lengths[number], length, padding), lengths[number])
-        real.copy_(row)
+    for row, real, place in zip(rows, lengths, batch.unbind(), strict=True):
+        place.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
     fill_padding(batch, lengths, padding)
     return batch, fill_mask(mask, lengths, padding)
 
@@ -51,7 +51,12 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
         raise FormatError(f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`")
-    return -(-(padding.length or longest) // padding.multiple) * padding.multiple
+    return round_up(padding.length or longest, padding)
+
+
+def round_up(length: int, padding: Padding) -> int:
+    """The least length from this one on that a batch may have."""
+    return -(-length // padding.multiple) * padding.multiple
 
 
 def start_of(real: int, length: int, padding: Padding) -> int:

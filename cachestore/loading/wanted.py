@@ -1,7 +1,7 @@
 """Which columns of a catalog a data set hands out, and how each is read. Looks at whole columns, opens nothing, knows no sample."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import cells_each
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
-from cachestore.core.samples import IMAGE, MASK, VIDEO
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO
 from cachestore.loading.columns import joined
 from cachestore.loading.latents import LatentsAs
 from cachestore.storage.catalog import Catalog, KeyColumn
@@ -33,6 +33,8 @@ class LatentsColumn:
 
     column: KeyColumn
     block: LatentsBlock
+    form: LatentsAs
+    """That of control images is never drawn: pipelines show their mean to the denoiser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,11 @@ class MaskColumn:
 
 def text_columns(catalog: Catalog) -> list[TextColumn]:
     """The first caption column of each encoder."""
-    first = {column.encoder: column for column in reversed(catalog.columns) if column.role == CAPTION}
-    return [
-        TextColumn(column, parse_text(catalog.recipes[column.fingerprint]))
-        for column in catalog.columns
-        if first.get(column.encoder) is column
-    ]
+    firsts: dict[str, KeyColumn] = {}
+    for column in catalog.columns:
+        if column.role == CAPTION:
+            firsts.setdefault(column.encoder, column)
+    return [TextColumn(column, parse_text(catalog.recipes[column.fingerprint])) for column in firsts.values()]
 
 
 def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: frozenset[str] | None) -> frozenset[str]:
@@ -88,33 +89,34 @@ def check_views(catalog: Catalog) -> None:
     for column in catalog.columns:
         each = cells_each(column.options)
         if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
-            message = f"{column.encoder} does not have {each} views of each {column.role}"
-            message += "; run `cachestore precompute` again"
-            raise FormatError(message)
+            raise FormatError(f"{column.encoder} does not have {each} views of each {column.role}; run `cachestore precompute` again")
 
 
 def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:
-    """The column of images of a role, at the resolution that was chosen where there are several."""
     columns = (column for column in catalog.columns if column.role == role)
     return next((column for column in columns if resolution is None or column.options.get("resolution") == resolution), None)
 
 
-def latents_column(catalog: Catalog, role: str, resolution: int | None) -> LatentsColumn | None:
+def latents_column(catalog: Catalog, role: str, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
     """The column of a VAE's values of this role, at the resolution that was chosen; None without one."""
     column = _images_column(catalog, role, resolution)
-    return None if column is None else LatentsColumn(column, parse_latents(catalog.recipes[column.fingerprint]))
+    if column is None:
+        return None
+    block = parse_latents(catalog.recipes[column.fingerprint])
+    is_shown = role == CONTROL and form == "sample" and block.stored == "moments"
+    return LatentsColumn(column, block, "mean" if is_shown else form)
 
 
-def trained_column(catalog: Catalog, resolution: int | None) -> LatentsColumn | None:
+def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
     """The column of what is trained on: pictures, videos, or both as one."""
-    pictures, videos = latents_column(catalog, IMAGE, resolution), latents_column(catalog, VIDEO, resolution)
+    pictures, videos = (latents_column(catalog, role, resolution, form) for role in (IMAGE, VIDEO))
     if pictures is None or videos is None:
         return pictures or videos
     if not len(pictures.column.keys) or not len(videos.column.keys):
         return videos if len(videos.column.keys) else pictures
     if pictures.column.fingerprint != videos.column.fingerprint:
         raise FormatError("its pictures and videos were encoded by two VAEs; run `cachestore precompute` again")
-    return LatentsColumn(joined(pictures.column, videos.column), videos.block)
+    return replace(videos, column=joined(pictures.column, videos.column))
 
 
 def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
@@ -127,10 +129,10 @@ def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | 
     return np.where(has_cells, each[1], each[0])
 
 
-def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None, form: LatentsAs) -> MaskColumn | None:
-    """The column of masks; None without one, or without pictures, which are handed out in `form`, that they belong to."""
+def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None) -> MaskColumn | None:
+    """The column of masks; None without one, or without pictures that they belong to."""
     column = _images_column(catalog, MASK, resolution)
     if column is None or pictures is None:
         return None
-    patch = pictures.block.patchify if form in {"sample", "mean"} else 1
+    patch = pictures.block.patchify if pictures.form in {"sample", "mean"} else 1
     return MaskColumn(column, parse_mask(catalog.recipes[column.fingerprint]), patch)

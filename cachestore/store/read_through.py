@@ -1,7 +1,6 @@
-"""Read, and make what is missing: for a trainer that encodes as it goes. Knows a store and the caller's function, no plan and no claims.
+"""Read, and make what is missing: for a trainer that encodes as it goes. Work that is known beforehand is `fill`'s.
 
-Work that is known beforehand is `fill`'s: it is shared with other ranks. Here two processes that miss the same key at once both make it,
-which is harmless: a key has interchangeable values, of which readers take one.
+Two processes that miss the same key at once both make it, which is harmless: a key has interchangeable values, of which readers take one.
 """
 
 import os
@@ -80,7 +79,6 @@ class ReadThrough:
         return ReadThrough, (self._store, self._encode, self._on_miss)
 
     def __repr__(self) -> str:
-        """Which store it reads, and what it does about missing keys."""
         return f"ReadThrough({self._store!r}, on_miss={self._on_miss!r})"
 
     def __call__(self, wanted: Iterable[tuple[AnyKey, Any]], *, as_numpy: bool = False) -> list[dict[str, Any] | None]:
@@ -94,22 +92,23 @@ class ReadThrough:
         for key, item in as_pairs("wanted", wanted):
             keys.append(Key.parse(key))
             items.setdefault(keys[-1], item)
-        missing = self._missing(list(items))
+        asked = [key for key in items if key not in self._gathered]
+        # Where a missing key costs encoding, others' latest work is looked at before.
+        missing = self._store.missing(asked, look_again=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
-            self._refuse(missing, len(items))
+            raise MissingEntry(
+                f"{len(missing)} of {len(items)} keys are not in {self._store.layout.root}: {first_of(missing)}; make them with"
+                ' `cachestore.fill` before, or pass on_miss="encode" or on_miss="skip"'
+            )
         made = self._make([(key, items[key]) for key in missing]) if missing and self._on_miss == "encode" else {}
         absent = set(missing)
         here = {key: self._gathered[key] for key in items if key in self._gathered} | made
         stored = [key for key in items if key not in here and key not in absent]
         read = dict(zip(stored, self._store.get_raw(stored), strict=True))
-        self._publish_if_due()
+        if self._appender.is_due:
+            self.close()
         convert = to_numpy if as_numpy else to_torch
         return [convert(raw) if raw is not None else None for raw in _handed_out(keys, here, read)]
-
-    def _missing(self, keys: Sequence[Key]) -> list[Key]:
-        """Which keys are neither gathered here nor in the store; where that costs encoding, others' latest work is looked at before."""
-        asked = [key for key in keys if key not in self._gathered]
-        return self._store.missing(asked, look_again=self._on_miss != "skip")
 
     def _make(self, missing: list[tuple[Key, Any]]) -> dict[Key, dict[str, RawTensor]]:
         """Have the caller's function make these, and gather them. All are as they should be before the first is kept."""
@@ -136,17 +135,6 @@ class ReadThrough:
         if len(self._store.snapshot.uncovered) > UNCOVERED_LIMIT:
             self._store.commit()
 
-    def _publish_if_due(self) -> None:
-        if self._appender.is_due and self._pid == os.getpid():
-            self.close()
-
-    def _refuse(self, missing: Sequence[Key], count: int) -> None:
-        named = first_of(missing)
-        raise MissingEntry(
-            f"{len(missing)} of {count} keys are not in {self._store.layout.root}: {named}; make them with `cachestore.fill` before,"
-            ' or pass on_miss="encode" or on_miss="skip"'
-        )
-
     def close(self) -> None:
         """Publish what is gathered; does nothing where nothing is, or in a forked child, whose parent does it. May be used again after.
 
@@ -156,7 +144,6 @@ class ReadThrough:
             self._forget_published(self._appender.close_segment())
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -186,5 +173,4 @@ def _named(key: Key, tensors: object) -> Mapping[str, Any]:
 
 
 def _copied(raw: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """The same tensors in memory of their own, that can be written."""
     return {name: (dtype, shape, bytearray(buffer)) for name, (dtype, shape, buffer) in raw.items()}

@@ -1,7 +1,4 @@
-"""The read side with tensors out. Takes no lock, writes nothing, and survives fork, spawn and forkserver.
-
-Starts no thread, but where `fill` is asked for one, which ends before it returns.
-"""
+"""The read side with tensors out. Takes no lock, writes nothing, starts no thread that lives on, and survives fork and spawn."""
 
 import os
 import threading
@@ -117,10 +114,13 @@ class Reader:
     def refresh(self) -> None:
         """See what was published since this reader was opened."""
         with _looking:
-            before = self.snapshot
-            self._fetcher.close()
-            self._show(load_snapshot(self.layout, earlier=before))
-            before.close()
+            self._replace(lambda before: load_snapshot(self.layout, earlier=before))
+
+    def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
+        before = self.snapshot
+        self._fetcher.close()
+        self._show(newer(before))
+        before.close()
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
         """The tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
@@ -144,23 +144,22 @@ class Reader:
         # What failed is looked for entry by entry, as each may be elsewhere.
         found = self._find_all(keys)
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
-        entries: dict[int, dict[str, RawTensor]] = {n: self._read(keys[n], found[n], self._fetch) for n in order}
+        entries = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
-        """Which of these keys are not there, each once and in order; with `look_again` not in a newer snapshot either. Reads no entry.
+        """Which of these keys are not there, each once and in order. Reads no entry.
 
-        With `look_again` it raises ReadFailed where the store is not at its path any more.
+        `look_again` looks into a newer snapshot too, and raises ReadFailed where the store is not at its path any more.
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
         absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
-        if not look_again:
-            return absent
-        if not absent:
+        if look_again and absent:
+            self.refresh()
+            return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+        if look_again:
             check_for_reading(self.layout)
-            return absent
-        self.refresh()
-        return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+        return absent
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
@@ -172,12 +171,11 @@ class Reader:
         return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
-        """Read entries straight to where they belong, as they were found by `locate`, and check them as `get` does.
+        """Read entries, as `locate` found them, straight to where they belong, and check them as `get` does.
 
-        `targets` and `side_by_side` as for `Fetcher.fetch_into`.
-
-        False where one of them is gone, damaged or cannot be read: what was written is to be thrown away, and `get_raw`, which looks for
-        other copies and in a newer snapshot, gives the entries or the error. Raises CacheStoreError where this is closed.
+        `targets` and `side_by_side` are those of `Fetcher.fetch_into`. False where one of them is gone, damaged or cannot be read: what was
+        written is to be thrown away, and `get_raw`, which looks for other copies and in a newer snapshot, gives the entries or the error.
+        Raises CacheStoreError where this is closed.
         """
         _ = self.snapshot
         try:
@@ -211,12 +209,10 @@ class Reader:
 
     def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
         found = self._find(keys)
-        if all(found):
-            return found
-        self.refresh()
-        found = self._find(keys)
-        missing = [key for key, places in zip(keys, found, strict=True) if not places]
-        if missing:
+        if not all(found):
+            self.refresh()
+            found = self._find(keys)
+        if missing := [key for key, places in zip(keys, found, strict=True) if not places]:
             named = ", ".join(map(str, missing[:3]))
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
@@ -281,7 +277,6 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
         self.close()
 
 

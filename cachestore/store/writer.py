@@ -25,7 +25,6 @@ class Writer:
     """
 
     def __init__(self, store: "Store") -> None:
-        """Made by `Store.writer`."""
         self._store = store
         self._appender = Appender(store.layout)
 
@@ -41,7 +40,6 @@ class Writer:
         self._appender.put(Key.parse(key), copied, deepcopy(dict(value)))
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -68,12 +66,7 @@ class Store(Reader):
         super().__init__(path, verify=verify, io=io)
 
     def __repr__(self) -> str:
-        """Where it is and how it is open; asks nothing of the store."""
         return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A pickled store opens for reading elsewhere."""
-        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same store for reading in another process."""
@@ -87,10 +80,9 @@ class Store(Reader):
         return Writer(self)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Store one value of your own; when this returns it is durable, acknowledged and readable here.
+        """Store one value of your own, as `Writer.put` has it; when this returns it is durable, acknowledged and readable here.
 
-        `tensors` maps names to torch tensors or numpy arrays of any shape, `meta` is a small JSON value. Each call makes a segment: for
-        many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
+        Each call makes a segment: for many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
         """
         with self.writer() as writer:
             writer.put(key, tensors, meta)
@@ -98,10 +90,7 @@ class Store(Reader):
     def commit(self) -> None:
         """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
         self._check_writable()
-        before = self.snapshot
-        self._fetcher.close()
-        self._show(commit(self.layout, snapshot=before))
-        before.close()
+        self._replace(lambda before: commit(self.layout, snapshot=before))
 
     def _check_writable(self) -> None:
         if self.mode != "a" or self._pid != os.getpid():

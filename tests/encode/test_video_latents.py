@@ -210,7 +210,7 @@ def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_an
     import torch
 
     from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import normalise
+    from cachestore.loading.latents import read_latents
 
     model = built(name)
     encoder = encoder_of(model, digest, latents="mean")
@@ -224,7 +224,7 @@ def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_an
         torch.testing.assert_close(entry["mean"][None], mean, rtol=1e-4, atol=1e-4)
         width, height, count = one.facts["bucket"]
         assert entry["mean"].shape[1:] == ((count - 1) // 4 + 1, height // encoder.setup.factor, width // encoder.setup.factor)
-        batch = normalise(parse_latents(encoder.recipe), entry["mean"])[None]
+        batch = read_latents(parse_latents(encoder.recipe), "mean", entry)[None]
         shown = decoded_by(name, model.pipeline, batch, one.facts["bucket"])
         with torch.inference_mode():
             expected = model.pipeline.vae.decode(mean, return_dict=False)[0]

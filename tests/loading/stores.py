@@ -154,3 +154,16 @@ def control_of(row: Row, number: int) -> str:
 def control_cells(recipe: Recipe, row: Row) -> list[Cell]:
     keys = [None if row.control_fails else picture_key(recipe, control_of(row, number)) for number in range(len(row.controls))]
     return [Cell(key, facts={"bucket": bucket} if row.is_measured else {}) for key, bucket in zip(keys, row.controls, strict=True)]
+
+
+def agrees(data, places) -> None:
+    """A data set's features with what a batch of it holds: the same tensors, and no number but the batch's own."""
+    batch = data.read_batch(places)
+    lists = {name for name, value in batch.items() if isinstance(value, list) and isinstance(value[0], list)}
+    assert set(data.features) == {name for name, value in batch.items() if hasattr(value, "dtype")} | (lists & {"control_latents"})
+    for name, feature in data.features.items():
+        tensor = batch[name] if name not in lists else batch[name][0][0]
+        assert feature.dtype in {None, tensor.dtype}, name
+        if feature.shape is not None:
+            assert len(feature.shape) == tensor.ndim, name
+            assert all(told in {None, size} for told, size in zip(feature.shape, tensor.shape, strict=True)), name

@@ -41,6 +41,7 @@ def names(tmp_path, monkeypatch):
 
 def test_the_page_has_lines_for_each_of_these():
     assert list(lines()) == [
+        "What a batch holds",
         "Captions",
         "A part of what is stored",
         "Several data sets",
@@ -49,6 +50,11 @@ def test_the_page_has_lines_for_each_of_these():
         "Values of your own",
         "Making what is missing",
     ]
+
+
+def test_the_lines_on_what_a_batch_holds_print_a_feature(names, capsys):
+    exec(lines()["What a batch holds"], names)
+    assert capsys.readouterr().out == "Feature(? [?, 4, ?, ?])\n"
 
 
 def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):

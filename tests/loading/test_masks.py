@@ -8,7 +8,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import parse_mask
 from cachestore.encode.masks import mask_recipe
-from cachestore.loading.masks import mask_shape, read_mask, read_masks_into
+from cachestore.loading.latents import mask_shape, read_mask, read_masks_into
 
 pytestmark = pytest.mark.torch
 

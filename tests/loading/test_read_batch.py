@@ -20,7 +20,7 @@ from cachestore.encode import families
 from cachestore.encode.masks import mask_recipe
 from cachestore.files import opening
 from cachestore.files.paths import Layout
-from cachestore.loading import dataset
+from cachestore.loading import share
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
 from cachestore.storage import fetch
@@ -109,10 +109,7 @@ def test_folded_latents_of_a_whole_batch_have_the_bits_of_one_after_the_other(wa
     block = LatentsBlock("moments", 2, 0.5, None, tuple(range(4 * CHANNELS)), (3.0,) * (4 * CHANNELS))
     stored = torch.randn(3, *shape).to(getattr(torch, dtype))
     seeds = [noise_seed(0, 1, str(n)) for n in range(3)]
-    rows = [
-        read_latents(block, wanted, {"moments": row.clone()}, torch.Generator().manual_seed(seed))
-        for row, seed in zip(stored, seeds, strict=True)
-    ]
+    rows = [read_latents(block, wanted, {"moments": row.clone()}, seed) for row, seed in zip(stored, seeds, strict=True)]
     out = torch.empty(batch_shape(block, wanted, stored.shape), dtype=stored.dtype)
     read_latents_into(block, wanted, stored, seeds, out)
     assert torch.equal(out, torch.stack(rows))
@@ -251,7 +248,7 @@ def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, mon
     straight = data.read_batch(ALIKE, into=buffers)
     addresses = {name: value.data_ptr() for name, value in straight.items() if hasattr(value, "data_ptr")}
     expected = data.collate(data.__getitems__(ALIKE))
-    monkeypatch.setattr(dataset, "read_share", lambda *_arguments: None)
+    monkeypatch.setattr(share, "read_share", lambda *_arguments: None)
     other = data.read_batch(ALIKE, into=buffers)
     assert_same(other, expected)
     assert {name: other[name].data_ptr() for name in addresses} == addresses
@@ -321,7 +318,7 @@ def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
 
 def damage_entry(data, row):
     """Change a byte of this sample's picture on disk."""
-    key = data._selection.row_keys(row)[-1]
+    key = data._selection.row_keys(data._selection.ask([row]))[0][-1]
     place = data._reader.locate([key]).place(0)
     file = data._reader.layout.segment(place.segment.digest)
     file.chmod(0o644)

@@ -16,7 +16,7 @@ def selection(tmp_path):
 
 
 def test_the_keys_of_a_row_are_in_the_store_one_for_each_column_handed_out(selection):
-    keys = selection.row_keys(1)
+    keys = selection.row_keys(selection.ask([1]))[0]
     assert len(keys) == len(selection.texts) + (selection.latents is not None)
     with cs.open(selection.options.layout.root) as store:
         assert all(key in store for key in keys)

@@ -95,7 +95,7 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     made = reconcile.Reconciler._publish
 
     def publish(self: Any, *given: Any) -> Any:
-        said.update(listing=self.listing, rows=list(self.plan.ids))
+        said.update(listing=self.job.listing, rows=list(self.job.plan.ids))
         return made(self, *given)
 
     reconcile.Reconciler._publish = publish  # pyright: ignore[reportAttributeAccessIssue]

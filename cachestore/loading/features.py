@@ -1,0 +1,87 @@
+"""What a batch will hold, by the recipes alone: dtypes and shapes by name. Reads no entry; what a recipe does not tell is None."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cachestore.core.dtypes import TORCH_NAMES
+from cachestore.core.keys import Recipe
+from cachestore.core.read_block import TextBlock
+from cachestore.core.samples import MASK
+from cachestore.loading.columns import FPS, NUM_FRAMES, SIZES
+from cachestore.loading.latents import batch_shape
+from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, Selection
+from cachestore.loading.texts import round_up
+from cachestore.loading.wanted import LatentsColumn
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Feature:
+    """What a batch holds under a name: `Feature(bfloat16 [?, 512, ?])`."""
+
+    dtype: torch.dtype | None
+    """None where the recipe does not tell it."""
+    shape: Shape | None
+    """None for an axis that the recipe leaves free (samples, a picture's sides, a caption's length) or does not tell, and in place of all
+    where it does not tell how many there are."""
+
+    def __repr__(self) -> str:
+        """One line, with `?` for what is None, and `...` for axes of which nothing is told."""
+        dtype = "?" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        axes = ["..."] if self.shape is None else ["?" if size is None else str(size) for size in self.shape]
+        return f"Feature({dtype} [{', '.join(axes)}])"
+
+
+def features_of(selection: Selection) -> dict[str, Feature]:
+    """What a batch of these samples may hold under each name, but for lists of plain values."""
+    recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
+    found: dict[str, Feature] = {}
+    if latents is not None:
+        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents)
+    if selection.masks is not None:
+        found[MASK] = Feature(torch.float32, (None, 1, None, None))
+    if controls is not None:
+        one = _latents(recipes[controls.column.fingerprint], controls)
+        found[CONTROL_LATENTS] = one if selection.has_one_control else Feature(one.dtype, None)
+    for text in selection.texts:
+        found |= _texts(recipes[text.column.fingerprint], text.block)
+    facts = frozenset[str]() if latents is None else latents.column.facts.keys()
+    found |= {name: Feature(torch.int64, (None, 2)) for name, fact in SIZES.items() if fact in facts}
+    return found | ({NUM_FRAMES: Feature(torch.int64, (None,)), FPS: Feature(torch.float32, (None,))} if "fps" in facts else {})
+
+
+def _dtype(recipe: Recipe) -> torch.dtype | None:
+    """Of all numbers with a fraction that a model made; who imported them does not say it."""
+    name = recipe.make.get("dtype")
+    return getattr(torch, name) if name in TORCH_NAMES else None
+
+
+def _latents(recipe: Recipe, latents: LatentsColumn) -> Feature:
+    channels, frames = recipe.read.get("channels"), recipe.read.get("temporal_factor")
+    if not isinstance(channels, int) or not isinstance(frames, int):
+        return Feature(_dtype(recipe), None)
+    patch = latents.block.patchify
+    stored = (1, channels * (2 if latents.block.stored == "moments" else 1), patch, patch)
+    frames_axis: Shape = (None,) if frames > 1 else ()
+    return Feature(_dtype(recipe), (None, batch_shape(latents.block, latents.form, stored)[1], *frames_axis, None, None))
+
+
+def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
+    """Outputs, masks and constants. Embeddings are in the model's dtype; a mask that a pipeline returned is in whichever it had there."""
+    found: dict[str, Feature] = {}
+    for name, form in block.outputs.items():
+        dtype, padding = _dtype(recipe) if "embed" in name else None, block.padding.get(name)
+        found[name] = Feature(dtype, None)
+        if padding is not None:
+            length = round_up(padding.length, padding) if padding.length else None
+            found |= {padding.mask: Feature(torch.int64, (None, length))} if padding.mask is not None else {}
+            if padding.dim == -2:  # of rows, which a join may widen
+                found[name] = Feature(dtype, (None, length, form.width))
+    for name, constant in block.constants.items():
+        like = found[constant.like]
+        letters = {"S": None if like.shape is None else like.shape[-2], "B": None}
+        shape = tuple(size if isinstance(size, int) else letters[size] for size in constant.shape)
+        found[name] = Feature(torch.int64 if constant.kind == "positions" else like.dtype, shape)
+    return found
