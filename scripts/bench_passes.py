@@ -74,13 +74,15 @@ def fill(manifest: Path, store: Path) -> None:
     def prepare(_encoder: TextEncoder, resolved: Any) -> Prepared:
         return Prepared(resolved.item, "captions", {"tokens": resolved.item.count(" ") + 3})
 
-    def encode(_encoder: TextEncoder, batch: Any) -> Any:
-        return {key: {"value": np.frombuffer(key, np.uint8)} for key, _caption in batch}
+    def submit(_encoder: TextEncoder, batch: Any) -> Any:
+        return lambda: {key: {"value": np.frombuffer(key, np.uint8)} for key, _caption in batch}
 
-    instead: dict[str, Any] = {"prepare": prepare, "encode": encode, "batch_limit": lambda *_: 512, "entry_bytes": lambda *_: 16}
+    instead: dict[str, Any] = {"prepare": prepare, "submit": submit, "batch_limit": lambda *_: 512, "entry_bytes": lambda *_: 16}
     for name, function in instead.items():
         setattr(TextEncoder, name, function)
-    precompute(manifest, model=model_folder(), store=store, encode=("text",), inline=True, workers=0)
+    report = precompute(manifest, model=model_folder(), store=store, encode=("text",), inline=True, workers=0)
+    if report.encoded != report.wanted:
+        sys.exit(f"the first pass did not encode everything: {report}, {report.failures[:1]}")
 
 
 def take_part(manifest: str, store: str, rank: str, world: str) -> None:
