@@ -96,6 +96,7 @@ class Incomplete(CacheStoreError):
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("torch", "diffusers", "transformers", "accelerate", "PIL", "ftfy", "bs4"), "encode"),
     "av": "video",
+    "ray": "ray",
 }
 """The extra that brings a package, by the package's name in an import."""
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, cast, get_args
@@ -325,11 +325,15 @@ class PrecomputeRequest:
         known = {one.name: one for one in fields(cls)}
         return cls(**{name: read_value(known[name], value, f"{where}{name}") for name, value in body.items() if name in known})
 
+    def absolute(self) -> "PrecomputeRequest":
+        """The same request for a process that runs in another folder: the paths of files and folders that exist are absolute."""
+        places = {name: str(Path(place).absolute()) for name in _PATHS if (place := getattr(self, name)) and Path(place).exists()}
+        sources = tuple(replace(source, data=_as_hint(source.data)) for source in self.sources)
+        return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **places)
+
     def hints(self) -> dict[str, Json]:
         """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
-        places = {name: str(Path(place).absolute()) for name in _PATHS if (place := getattr(self, name)) and Path(place).exists()}
-        body = self.as_json() | places | {"data": _as_hint(self.data)}
-        body["sources"] = [source.as_json() | {"data": _as_hint(source.data)} for source in labelled(self.sources)]
+        body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
         is_kept = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
         return {name: value for name, value in body.items() if is_kept[name]}
 
@@ -351,8 +355,8 @@ class PrecomputeRequest:
         return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
 
 
-class Options(TypedDict, total=False):
-    """The options of `cs.precompute` and `cs.plan` that have defaults there: the fields of PrecomputeRequest with their types."""
+class SharedOptions(TypedDict, total=False):
+    """The options of `cs.precompute` that have defaults there and hold for all ranks: fields of PrecomputeRequest with their types."""
 
     name: str
     captions: Literal["first", "all"] | CaptionPolicy
@@ -376,14 +380,19 @@ class Options(TypedDict, total=False):
     text_dtype: str
     vae_dtype: str
     latents: Latents
-    procs: int | None
     device: str
     batch_size: int | Literal["auto"]
     compile: bool
+    strict: bool
+
+
+class Options(SharedOptions, total=False):
+    """All options of `cs.precompute` and `cs.plan` that have defaults there."""
+
+    procs: int | None
     workers: int | None
     rank: int | None
     world_size: int | None
-    strict: bool
 
 
 def in_command(name: str) -> str:

@@ -115,7 +115,7 @@ def precompute(
     """
     check_calls(on_progress, cancel)
     asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
-    request, held, loaded = _read_arguments("precompute", data, model, store, asked)
+    request, held, loaded = read_arguments("precompute", data, model, store, asked)
     find_placement(request.rank, request.world_size)  # refused now, before a store is made
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
@@ -155,13 +155,13 @@ def plan(
         BadInput, BadUsage, RecipeMismatch, MissingExtra: as `precompute`.
     """
     asked = {"encode": encode, "encode_arg": encode_args, **options}
-    request, held, loaded = _read_arguments("plan", data, model, store, asked)
+    request, held, loaded = read_arguments("plan", data, model, store, asked)
     with _as_it_was(os.environ):
         brought = gather_all(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
         return look_ahead(request, loaded, brought)
 
 
-def _read_arguments(
+def read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
     known = {one.name for one in fields(PrecomputeRequest)}

@@ -20,6 +20,11 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
 
     Raises BadInput for no samples, and for samples that do not fit into one batch.
     """
+    if isinstance(samples, Mapping):
+        raise BadInput(
+            "collate takes a list of samples, and got one sample: a loader of make_loader that another library built anew does this. Give that"
+            " library the loader as it is: prepare_data_loader(loader, add_dist_sampler=False), or use_distributed_sampler=False"
+        )
     if not samples:
         raise BadInput("there is no batch of no samples; the list that came to collate is empty")
     padding = {name: value for block in blocks for name, value in block.padding.items()}

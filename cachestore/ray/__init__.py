@@ -1,0 +1,149 @@
+"""cachestore on a Ray cluster: each rank is an actor. Needs the extra [ray], and a folder for the store that all nodes mount at one path.
+
+import cachestore.ray
+
+report = cachestore.ray.precompute("/mnt/photos", model="/mnt/sdxl", store="/mnt/cache", workers=8, num_gpus=1)
+"""
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal, Unpack
+
+from cachestore.core.arguments import as_whole, check_calls, check_function
+from cachestore.core.errors import BadInput, naming_extras
+from cachestore.core.keys import Json, Key
+from cachestore.files.paths import Layout
+from cachestore.jobs.fill import fill as fill_here
+from cachestore.jobs.options import PrecomputeRequest, SharedOptions, allowed_failures
+from cachestore.jobs.pass_loop import OnProgress, Report, held_to
+from cachestore.jobs.precompute import precompute_here, read_arguments
+from cachestore.jobs.task import Cancel
+from cachestore.store.reader import AnyKey
+from cachestore.store.writer import Store
+from cachestore.work.progress import Observer
+
+with naming_extras():
+    from cachestore.ray.ranks import run_ranks
+
+__all__ = ["fill", "precompute"]
+
+MakeJob = Callable[[], tuple[Store, Iterable[tuple[AnyKey, Any]], Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]]]
+"""Returns what `cs.fill` takes first: a store open with mode="a", the wanted (key, item) pairs, and the function that encodes."""
+
+
+def precompute(
+    data: object,
+    *,
+    model: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    workers: int = 8,
+    num_gpus: float = 1,
+    num_cpus: float = 4,
+    encode: Iterable[str] = ("text", "latents"),
+    encode_args: Mapping[str, Json] | None = None,
+    max_failures: int | str = 0,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[SharedOptions],
+) -> Report:
+    """Encode a data set on the actors of a Ray cluster; what is in the store already is not made again.
+
+    Call it in the driver after `ray.init()`. Ranks share the work by claims in the store, so Ray need not schedule anything. A rank whose
+    node dies is started again where there is room; meanwhile the others do its work.
+
+    Args:
+        data: as in `cs.precompute`, but paths only: a folder, manifest, tars or prompts that every node can read.
+        model: a folder that every node can read, or a hub id.
+        store: a folder that every node can write.
+        workers: the number of ranks, each an actor.
+        num_gpus: GPUs for each rank; 0 encodes on CPUs.
+        num_cpus: processors for each rank. Pictures are read and decoded by `num_cpus - 1` threads.
+        encode: as in `cs.precompute`.
+        encode_args: as in `cs.precompute`.
+        max_failures: as in `cs.precompute`.
+        on_progress: called in this thread, about once a second and at the end, with units published so far over all ranks:
+            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
+        **options: the other options of `cs.precompute`, but for procs, workers, rank and world_size.
+
+    Returns:
+        The report of the pass. It comes as soon as one rank has it; the others are then ended.
+
+    Raises:
+        The errors of `cs.precompute`. Incomplete: the ranks died, could not be placed, or stopped moving; the same call goes on from there.
+        KeyboardInterrupt: after Ctrl-C, when the ranks have published what they had encoded.
+    """
+    own = sorted({"procs", "rank", "world_size"} & set(options))
+    if own:
+        raise BadInput(f"{own[0]} is what Ray decides: pass workers= for the number of ranks")
+    check_calls(on_progress, None)
+    workers = as_whole("workers", workers, least=1)
+    asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
+    request, held, loaded = read_arguments("cachestore.ray.precompute", data, model, store, asked)
+    if held or loaded is not None:
+        what = "data" if held else "a model"
+        raise BadInput(f"{what} in this process's memory cannot be read by other nodes: write it to a shared folder, and pass the path")
+    body = request.absolute().as_json() | {"world_size": workers, "workers": max(1, int(num_cpus) - 1)}
+    works = [partial(_precompute, {**body, "rank": rank}) for rank in range(workers)]
+    report = run_ranks(works, num_gpus=num_gpus, num_cpus=num_cpus, on_progress=on_progress)
+    return held_to(report, allowed_failures(request.max_failures, report.wanted), strict=request.strict)
+
+
+def fill(
+    make_job: MakeJob,
+    *,
+    workers: int = 8,
+    num_gpus: float = 1,
+    num_cpus: float = 4,
+    batch_size: int | Literal["auto"] = "auto",
+    group_by: Callable[[Any], Hashable] | None = None,
+    strict: bool = False,
+    max_failures: int | str = 0,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Make values of your own on the actors of a Ray cluster; what is in the store already is not made again.
+
+        def make_job():
+            encoder = load_my_encoder()
+            return cs.open("/mnt/cache", mode="a"), pairs(), encoder
+
+        report = cachestore.ray.fill(make_job, workers=8, batch_size=32)
+
+    Args:
+        make_job: called once in each actor, so that models are loaded there. It returns `(store, wanted, encode)`, as `cs.fill` takes
+            them: the same keys on every rank. Paths in it must be absolute, as Ray runs actors in folders of its own.
+        workers: the number of ranks, each an actor.
+        num_gpus: GPUs for each rank.
+        num_cpus: processors for each rank.
+        batch_size: as in `cs.fill`.
+        group_by: as in `cs.fill`.
+        strict: as in `cs.fill`.
+        max_failures: as in `cs.fill`.
+        on_progress: as in `precompute`.
+
+    Returns:
+        The report of the pass.
+
+    Raises:
+        The errors of `cs.fill` and Incomplete, as `precompute`; what `make_job` raises, as Ray reports it.
+    """
+    check_function("make_job", make_job)
+    check_calls(on_progress, None)
+    workers = as_whole("workers", workers, least=1)
+    options = {"batch_size": batch_size, "group_by": group_by, "strict": strict, "max_failures": max_failures}
+    works = [partial(_fill, make_job, {**options, "rank": rank, "world_size": workers}) for rank in range(workers)]
+    return run_ranks(works, num_gpus=num_gpus, num_cpus=num_cpus, on_progress=on_progress)
+
+
+def _precompute(request: Mapping[str, Any], cancel: Cancel, on_progress: OnProgress) -> Report:
+    asked = PrecomputeRequest.from_json(request)
+    observer = Observer(Layout.at(asked.store))
+    report = precompute_here(asked, cancel=cancel, on_progress=observer.following(on_progress))
+    if (ended := observer.newest(report.plan)) is not None:
+        on_progress(ended.counts())
+    return report
+
+
+def _fill(make_job: MakeJob, options: Mapping[str, Any], cancel: Cancel, on_progress: OnProgress) -> Report:
+    store, wanted, encode = make_job()
+    with store:
+        return fill_here(store, wanted, encode, cancel=cancel, on_progress=on_progress, **options)

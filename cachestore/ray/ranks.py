@@ -1,0 +1,195 @@
+"""Ranks as Ray actors: start them, watch them, start again those that die, and end them."""
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final
+
+from cachestore.core.errors import CacheStoreError, Incomplete
+from cachestore.core.keys import Json
+from cachestore.jobs.pass_loop import OnProgress, Report
+from cachestore.jobs.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
+from cachestore.jobs.task import Cancel
+
+ray: Any = import_module("ray")
+"""The package of the extra [ray], which has no complete types."""
+
+Work = Callable[[Cancel, OnProgress], Report]
+"""One rank's part of the job."""
+
+RESTARTS: Final = 2
+"""So often a rank that died is started again while nothing is encoded between: a model may kill whoever loads it."""
+
+PLACE_SECONDS: Final = 1800.0
+"""How long Ray may take until the first rank runs: an autoscaler may have to start machines."""
+
+PLACE_WARN_SECONDS: Final = 60.0
+
+LOOK_SECONDS: Final = 1.0
+
+_log = logging.getLogger("cachestore")
+
+
+class Rank:
+    """The actor. Two of its methods run at a time, so that it can be asked while it works."""
+
+    def __init__(self, launch: str) -> None:
+        os.environ["CACHESTORE_LAUNCH"] = launch
+        self._cancel = threading.Event()
+        self._counts: Mapping[str, Json] = {}
+
+    def run(self, work: Work) -> tuple[dict[str, Any], Mapping[str, Json]]:
+        """Do the work. Returns the report as JSON, or an error as a worker process prints it; and the last counts."""
+        try:
+            report = work(self._cancel, self._see).as_json()
+        except CacheStoreError as error:
+            report = {"error": str(error), "kind": type(error).__name__}
+        return report, self._counts
+
+    def _see(self, counts: Mapping[str, Json]) -> None:
+        self._counts = counts
+
+    def counts(self) -> Mapping[str, Json]:
+        """How far the pass is over all ranks, as this one last saw it; empty before it began."""
+        return self._counts
+
+    def stop(self) -> None:
+        """End after the present batch."""
+        self._cancel.set()
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """The actors of one call, as the driver sees them."""
+
+    works: Sequence[Work]
+    start: Callable[[], Any]
+    """Starts an actor and returns its handle."""
+    asked_for: str
+    """What ranks ask of the cluster and what it has, in words."""
+    actors: dict[int, Any] = field(default_factory=dict[int, Any])
+    running: dict[Any, int] = field(default_factory=dict[Any, int])
+    """The rank behind each pending `run`."""
+    asked: dict[Any, int] = field(default_factory=dict[Any, int])
+    """The rank behind each pending `counts`."""
+    ended: list[Child] = field(default_factory=list[Child])
+    newest: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    deaths: int = 0
+    """In a row, without anything being encoded between."""
+    is_placed: bool = False
+    """Whether a rank has answered."""
+    warn_after: float = PLACE_WARN_SECONDS
+    moved_at: float = field(default_factory=time.monotonic)
+
+    def begin(self, rank: int) -> None:
+        """Start a rank, or start it again."""
+        actor = self.actors[rank] = self.start()
+        self.running[actor.run.remote(self.works[rank])] = rank
+
+    def look(self) -> bool:
+        """Wait up to a second for ranks to end, and ask the others how far they are. Returns whether the counts have changed."""
+        done, _ = ray.wait(list(self.running), timeout=LOOK_SECONDS)
+        for ref in done:
+            self._note_end(self.running.pop(ref), ref)
+        for rank in {*self.running.values()} - {*self.asked.values()}:
+            self.asked[self.actors[rank].counts.remote()] = rank
+        answered, _ = ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0) if self.asked else ([], [])
+        before = self.newest
+        for ref in answered:
+            del self.asked[ref]
+            self._note_counts(ref)
+        return self.newest != before
+
+    def _note_counts(self, ref: Any) -> None:
+        try:
+            counts: Mapping[str, Json] = ray.get(ref)
+        except ray.exceptions.RayError:
+            return  # it died, which `run` tells
+        if not self.is_placed or _made(counts) > _made(self.newest):
+            self.is_placed, self.moved_at, self.deaths = True, time.monotonic(), 0
+            self.newest = counts
+
+    def _note_end(self, rank: int, ref: Any) -> None:
+        try:
+            report, counts = ray.get(ref)
+        except ray.exceptions.RayTaskError:  # raised by the caller's own functions
+            raise
+        except ray.exceptions.RayError as error:
+            self.deaths += 1
+            how = f"died: {' '.join(str(error).split())[:500]}"
+            if self.deaths <= RESTARTS:
+                _log.warning("rank %d %s; it is started again, and the others do its work meanwhile", rank, how)
+                self.begin(rank)
+            else:
+                self.ended.append(Child(0, -9, None, "", rank, how))
+            return
+        self.ended.append(Child(0, 0, report, "", rank, ""))
+        self.newest = counts or self.newest
+
+    def check_bounds(self) -> None:
+        """Raise Incomplete if no rank has begun, or nothing has been encoded, for too long."""
+        still = time.monotonic() - self.moved_at
+        if not self.is_placed and still > self.warn_after:
+            self.warn_after = float("inf")
+            _log.warning("no rank runs yet. %s", self.asked_for)
+        if not self.is_placed and still > PLACE_SECONDS:
+            raise Incomplete(f"Ray placed no rank within {still:.0f} s. {self.asked_for}")
+        if self.is_placed and still > UNSEEN_SECONDS:
+            raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it goes on where it stopped")
+
+    def stop(self) -> None:
+        """Ask the ranks to publish what they have encoded, and give them time to."""
+        for rank in self.running.values():
+            self.actors[rank].stop.remote()
+        if self.running and self.is_placed:
+            ray.wait(list(self.running), num_returns=len(self.running), timeout=STOP_SECONDS)
+
+    def end(self) -> None:
+        """End all actors."""
+        for actor in self.actors.values():
+            ray.kill(actor)
+
+
+def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_progress: OnProgress | None) -> Report:
+    """Let one actor do each of these parts, until one of them has the report; then end the others.
+
+    Raises what the ranks ended with if none has it; BadInput where no cluster is connected.
+    """
+    if not ray.is_initialized():
+        ray.init()
+    launch = f"ray:{ray.get_runtime_context().get_job_id()}:{secrets.token_hex(4)}"
+    actor = ray.remote(max_concurrency=2, num_gpus=num_gpus, num_cpus=num_cpus)(Rank)
+    asked_for = f"Each of {len(works)} ranks asks for num_gpus={num_gpus} and num_cpus={num_cpus}; the cluster has {_resources()}"
+    ranks = _Ranks(works, lambda: actor.remote(launch), asked_for)
+    try:
+        for rank in range(len(works)):
+            ranks.begin(rank)
+        while ranks.running and not any(child.is_well for child in ranks.ended):
+            if ranks.look() and on_progress is not None:
+                on_progress(ranks.newest)
+            ranks.check_bounds()
+    except BaseException as error:
+        ranks.stop()
+        if isinstance(error, KeyboardInterrupt):
+            _log.warning("stopped; what is encoded is published, and the same call goes on from there")
+        raise
+    finally:
+        ranks.end()
+    if on_progress is not None and ranks.newest:
+        on_progress(ranks.newest)
+    return Report.from_json(joined_report(ranks.ended))
+
+
+def _made(counts: Mapping[str, Any]) -> int:
+    """Units that are there or have failed."""
+    return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
+
+
+def _resources() -> str:
+    found: Mapping[str, float] = ray.cluster_resources()
+    return ", ".join(f"{name}={found.get(name, 0):g}" for name in ("GPU", "CPU"))
