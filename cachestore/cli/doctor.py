@@ -3,6 +3,7 @@
 import argparse
 
 from cachestore.cli import add_store, tell
+from cachestore.core.errors import BadUsage
 
 HELP = "probe this machine, and a store's file system, and say what to do"
 
@@ -10,6 +11,9 @@ HELP = "probe this machine, and a store's file system, and say what to do"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser, is_optional=True)
+    parser.add_argument(
+        "--peer", action="store_true", help="meet another machine that runs this on the same store: what each sees, how late"
+    )
     parser.add_argument("--torch", action="store_true", help="also ask torch for its devices, in a process of its own")
 
 
@@ -17,7 +21,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 if something stands in the way."""
     from cachestore.maintain.doctor import PROBLEM, examine
 
+    if arguments.peer and arguments.store is None:
+        raise BadUsage("--peer needs the store that both machines share: cachestore doctor STORE --peer")
     checks = examine(arguments.store, ask_torch=arguments.torch)
+    if arguments.peer:
+        from cachestore.files.paths import Layout
+        from cachestore.maintain.peer import meet
+        from cachestore.storage.snapshot import open_layout
+
+        checks += meet(open_layout(Layout.at(arguments.store)))
     is_ok = all(check.state != PROBLEM for check in checks)
     lines: list[str] = []
     for check in checks:

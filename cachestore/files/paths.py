@@ -308,9 +308,9 @@ class Layout:
         """The path of a lock that saves work."""
         return self.root / "locks" / f"{word}.lock"
 
-    def new_temporary(self) -> Path:
-        """A path in `tmp/` that nobody uses."""
-        return self.temporary / _TEMPORARY.make(secrets.token_hex(16))
+    def new_temporary(self, digest: str = "") -> Path:
+        """A path in `tmp/` that nobody uses, or the one with these 32 hexadecimal digits."""
+        return self.temporary / _TEMPORARY.make(digest or secrets.token_hex(16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
     """
     if isinstance(samples, Mapping):
         raise BadInput(
-            "collate takes a list of samples, and got one sample: a loader of make_loader that another library built anew does this. Give that"
-            " library the loader as it is: prepare_data_loader(loader, add_dist_sampler=False), or use_distributed_sampler=False"
+            "collate got one sample in place of a list: a library has built the loader of make_loader anew, with a sampler of its own. Turn"
+            " that off: prepare_data_loader(loader, add_dist_sampler=False), setup_dataloaders(loader, use_distributed_sampler=False)"
         )
     if not samples:
         raise BadInput("there is no batch of no samples; the list that came to collate is empty")

@@ -98,9 +98,8 @@ class _Ranks:
             self._note_end(self.running.pop(ref), ref)
         for rank in {*self.running.values()} - {*self.asked.values()}:
             self.asked[self.actors[rank].counts.remote()] = rank
-        answered, _ = ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0) if self.asked else ([], [])
         before = self.newest
-        for ref in answered:
+        for ref in _answered(self.asked):
             del self.asked[ref]
             self._note_counts(ref)
         return self.newest != before
@@ -183,6 +182,11 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_pro
     if on_progress is not None and ranks.newest:
         on_progress(ranks.newest)
     return Report.from_json(joined_report(ranks.ended))
+
+
+def _answered(asked: Mapping[Any, int]) -> list[Any]:
+    """Those that have an answer by now."""
+    return ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
 
 
 def _made(counts: Mapping[str, Any]) -> int:
