@@ -1,4 +1,4 @@
-"""What a trainer brings: samples, with their images and captions. Values only; `sources` makes them from folders and files."""
+"""What a trainer brings: samples, with their images and captions. Values only; the room `source` makes them from folders and files."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`report`: what is in a store and in one of its data sets, as one page. Gathers numbers and pictures; `page` turns them into HTML.
+"""`report`: what is in a store and in one of its data sets, as one page. Gathers numbers and pictures; `document` turns them into HTML.
 
 Reads, and changes nothing in the store. Needs neither torch nor the models; Pillow only for the colours of thumbnails.
 """
