@@ -59,7 +59,7 @@ def as_here(text, folder, instead):
     text = re.sub(r"^#SBATCH --(gpus|cpus).*\n", "", text, flags=re.MULTILINE)
     small = "--resolution 64 --device cpu --batch-size 1"
     text = text.replace("--store /mnt/cache", f"--store /mnt/cache {small}").replace("/mnt/", f"{folder}/")
-    text = re.sub(r"(?<=\s)cachestore precompute|^cachestore precompute", f"{sys.executable} -m cachestore precompute", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<!-m )\bcachestore precompute", f"{sys.executable} -m cachestore precompute", text)
     for old, new in instead.items():
         text = text.replace(old, new)
     return text
@@ -73,9 +73,8 @@ def submit(folder, script):
     """Submit a script; returns the job's number."""
     path = folder / "job.sh"
     path.write_text(script)
-    ended = subprocess.run(
-        ["sbatch", "--parsable", f"--output={folder}/%A_%a.log", path], capture_output=True, text=True, check=True, env=environment(), cwd=folder
-    )
+    command = ["sbatch", "--parsable", f"--output={folder}/%A_%a.log", path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), cwd=folder)
     return ended.stdout.strip()
 
 
