@@ -164,7 +164,7 @@ def plan(
 def read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
-    """Read the arguments of `precompute` or `plan`: the request, its sources in memory by number, and a model in memory. Raises BadInput."""
+    """The arguments of `precompute` or `plan`: the request, its sources in memory by number, and a model in memory. Raises BadInput."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
