@@ -16,9 +16,9 @@ from cachestore.core.keys import Json, Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.fill import fill as fill_here
 from cachestore.jobs.options import PrecomputeRequest, SharedOptions, allowed_failures
-from cachestore.jobs.pass_loop import OnProgress, Report, held_to
+from cachestore.jobs.pass_loop import Report, held_to
 from cachestore.jobs.precompute import precompute_here, read_arguments
-from cachestore.jobs.task import Cancel
+from cachestore.jobs.task import Cancel, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.progress import Observer

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from cachestore.core.errors import CacheStoreError, Incomplete
 from cachestore.core.keys import Json
-from cachestore.jobs.pass_loop import OnProgress, Report
+from cachestore.jobs.pass_loop import Report
 from cachestore.jobs.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
-from cachestore.jobs.task import Cancel
+from cachestore.jobs.task import Cancel, OnProgress
 
 ray: Any = import_module("ray")
 """The package of the extra [ray], which has no complete types."""
