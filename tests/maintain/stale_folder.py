@@ -1,6 +1,7 @@
 """Mounts a folder as a badly cached network file system shows it: a name that was looked up leads to the same file for some seconds,
 whatever others put in its place, and locks reach nobody on another mount. `python stale_folder.py FOLDER MOUNT SECONDS`; needs mfusepy."""
 
+# pyright: reportIncompatibleMethodOverride=false
 import os
 import sys
 import time
