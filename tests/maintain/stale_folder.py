@@ -5,6 +5,7 @@ whatever others put in its place, and locks reach nobody on another mount. `pyth
 import os
 import sys
 import time
+from typing import Any
 
 import mfusepy
 
@@ -84,7 +85,7 @@ class StaleFolder(mfusepy.Operations):
         os.chmod(self.at(path), mode)
 
     def utimens(self, path, times=None):
-        os.utime(self.at(path), ns=times)
+        os.utime(self.at(path), ns=times or (time.time_ns(),) * 2)
 
     def truncate(self, path, length, _fh=None):
         os.truncate(self.at(path), length)
@@ -96,5 +97,5 @@ class StaleFolder(mfusepy.Operations):
 
 if __name__ == "__main__":
     folder, mount, seconds = sys.argv[1:]
-    quick = {"attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0}  # what is remembered is remembered above
+    quick: Any = {"attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0}  # what is remembered is remembered above
     mfusepy.FUSE(StaleFolder(folder, float(seconds)), mount, foreground=True, nothreads=True, direct_io=True, **quick)

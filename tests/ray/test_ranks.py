@@ -201,7 +201,9 @@ except cs.Incomplete as error:
     assert "GPU=0" in found["said"]
 
 
-@pytest.mark.parametrize("options", [{"procs": 2}, {"rank": 0}, {"nonsense": 1}, {"data": [cs.Sample("a", ("a",))]}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "options", [{"procs": 2}, {"rank": 0}, {"nonsense": 1}, {"data": [cs.Sample("a", captions=("a",))]}, {"workers": 0}]
+)
 def test_what_ray_cannot_do_is_refused_before_anything_starts(tmp_path, options):
     import cachestore.ray
 
