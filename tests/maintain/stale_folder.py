@@ -85,7 +85,7 @@ class StaleFolder(mfusepy.Operations):
         os.chmod(self.at(path), mode)
 
     def utimens(self, path, times=None):
-        os.utime(self.at(path), ns=times or (time.time_ns(),) * 2)
+        os.utime(self.at(path), ns=times or (time.time_ns(), time.time_ns()))
 
     def truncate(self, path, length, _fh=None):
         os.truncate(self.at(path), length)
