@@ -75,7 +75,7 @@ def marks(title):
 
 
 def test_the_page_has_lines_for_every_way_to_train():
-    assert set(IMPORTS) | {"One process, and plain DDP", "A DataLoader of your own", "To stop and go on"} == set(programs())
+    assert set(IMPORTS) | {"One process, and plain DDP", "A DataLoader of your own", "Stop and resume"} == set(programs())
 
 
 @pytest.mark.parametrize("title", [pytest.param(title, marks=marks(title)) for title in programs()])
@@ -83,5 +83,5 @@ def test_the_lines_of_the_page_show_every_sample_once_an_epoch(tmp_path, title):
     data_set(tmp_path / "cache")
     (opening,) = BLOCK.findall(page().partition("\n## ")[0])
     out = run_script(tmp_path, BEFORE + IMPORTS.get(title, "") + opening + programs()[title] + AFTER)
-    epochs = 1 if title == "To stop and go on" else EPOCHS
+    epochs = 1 if title == "Stop and resume" else EPOCHS
     assert out.splitlines()[-1] == f"seen {epochs * len(ROWS)} {len(ROWS)}"
