@@ -2,7 +2,7 @@
 
 The pictures that were encoded, where they are still there with the same digest, are scaled down to the size of their latents, and
 the map is what fits them best by least squares. Where there are none, the direction in which the channels differ most is shown in grey, and
-said to be that. Nothing is kept in the store: see `docs/design.md`.
+said to be that. Nothing is kept in the store: see `docs/design/values.md`.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """A catalog: what a trainer iterates. Ordered samples with their captions, images and extras, and a key column for each recipe and role.
 
 It is the truth about pairing: which key belongs to which sample. A row has one cell in a key column for each caption, or for each image of
-the role and variant, in order. docs/design.md describes the columns of its table.
+the role and variant, in order. docs/design/files.md describes the columns of its table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
