@@ -27,8 +27,8 @@ def test_every_invariant_names_tests_that_exist():
 
 
 def promises():
-    """The rows of README's table of promises: what is promised, and the tests that are named for it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The promises")[2].partition("\n## ")[0]
+    """The rows of the table of promises in docs/reliability.md: what is promised, and the tests that are named for it."""
+    text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8").partition("## The promises")[2].partition("\n## ")[0]
     rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| .*$", text, re.MULTILINE)]
     return [(promise, re.findall(r"`(test_\w+)`", tests)) for promise, tests in rows if promise != "promise"]
 
