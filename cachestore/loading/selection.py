@@ -294,4 +294,4 @@ def place_in(index: SupportsIndex, count: int) -> int:
     try:
         return range(count)[operator.index(index)]
     except TypeError:
-        refuse("a place in the data set", "a whole number (of an id, data.index(sample_id))", index)
+        refuse("an index of the data set", "a whole number (for an id, data.index(sample_id))", index)

@@ -58,7 +58,7 @@ class _Peer:
         """What was found."""
         if not self.delays or not self.seen:
             what = f"files of {self.name} are not visible here" if not self.seen else f"{self.name} does not see the files made here"
-            advice = "{} of the sources list no samples ({})"
+            advice = "mount the folder without a cache of names, or try again after that cache has expired"
             return [Check("peer files", PROBLEM, f"{what} within {PEER_SECONDS:.0f} s", advice), self._locks()]
         late, longest = median(self.delays), max(self.delays)
         found = f"a file made here is seen by {self.name} and answered after {late:.1f} s (median), {longest:.1f} s at most"

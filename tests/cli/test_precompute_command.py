@@ -312,7 +312,7 @@ def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(ask
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"]) == (0, 12, 12)
     assert main([*map(str, asked), "--plan-only"]) == OK
-    assert "unfinished: 12 units are published or found (`cachestore status`)" in capsys.readouterr().out
+    assert "an unfinished pass has 12 of these units (`cachestore status`)" in capsys.readouterr().out
     assert main([*map(str, asked)]) == OK
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -95,7 +95,7 @@ def test_text_of_another_width_is_refused():
 def test_a_batch_axis_of_one_is_left_out_and_another_refused():
     assert without_batch("it", from_array(np.zeros((1, 2, 3))), 2)[1] == (2, 3)
     assert without_batch("it", from_array(np.zeros((2, 3))), 2)[1] == (2, 3)
-    with pytest.raises(EncodeFailed, match="2 axes are expected"):
+    with pytest.raises(EncodeFailed, match="expected 2 axes"):
         without_batch("it", from_array(np.zeros((2, 2, 3))), 2)
 
 

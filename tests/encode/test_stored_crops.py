@@ -95,7 +95,7 @@ def test_a_size_that_the_file_has_not_and_a_crop_outside_of_it_fail_their_sample
     report = encode(write_rows(data, rows), vae, tmp_path / "store")
     reasons = {failure["sample"]: failure["reason"] for failure in report.failures}
     assert "the source says that the picture is 90 x 120, and its file says 120 x 90" in reasons["turned"]
-    assert "is not within the picture, which is 120 x 90" in reasons["outside"]
+    assert "exceeds the picture, which is 120 x 90" in reasons["outside"]
     assert list(cs.CachedDataset(tmp_path / "store").ids) == ["fine"]
 
 

@@ -75,7 +75,7 @@ def test_videos_of_a_folder_are_samples_where_frames_are_asked_for_and_else_coun
     assert listed["tall.mp4"] == Sample("tall.mp4", {"video": ("tall.mp4",)}, ("a video called tall.mp4",))
     remarks = Remarks()
     assert [sample.id for sample in list_source(folder).samples(remarks)] == ["picture.png"]
-    assert remarks.in_words() == ("4 videos passed over (--frames says how many frames to take of each)",)
+    assert remarks.in_words() == ("4 videos are ignored (pass --frames to say how many frames of each to encode)",)
 
 
 def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for_that_of_the_batch(tmp_path):
@@ -172,7 +172,7 @@ def test_counts_that_the_vae_cannot_take_are_refused_at_planning(folder, tmp_pat
 
 
 def test_a_vae_of_pictures_takes_no_videos(folder, tmp_path):
-    with pytest.raises(BadInput, match="--frames is for VAEs of videos, and AutoencoderKL takes pictures alone"):
+    with pytest.raises(BadInput, match="--frames needs a VAE for videos, but AutoencoderKL takes only pictures"):
         look_ahead(asked(folder, tmp_path, model=tiny.look_alike_vae(tmp_path / "kl")))
 
 

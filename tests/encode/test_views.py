@@ -98,7 +98,7 @@ def test_a_part_that_is_all_of_the_picture_is_the_picture():
 
 @pytest.mark.parametrize("within", [(0, 0, 101, 70), (0, 0, 100, 71), (-1, 0, 5, 5), (5, 5, 5, 9)])
 def test_a_part_that_is_not_within_the_picture_is_refused(within):
-    with pytest.raises(EncodeFailed, match="is not within the picture, which is 100 x 70"):
+    with pytest.raises(EncodeFailed, match="exceeds the picture, which is 100 x 70"):
         framed(within)
 
 

@@ -162,7 +162,7 @@ def test_of_two_latents_of_ai_toolkit_of_one_size_that_were_cut_otherwise_none_i
     write_more(data, BIRD, BIRD.latent, crop_x=1)
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {BIRD.reference}
-    assert "and as large: leave the one that counts" in failures_of(report, "latents")[BIRD.reference]
+    assert "and have the same size: keep only the right one" in failures_of(report, "latents")[BIRD.reference]
 
 
 def test_of_several_resolutions_that_diffusion_pipe_cached_of_a_picture_the_largest_counts(tmp_path, data, store):

@@ -64,7 +64,7 @@ def test_a_mask_without_a_picture_is_refused():
 
 def test_pictures_that_a_text_encoder_sees_are_not_mirrored_and_captions_beside_them_not_dropped(tmp_path, makers):
     makers.options["shown"] = "control"
-    with pytest.raises(BadInput, match="--flip mirrors pictures"):
+    with pytest.raises(BadInput, match="--flip cannot be used"):
         plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), flip=True)
     with pytest.raises(BadInput, match=r"leave the dropout of --captions out"):
         plan_for(tmp_path, prompts(tmp_path / "p.txt", "hi"), captions=CaptionPolicy(dropout=0.1))

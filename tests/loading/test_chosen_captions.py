@@ -124,7 +124,7 @@ def test_a_policy_whose_captions_were_not_encoded_is_refused_when_the_data_set_i
 
 def test_only_the_first_captions_were_encoded_is_an_error_for_who_wants_any(path):
     encoded_for(path, cs.CaptionPolicy())
-    with pytest.raises(cs.BadInput, match="only the first was encoded"):
+    with pytest.raises(cs.BadInput, match="only the first one was encoded"):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="random"))
 
 

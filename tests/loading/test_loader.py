@@ -235,7 +235,7 @@ def test_with_an_accelerator_it_is_left_to_deal(pinned, monkeypatch):
     be_rank(monkeypatch, 1, 2)
     loader = cs.make_loader(pinned, 4)
     assert [[pinned.ids[place] for place in batch] for batch in loader.batch_sampler] == wanted(pinned, batch_size=4)[:6]
-    with pytest.raises(cs.BadInput, match=r"hand it to `accelerator\.prepare`"):
+    with pytest.raises(cs.BadInput, match=r"pass it to `accelerator\.prepare`"):
         list(loader)
 
 

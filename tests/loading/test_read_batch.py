@@ -131,7 +131,7 @@ def test_a_caption_longer_than_its_recipe_allows_is_the_error_that_collate_gives
     read = families.text_read(PLAIN)
     text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": {**read["pad"]["prompt_embeds"], "length": 3}}})
     data = cs.CachedDataset(make_store(path, [Row("a", ("longer",), bucket=None)], Recipes(text)))
-    with pytest.raises(cs.FormatError, match="has length 6 where its recipe allows 3"):
+    with pytest.raises(cs.FormatError, match="has the length 6, but its recipe allows 3"):
         data.read_batch([0])
 
 

@@ -198,5 +198,5 @@ def test_sources_that_cannot_be_listed_are_named_all_at_once(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     paths = [tmp_path / "a", there, tmp_path / "b.tar"]
-    with pytest.raises(BadInput, match=r"2 things in these sources cannot be used: .*a does not exist.*; .*b\.tar does not exist"):
+    with pytest.raises(BadInput, match=r"2 problems in these sources: .*a does not exist.*; .*b\.tar does not exist"):
         list_sources([Source(str(path)) for path in paths], {})

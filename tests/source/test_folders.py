@@ -125,7 +125,7 @@ def test_links_that_lead_nowhere_are_passed_over_with_a_remark_and_fail_alone_wh
         (tmp_path / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path, caption="x")
     assert ids(listing) == ["a.png", "self.png"]
-    assert listing.remarks == ("2 links lead nowhere (gone, self): what they should lead to is not in the data set",)
+    assert listing.remarks == ("2 broken links are ignored (gone, self)",)
     with pytest.raises(OSError, match="symbolic links"):
         listing.read("self.png")
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_taken_of_a_folder_is_named_all_at_once(tmp_path, monkeyp
     with pytest.raises(BadInput) as refused:
         list_source(tmp_path)
     named = str(refused.value)
-    assert named.startswith(f"6 things in {tmp_path} cannot be used: ")
+    assert named.startswith(f"6 problems in {tmp_path}: ")
     for one in (
         "secret cannot be listed (Permission denied)",
         "fifo.png is no regular file",
@@ -223,7 +223,7 @@ def test_prompts_are_one_a_line_without_blanks_and_duplicates(tmp_path):
     folder(tmp_path, {"p.txt": "a cat\n\n  a dog \na cat\r\na dog\n"})
     listing = listed(tmp_path / "p.txt")
     assert captions(listing) == {digest_text("a cat"): ("a cat",), digest_text("a dog"): ("a dog",)}
-    assert listing.remarks == ("2 duplicate prompt lines collapsed",)
+    assert listing.remarks == ("2 duplicate prompt lines are encoded once",)
     assert all(not sample.images for sample in listing.samples)
 
 
