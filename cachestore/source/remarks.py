@@ -55,7 +55,7 @@ class Remarks:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
         told = (
             (self.missing, "{} without a caption ({}): they get the empty caption, or the one that --caption TEXT gives"),
-            (self.wordless, "no caption in {} of the sources has any text ({}): their samples get the empty caption"),
+            (self.wordless, "no caption has any text in {} source(s) ({}): their samples get the empty caption"),
             (self.multi_line, "{} captions have several lines ({}): each whole text is one caption (see --caption-lines)"),
             (range(self.collapsed), "{} duplicate prompt lines are encoded once"),
             (self.empty, "{} of the sources list no samples ({})"),

@@ -78,7 +78,7 @@ def flip(store):
 
 
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
-    assert "written anew" in run("compact", store, "--dry-run")[1]
+    assert "rewritten" in run("compact", store, "--dry-run")[1]
     assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
     assert "would be condemned" in run("gc", store)[1]
     assert "readable for 0 h" in run("gc", store, "--apply", "--grace", "0")[1]
@@ -374,7 +374,7 @@ def test_verify_says_that_a_store_has_no_index(run, run_json, store):
     code, out, _err = run("verify", store)
     assert (code, out.startswith("note: there is no index"), "ok: 7 entries" in out) == (OK, True, True)
     assert len(run_json("verify", store)[1]["remarks"]) == 1
-    assert "index would be built again" in run("repair", store, "--dry-run")[1]
+    assert "index would be rebuilt" in run("repair", store, "--dry-run")[1]
     assert "index built again" in run("repair", store)[1]
     assert "note: " not in run("verify", store)[1]
 

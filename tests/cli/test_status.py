@@ -25,7 +25,7 @@ def words(root, capsys):
 
 def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
     create_store(tmp_path / "store")
-    assert words(tmp_path / "store", capsys) == "no pass was ever begun here\n"
+    assert words(tmp_path / "store", capsys) == "no pass has been started here\n"
 
 
 def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):

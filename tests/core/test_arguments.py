@@ -29,7 +29,7 @@ def test_a_refusal_names_the_argument_what_is_wanted_and_what_was_given():
 
 @pytest.mark.parametrize("given", [object(), list(range(1000)), np.zeros((9, 9))], ids=lambda given: type(given).__name__)
 def test_of_what_is_long_or_says_nothing_a_refusal_names_the_type(given):
-    with pytest.raises(cs.BadInput, match=f"^a is b, not a value of the type {type(given).__name__}$"):
+    with pytest.raises(cs.BadInput, match=f"^a must be b, not a value of the type {type(given).__name__}$"):
         refuse("a", "b", given)
 
 
@@ -78,7 +78,7 @@ def test_pairs_come_from_a_list_or_a_generator_and_none_at_all_is_fine():
 
 @pytest.mark.parametrize("given", ["text", b"bytes", {"a": 1}, None, 5])
 def test_what_is_not_several_is_refused(given):
-    with pytest.raises(cs.BadInput, match="keys is several keys"):
+    with pytest.raises(cs.BadInput, match="keys must be several keys"):
         as_many("keys", given, "several keys")
 
 
@@ -111,9 +111,9 @@ def test_no_store_is_made_under_the_name_of_nothing(tmp_path, monkeypatch):
     [
         ({"mode": "w"}, 'mode must be "r" or "a", not \'w\''),
         ({"mode": ["r"]}, 'mode must be "r" or "a"'),
-        ({"verify": None}, 'verify is "first", "always" or "never", not None'),
-        ({"io": "read"}, 'io is "pread" or "mmap"'),
-        ({"access": "all"}, 'access is "private" or "group"'),
+        ({"verify": None}, 'verify must be "first", "always" or "never", not None'),
+        ({"io": "read"}, 'io must be "pread" or "mmap"'),
+        ({"access": "all"}, 'access must be "private" or "group"'),
     ],
     ids=str,
 )
@@ -142,7 +142,7 @@ def test_what_is_no_key_is_refused_by_every_call_that_takes_one(given, store):
 
 @pytest.mark.parametrize("keys", [None, 5, "ab"])
 def test_several_keys_are_no_single_one(keys, store):
-    with pytest.raises(cs.BadInput, match="keys is several keys"):
+    with pytest.raises(cs.BadInput, match="keys must be several keys"):
         store.get_many(keys)
 
 
@@ -210,7 +210,7 @@ def test_an_answer_under_what_is_no_key_ends_the_run(store):
 def test_what_a_read_through_cannot_use_is_refused(store):
     wrong: Any = (("cache/", encode), (store, 5), (store, encode, ["raise"]))
     for arguments in wrong:
-        with pytest.raises(cs.BadInput, match=r"store is|encode is|on_miss is"):
+        with pytest.raises(cs.BadInput, match=r"store must be|encode|on_miss must be"):
             cs.ReadThrough(*arguments)
     answer: Any = None
     with cs.ReadThrough(store, lambda _batch: answer, on_miss="encode") as read:
@@ -232,7 +232,7 @@ def test_a_fingerprint_is_of_several_files(files):
 def test_a_sample_of_something_else_is_named(options: Any, tmp_path):
     given: Any = {"id": "a", "captions": ("a cat",), **options}
     samples = [cs.Sample(**given)]
-    with pytest.raises(cs.BadInput, match=rf"sample 0 \('a'\): {next(iter(options))} is "):
+    with pytest.raises(cs.BadInput, match=rf"sample 0 \('a'\): {next(iter(options))} must be "):
         cs.precompute(samples, model="model", store=tmp_path / "store", encode=("text",))
 
 
@@ -275,7 +275,7 @@ def test_numbers_of_numpy_are_options_too(options: Any, tmp_path):
     ("options", "says"),
     [
         ({"level": "fast"}, 'level must be "full" or "quick"'),
-        ({"subset": "1/2"}, "subset is \\(n, t\\)"),
+        ({"subset": "1/2"}, "subset must be \\(n, t\\)"),
         ({"subset": (1.0, 2)}, "a number of subset must be a whole number"),
         ({"recompute": "3"}, "recompute must be a whole number of at least 0"),
         ({"source": "data"}, "source needs recompute=N"),

@@ -132,7 +132,7 @@ def test_a_catalog_whose_crops_are_nonsense_gives_grey(tmp_path, facts):
 
 def test_a_damaged_entry_and_a_sample_nobody_knows_are_said(tmp_path):
     path = make(tmp_path)
-    with pytest.raises(BadInput, match="holds no latents of a sample 'nobody'"):
+    with pytest.raises(BadInput, match="has no latents of the sample 'nobody'"):
         preview(path, "nobody")
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)

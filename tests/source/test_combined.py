@@ -121,7 +121,7 @@ def test_repeats_and_weight_are_columns_where_sources_differ_in_them(tmp_path):
 def test_a_column_that_says_something_else_is_not_overwritten(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"id": "x", "caption": "a", "source": "the web"}) + "\n")
-    with pytest.raises(BadInput, match="column 'source' of its own"):
+    with pytest.raises(BadInput, match="its own column 'source'"):
         rows(together(path, folder(tmp_path / "b")))
     assert rows(together(path))["x"].extras == {"source": "the web"}
 

@@ -86,7 +86,7 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
     listing = listed(tmp_path / "data", caption="x")
     assert ids(listing) == ["k/b.png", "z/a.png"]
     assert listing.remarks == (
-        "4 folders are passed over, as they are listed under another name already or the source lies in them (a, l/deep, m, …)",
+        "4 folders are ignored, as they are listed under another name already or contain the source itself (a, l/deep, m, …)",
     )
     monkeypatch.setattr(os, "scandir", Backwards)
     assert listed(tmp_path / "data", caption="x").content == listing.content
@@ -144,7 +144,7 @@ def test_what_cannot_be_taken_of_a_folder_is_named_all_at_once(tmp_path, monkeyp
     assert named.startswith(f"6 problems in {tmp_path}: ")
     for one in (
         "secret cannot be listed (Permission denied)",
-        "fifo.png is no regular file",
+        "fifo.png is not a regular file",
         "00.txt is not UTF-8",
         "01.txt cannot be read",
     ):
@@ -241,7 +241,7 @@ def test_a_form_feed_ends_no_prompt(tmp_path):
 def test_a_fifo_that_is_named_like_a_picture_is_refused_and_not_waited_for(tmp_path):
     (tmp_path / "a.png").write_bytes(b"a")
     os.mkfifo(tmp_path / "x.png")
-    with pytest.raises(BadInput, match=r"x\.png is no regular file"):
+    with pytest.raises(BadInput, match=r"x\.png is not a regular file"):
         list_source(tmp_path)
 
 

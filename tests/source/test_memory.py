@@ -221,7 +221,7 @@ def test_a_worker_reads_files_itself(tmp_path):
 
 def test_a_file_of_other_rows_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"{}\n")
-    with pytest.raises(BadInput, match="no rows"):
+    with pytest.raises(BadInput, match="not a list of samples"):
         list_rows(tmp_path / "x", Asked(*os.pipe()))
 
 

@@ -196,14 +196,14 @@ def test_size_and_crop_of_a_table_are_spelled_as_json(tmp_path):
     ("columns", "says"),
     [
         ({"size": "large"}, r"size must be \[width, height\] of the picture in whole pixels, not 'large'"),
-        ({"size": [100]}, "size is"),
-        ({"size": [100, 0]}, "size is"),
-        ({"size": [100.0, 70]}, "size is"),
-        ({"crop": [1, 2, 3]}, r"crop is \[left, top, right, bottom\]"),
-        ({"crop": [5, 0, 5, 9]}, "crop is"),
-        ({"crop": [-1, 0, 5, 9]}, "crop is"),
-        ({"crop": [0, 0, True, 9]}, "crop is"),
-        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "sticks out of a picture of the size"),
+        ({"size": [100]}, "size must be"),
+        ({"size": [100, 0]}, "size must be"),
+        ({"size": [100.0, 70]}, "size must be"),
+        ({"crop": [1, 2, 3]}, r"crop must be \[left, top, right, bottom\]"),
+        ({"crop": [5, 0, 5, 9]}, "crop must be"),
+        ({"crop": [-1, 0, 5, 9]}, "crop must be"),
+        ({"crop": [0, 0, True, 9]}, "crop must be"),
+        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "exceeds the picture, whose size is"),
         ({"crop": [0, 0, 9, 9], "image": None}, "this row has no image"),
     ],
 )
@@ -227,5 +227,5 @@ def test_a_row_may_hold_unicode_separators(tmp_path):
 
 @pytest.mark.parametrize("name", ["latents", "control_latents", "prompt_embeds", "sample_id", "target_size"])
 def test_a_column_named_as_what_a_batch_holds_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match=f"a value of its own named '{name}'"):
+    with pytest.raises(BadInput, match=f"uses the name '{name}'"):
         list(listed(manifest(tmp_path / "m.jsonl", {"id": "x", "caption": "c", name: 1})).samples)
