@@ -80,7 +80,7 @@ def flip(store):
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
     assert "rewritten" in run("compact", store, "--dry-run")[1]
     assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
-    assert "would be condemned" in run("gc", store)[1]
+    assert "would be marked for deletion" in run("gc", store)[1]
     assert "readable for 0 h" in run("gc", store, "--apply", "--grace", "0")[1]
     assert " 0 segments" not in run("gc", store, "--apply", "--grace", "0")[1].splitlines()[0]
     assert list_segments(Layout(store)) == frozenset()
@@ -375,7 +375,7 @@ def test_verify_says_that_a_store_has_no_index(run, run_json, store):
     assert (code, out.startswith("note: there is no index"), "ok: 7 entries" in out) == (OK, True, True)
     assert len(run_json("verify", store)[1]["remarks"]) == 1
     assert "index would be rebuilt" in run("repair", store, "--dry-run")[1]
-    assert "index built again" in run("repair", store)[1]
+    assert "index rebuilt" in run("repair", store)[1]
     assert "note: " not in run("verify", store)[1]
 
 

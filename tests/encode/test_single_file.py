@@ -324,7 +324,7 @@ def test_a_text_encoders_file_that_does_not_fit_names_its_first_tensor(tiny_mode
     cases = {
         "lack 1 tensors, such as .*fc1.weight": {name: tensor for name, tensor in own.items() if name != first},
         "does not have, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
-        "in another shape, such as .*fc1.weight": {**own, first: torch.zeros(3, 3)},
+        "with another shape, such as .*fc1.weight": {**own, first: torch.zeros(3, 3)},
     }
     for number, (message, tensors) in enumerate(cases.items()):
         encoder = encoder_of(folder, digest, "text", text_encoder=str(save(tmp_path / f"{number}.safetensors", tensors)))

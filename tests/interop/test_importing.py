@@ -161,7 +161,7 @@ def test_latents_that_no_note_fits_and_notes_that_differ_are_failures_that_name_
     trainers.write_st_sizes(data, "other", PICTURES[1:2], left=4)
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     reasons = {failure["sample"]: failure["reason"] for failure in report.report.failures}
-    assert "says that it was cut to 128x128, and its latents are of 64x48" in reasons[PICTURES[0].reference]
+    assert "says that the picture was cropped to 128x128, but its latents are of 64x48" in reasons[PICTURES[0].reference]
     assert "contradict each other" in reasons[PICTURES[1].reference]
     assert len(reasons) == 2
     assert any("1 pictures are in no bucket" in remark or "are in no bucket" in remark for remark in report.remarks)

@@ -447,7 +447,7 @@ def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
     said = []
     precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
     text = "\n".join(said)
-    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "10 to encode", "free"):
+    for words in ("1 without a caption (3.png)", "1 captions have several lines (4.png)", "5 samples", "10 to encode", "free"):
         assert words in text
 
 

@@ -81,7 +81,7 @@ def made(log):
 
 def wait_until_it_stops(pid):
     """Wait until a worker, which goes on with its batch, has said that it will stop after it. Its words have no name, but a descriptor."""
-    while "stopping after the present batch" not in Path(f"/proc/{pid}/fd/2").read_text():
+    while "stopping after the current batch" not in Path(f"/proc/{pid}/fd/2").read_text():
         time.sleep(0.01)
 
 

@@ -67,7 +67,7 @@ def in_turn(batches):
 @pytest.mark.parametrize("sizes", [{}, {(1, 1): 0}], ids=["no buckets", "an empty bucket"])
 def test_no_samples_are_an_error_on_every_rank(sizes, tail):
     for rank in range(3):
-        with pytest.raises(cs.BadInput, match="no batch in an epoch: the data set has no samples"):
+        with pytest.raises(cs.BadInput, match="an epoch has no batch: the data set has no samples"):
             sampler(sizes, rank=rank, num_replicas=3, tail=tail)
 
 
@@ -448,7 +448,7 @@ def test_a_world_is_found_under_launchers_that_start_ranks_of_one_training(monke
 def test_a_rank_that_nothing_tells_is_an_error(monkeypatch):
     for name, text in {"NODE_RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(cs.BadInput, match=r"cannot tell which it is .*rank=\.\.\."):
+    with pytest.raises(cs.BadInput, match=r"cannot tell which rank it is .*rank=\.\.\."):
         sampler(split="found")
 
 
@@ -584,4 +584,7 @@ def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
         ranks({(64, 48): 20, (48, 64): 13}, 3, tail="pad")
         ranks({(64, 48): 12}, 3)
     (said,) = caplog.messages
-    assert "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that do not go round 3 ranks" in said
+    assert (
+        "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
+        in said
+    )

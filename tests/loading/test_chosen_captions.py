@@ -135,7 +135,7 @@ def test_a_catalog_that_does_not_say_how_its_several_captions_were_made_has_them
 
 def test_captions_cannot_be_dropped_where_the_empty_one_is_not_encoded(path):
     encoded_for(path, cs.CaptionPolicy(), leave_out=[""])
-    with pytest.raises(cs.MissingEntry, match="empty one is not encoded"):
+    with pytest.raises(cs.MissingEntry, match="empty caption is not encoded"):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(dropout=0.1))
     assert len(cs.CachedDataset(path, captions=cs.CaptionPolicy())) == 3
 

@@ -382,13 +382,13 @@ def test_reading_writes_nothing_to_the_store(path):
 
 def test_an_empty_or_mixed_list_is_no_batch_and_of_a_place_that_is_not_there_it_is_said_how_many_there_are(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+    with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         data.collate([])
     with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
         batch_of(data, 1, 2)
     empty = data.select([])
     for some, place in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
-        with pytest.raises(IndexError, match=f"has {len(some)} samples, and none at {place}$"):
+        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {place}$"):
             some.read_batch([place])
 
 

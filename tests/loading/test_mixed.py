@@ -43,7 +43,7 @@ def test_no_data_sets_have_no_samples_and_no_batches():
     assert (len(mixed), mixed.buckets, mixed.__getitems__([]), mixed.generation, mixed.mask_name) == (0, {}, [], (), None)
     with pytest.raises(cs.BadInput, match="the data set has no samples"):
         cs.BucketBatchSampler(mixed, batch_size=1)
-    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+    with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         mixed.collate([])
 
 

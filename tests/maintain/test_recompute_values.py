@@ -252,7 +252,7 @@ def test_a_data_set_that_does_not_say_how_it_was_made_is_told(store, monkeypatch
     monkeypatch.setattr("cachestore.maintain.recompute.newest_catalog", silent)
     report = cs.verify(store, recompute=100)
     assert report.recomputed["equal"] == report.recomputed["of"] == COUNT
-    assert "text of the data set 'train' was not looked at" in report.recomputed["remarks"][0]
+    assert "text of the data set 'train' was not checked" in report.recomputed["remarks"][0]
 
 
 def test_a_damaged_entry_is_damage_and_not_a_wrong_value(store):
