@@ -34,7 +34,7 @@ def test_an_address_is_no_path(given):
 
 
 def test_of_a_file_address_the_path_is_wanted():
-    with pytest.raises(cs.BadInput, match="pass its path alone"):
+    with pytest.raises(cs.BadInput, match="pass the path only"):
         as_path("path", "file:///data/cache")
 
 

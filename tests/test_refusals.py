@@ -11,7 +11,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import USAGE, main
 
-WHOLE = "a whole number from 1 on"
+WHOLE = "a whole number of at least 1"
 SIZES = f"{WHOLE}, or several of them"
 DTYPE = "auto or one of float32, fp32, bfloat16, bf16, float16, fp16"
 DEVICE = "one of auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
@@ -22,8 +22,8 @@ EVERYWHERE = [
     *(("resolution", value, SIZES) for value in ((), (64, 0), "big", "64,", "64;32", "-1", 64.0, "")),
     ("frames", (17, 0), SIZES),
     *((name, value, WHOLE) for name in ("variants", "bucket_step", "clips", "procs") for value in (0, "wide")),
-    ("crop_seed", -1, "a whole number from 0 on"),
-    ("workers", -1, "a number of threads from 0 on"),
+    ("crop_seed", -1, "a whole number of at least 0"),
+    ("workers", -1, "a number of threads, 0 or more"),
     *(("batch_size", value, f"auto or {WHOLE}") for value in (0, -1, "big")),
     *(("fps", value, "a number of frames a second") for value in (0, "fast")),
     ("crop", "left", "center or random"),
@@ -54,7 +54,7 @@ IN_PYTHON = [
     ("encode", "text", "a list of names"),
     ("encode_args", [1], "a mapping of arguments"),
     ("name", None, "a text"),
-    ("rank", "0", "a whole number from 0 on"),
+    ("rank", "0", "a whole number of at least 0"),
 ]
 """A file and a command line are texts, in which numbers are texts too."""
 
@@ -78,7 +78,7 @@ def test_python_refuses_it(name, value: Any, wanted):
     asked: Any = {"data": "gone", "model": "m", "store": "store", "inline": True, name: value}
     with pytest.raises(cs.BadInput) as refused:
         cs.precompute(**asked)
-    assert str(refused.value).startswith(f"{name} is {wanted}")
+    assert str(refused.value).startswith(f"{name} must be {wanted}")
 
 
 @pytest.mark.usefixtures("_here")
@@ -88,7 +88,7 @@ def test_a_file_refuses_it(tmp_path, capsys, name, value, wanted):
     lines = [f"{field} = {json.dumps(given)}" for field, given in fields.items()]  # what is JSON here is TOML
     (tmp_path / "train.toml").write_text("\n".join([*lines, "[[source]]", 'data = "gone"']))
     assert main(["precompute", "--config", "train.toml"]) == USAGE
-    assert f"train.toml: {name} is {wanted}" in capsys.readouterr().err
+    assert f"train.toml: {name} must be {wanted}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_here")
@@ -97,4 +97,4 @@ def test_the_command_line_refuses_it(capsys, name, value, wanted):
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     option = f"--{name.replace('_', '-')}"
     assert main(["precompute", "gone", "--model", "m", "--store", "store", f"{option}={text}"]) == USAGE
-    assert f"{option} is {wanted}" in capsys.readouterr().err
+    assert f"{option} must be {wanted}" in capsys.readouterr().err

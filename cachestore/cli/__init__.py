@@ -32,12 +32,12 @@ NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
-  2         a command line that is malformed in itself, a source with nothing to encode, or a model that --strict refuses
-  3         finished, but some samples or files could not be made: each is listed
-  4         damage, or entries that are missing
-  5         another run listed the source later and has published it: nothing was replaced
+  2         a wrong command line, a source with nothing to encode, or a model that --strict refuses
+  3         finished, but some samples or files failed: each is listed
+  4         damage, or missing entries
+  5         another run listed the source later and published it: this run replaced nothing
   10        there is no store at that path
-  130, 143  interrupted by SIGINT or SIGTERM: the same command goes on from there
+  130, 143  interrupted by SIGINT or SIGTERM: run the same command again to continue
 """
 
 
@@ -72,7 +72,7 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version, and end")
+    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Any = _module_of(name)
@@ -117,7 +117,7 @@ def _place(text: str) -> str:
     from cachestore.core.errors import BadInput
 
     if not text:
-        raise argparse.ArgumentTypeError("a path, not ''")
+        raise argparse.ArgumentTypeError("must be a path, not ''")
     try:
         refuse_address("it", text)
     except BadInput as error:
@@ -128,7 +128,10 @@ def _place(text: str) -> str:
 def add_source(add_argument: Callable[..., Any], what: str) -> None:
     """`--source`, which may come several times; `source_of` reads it. `what` ends the sentence that explains it."""
     add_argument(
-        "--source", metavar="[NAME=]PATH", action="append", help=f"where DATA is now, if it moved; of several sources each by name{what}"
+        "--source",
+        metavar="[NAME=]PATH",
+        action="append",
+        help=f"where DATA is now, if it moved; with several sources, NAME=PATH for each one that moved{what}",
     )
 
 
@@ -155,10 +158,10 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
     if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
         return given[0]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
-        raise BadInput(f"--source comes once with a path, or for each source that moved as NAME=PATH, not as {unnamed!r} beside others")
+        raise BadInput(f"--source {unnamed!r} has no name: give one path for a single source, or NAME=PATH for each source that moved")
     places = {name: path for name, _equals, path in pairs}
     if len(places) < len(pairs):
-        raise BadInput(f"--source says of one source twice where it is: {', '.join(given)}")
+        raise BadInput(f"--source gives several paths for one source: {', '.join(given)}")
     return places
 
 
@@ -192,7 +195,7 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
         by_name.setdefault(_bare(one), one)
     same.sort(key=lambda one: -SequenceMatcher(None, asked.casefold(), one.casefold()).ratio())
     found = list(dict.fromkeys(same))[:_NEAR] or [by_name[close] for close in get_close_matches(name, by_name, _NEAR)]
-    return f"; near to it: {', '.join(map(repr, found))}" if found else ""
+    return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
 
 
 def words_of(text: str) -> tuple[str, ...]:

@@ -54,14 +54,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
     listed = cast("list[dict[str, Any]]", tables)
     if not isinstance(tables, list) or not all(type(table) is dict for table in listed):
-        raise BadInput(f"{path}: {_TABLE} is an array of tables: write [[{_TABLE}]]")
+        raise BadInput(f"{path}: {_TABLE} must be an array of tables: write [[{_TABLE}]]")
     found: list[Source] = []
     for number, table in enumerate(listed, start=1):
         where = f"{path}, [[{_TABLE}]] {number}"
         values = {name.replace("-", "_"): value for name, value in table.items()}
         _refuse_unknown(values, [one.name for one in fields(Source)], where)
         if not isinstance(values.get("data"), str) or not values["data"]:
-            raise BadInput(f"{where}: data is a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing")
+            raise BadInput(f"{where}: data must be a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing")
         try:
             found.append(Source(**values))
         except BadInput as error:
@@ -73,8 +73,8 @@ def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str)
     if unknown := next((name for name in values if name not in known), None):
         meant = next(iter(get_close_matches(unknown, known, 1)), None)
         shown = f"[[{meant}]]" if meant == _TABLE else meant
-        hint = f", but one called {shown}" if meant is not None else ""
-        raise BadInput(f"{where}: there is no field {unknown!r}{hint}; fields are {', '.join(known)}")
+        hint = f" (did you mean {shown}?)" if meant is not None else ""
+        raise BadInput(f"{where}: unknown field {unknown!r}{hint}; known fields are {', '.join(known)}")
 
 
 def _read(one: "Field[Any]", value: object, where: str) -> Any:

@@ -5,16 +5,18 @@ import argparse
 from cachestore.cli import add_store, tell
 from cachestore.core.errors import BadUsage
 
-HELP = "probe this machine, and a store's file system, and say what to do"
+HELP = "check this machine and a store's file system, and say what to fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser, is_optional=True)
     parser.add_argument(
-        "--peer", action="store_true", help="meet another machine that runs this on the same store: what each sees, how late"
+        "--peer",
+        action="store_true",
+        help="test the shared folder together with another machine that runs the same command: what each sees, and how late",
     )
-    parser.add_argument("--torch", action="store_true", help="also ask torch for its devices, in a process of its own")
+    parser.add_argument("--torch", action="store_true", help="also ask torch which devices it sees (in a separate process)")
 
 
 def run(arguments: argparse.Namespace) -> int:

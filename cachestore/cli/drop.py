@@ -4,14 +4,14 @@ import argparse
 
 from cachestore.cli import add_store, tell
 
-HELP = "remove a data set's catalogs and plans; its values go by `gc`, where nothing else needs them"
+HELP = "remove a data set's catalogs and plans; `gc` then removes the entries that nothing else needs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("name", metavar="NAME", help="the data set's name")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,4 +21,4 @@ def run(arguments: argparse.Namespace) -> int:
     report = drop(arguments.store, arguments.name, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
     counts = f"{len(report.generations)} catalogs and {len(report.plans)} plans {would}removed"
-    return tell(arguments, report.as_json(), [f"{report.name}: {counts}; `cachestore gc` frees what nothing else needs"])
+    return tell(arguments, report.as_json(), [f"{report.name}: {counts}; run `cachestore gc` to free the entries that nothing else needs"])

@@ -14,15 +14,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("name", metavar="NAME", nargs="?", default="train", help="the data set's name (default train)")
     parser.add_argument("--format", metavar="FORMAT", required=True, help="sd-scripts, simpletuner, musubi or ai-toolkit")
-    output = "where to, made if it does not exist; of sd-scripts and ai-toolkit also DATA itself"
+    output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be DATA itself"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", required=True, help=output)
-    parser.add_argument("--generation", metavar="N", type=int, help="of the data set (default the newest)")
-    parser.add_argument("--family", metavar="FAMILY", help="such as flux, where the data set does not tell it")
-    parser.add_argument("--resolution-only", metavar="R", type=int, help="of several resolutions this one alone")
-    parser.add_argument("--variant-only", metavar="N", type=int, help="of several random crops of each picture this one, from 0 on")
-    left_out = "flips, masks or both: not written although there are some"
+    parser.add_argument("--generation", metavar="N", type=int, help="generation of the data set (default: the newest)")
+    parser.add_argument("--family", metavar="FAMILY", help="the model family, such as flux, if the data set does not say it")
+    parser.add_argument("--resolution-only", metavar="R", type=int, help="export only this one of several resolutions")
+    parser.add_argument(
+        "--variant-only", metavar="N", type=int, help="export only this one of several random crops of each picture, counted from 0"
+    )
+    left_out = "flips, masks or both: export the rest without them"
     parser.add_argument("--leave-out", metavar="LIST", type=words_of, default=(), help=left_out)
-    parser.add_argument("--replace", action="store_true", help="overwrite files that are not an earlier export's")
+    parser.add_argument("--replace", action="store_true", help="also overwrite files that no earlier export wrote")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,12 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     report = export_cache(**options_of(arguments))
     lines = [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in report.failures]
     if report.foreign:
-        foreign = f"{len(report.foreign)} files are there with other bytes and are not an earlier export's (--replace)"
+        foreign = (
+            f"{len(report.foreign)} files exist with other contents and were kept, as no earlier export wrote them (--replace"
+            " overwrites them)"
+        )
         lines += [f"{foreign}: {first_of(report.foreign, _SHOWN)}"]
-    lines += [f"not bit for bit as stored: {cast}" for cast in report.casts]
-    lines += [f"not taken: {what}" for what in report.not_taken]
+    lines += [f"not bit-identical to the store: {cast}" for cast in report.casts]
+    lines += [f"the trainer cannot use all of it: {what}" for what in report.not_taken]
     lines += [f"note: {remark}" for remark in report.remarks]
-    lines += [f"not in the files: {what}" for what in report.left_out]
-    counts = f"{report.written} files written ({human_bytes(report.bytes)}), {report.unchanged} were there"
+    lines += [f"not exported: {what}" for what in report.left_out]
+    counts = f"{report.written} files written ({human_bytes(report.bytes)}), {report.unchanged} were already there"
     lines += [f"{report.name!r}, generation {report.generation}, to {report.folder}: {counts}"]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)

@@ -9,16 +9,16 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
-HELP = "remove what no data set needs any more; without --apply only say what would go"
+HELP = "remove entries that no data set needs; without --apply only show what would be removed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("--apply", action="store_true", help="do it: condemn what is not needed, remove what was condemned before")
     parser.add_argument(
-        "--grace", metavar="HOURS", type=_hours, default=24.0, help="how long what is condemned stays readable (default 24)"
+        "--apply", action="store_true", help="mark unneeded segments for deletion, and remove those that were marked earlier"
     )
+    parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked segments stay readable (default 24)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _in_words(report: "GcReport", hours: float) -> list[str]:
     would = "" if report.applied else "would be "
     lines = [f"{_amount(report.removed)} {would}removed" + (f", {report.copied} still needed {would}copied first" * bool(report.copied))]
-    lines.append(f"{_amount(report.condemned)} {would}condemned: readable for {hours:g} h more, then a later run removes them")
+    lines.append(f"{_amount(report.condemned)} {would}marked for deletion: readable for {hours:g} h, then a later run removes them")
     if report.waiting.segments:
-        lines.append(f"{_amount(report.waiting)} condemned before and waiting")
+        lines.append(f"{_amount(report.waiting)} marked earlier and not removed yet")
     if report.partly.segments:
-        loose = f"{report.partly.entries} entries ({human_bytes(report.partly.bytes)})"
-        lines.append(f"{loose} in {report.partly.segments} segments that are needed otherwise: `cachestore compact` leaves them behind")
+        loose = f"{report.partly.entries} unreferenced entries ({human_bytes(report.partly.bytes)})"
+        lines.append(f"{report.partly.segments} segments contain {loose}: run `cachestore compact`")
     if report.files or report.plans:
         lines.append(f"{len(report.files)} old files and {len(report.plans)} plans {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
@@ -53,5 +53,5 @@ def _amount(amount: "Amount") -> str:
 def _hours(text: str) -> float:
     hours = float(text)
     if not 0 <= hours < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number of hours from 0 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of hours, 0 or more, not {text!r}")
     return hours

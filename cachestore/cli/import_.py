@@ -5,40 +5,46 @@ import argparse
 from cachestore.cli import FAILURES, options_of, tell, words_of
 from cachestore.core.words import first_of
 
-HELP = "take another trainer's cache into a store"
+HELP = "import another trainer's cache into a store"
 _SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit or diffusion-pipe")
-    parser.add_argument("folder", metavar="FOLDER", help="the cache; of sd-scripts and ai-toolkit usually DATA itself")
+    parser.add_argument("folder", metavar="FOLDER", help="the cache's folder; for sd-scripts and ai-toolkit usually DATA itself")
     parser.add_argument("--store", metavar="STORE", required=True, help="the store's folder; made if it does not exist")
     parser.add_argument("--data", metavar="DATA", required=True, help="what the cache was made from, as for precompute")
-    parser.add_argument("--name", metavar="NAME", default="train", help="of the data set (default train)")
+    parser.add_argument("--name", metavar="NAME", default="train", help="the data set's name (default train)")
     parser.add_argument(
         "--encode", metavar="KINDS", type=words_of, default=(), help="text, latents or both (default: what the folder holds)"
     )
-    parser.add_argument("--family", metavar="FAMILY", help="such as sdxl or flux, where neither file names nor the model tell it")
-    claim = parser.add_argument_group("what made it (becomes part of the fingerprint; one of these is needed)")
-    claim.add_argument("--model", metavar="MODEL", help="the model: its files are digested, and verify --recompute holds values against it")
-    setting, given = "a setting, such as model=FLUX.1-dev", "what encode_prompt was given"
+    parser.add_argument(
+        "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither file names nor the model tell it"
+    )
+    claim = parser.add_argument_group("what made the cache (it becomes part of the fingerprint; give at least one of these)")
+    claim.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="the model: its files are hashed into the fingerprint, and verify --recompute can check the values with it",
+    )
+    setting, given = "what you know about it, such as model=FLUX.1-dev", "an argument that encode_prompt was called with"
     claim.add_argument("--claim", dest="claims", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=setting)
-    claim.add_argument("--vae", metavar="PATH", help="the VAE, where it is not the model's own")
-    claim.add_argument("--text-encoder", metavar="PATH", help="the text encoder, where it is not the model's own")
+    claim.add_argument("--vae", metavar="PATH", help="the VAE, if it is not the model's own")
+    claim.add_argument("--text-encoder", metavar="PATH", help="the text encoder, if it is not the model's own")
     claim.add_argument("--encode-arg", dest="encode_args", metavar="NAME=VALUE", type=_argument, action="append", default=[], help=given)
-    parser.add_argument("--captions", choices=("first", "all"), default="first", help="of each sample (default first)")
+    parser.add_argument("--captions", choices=("first", "all"), default="first", help="which captions of each sample (default first)")
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
-    parser.add_argument("--caption", metavar="TEXT", help="what a sample without a caption gets")
+    parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
-    parser.add_argument("--replace", action="store_true", help="take the place of other values under this name")
+    parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"NAME=VALUE, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not {text!r}")
     return name, value
 
 
@@ -60,10 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in made.failures]
-    for what, paths in (("are no sample's", report.unmatched), ("are older than what they should be of", report.stale)):
+    for what, paths in (
+        ("belong to no sample", report.unmatched),
+        ("are older than the picture or caption that they belong to", report.stale),
+    ):
         if paths:
             lines += [f"note: {len(paths)} files {what}: {first_of(paths, _SHOWN)}"]
-    counts = f"{made.encoded} values imported, {made.reused} were there, {made.failed} failed"
+    counts = f"{made.encoded} values imported, {made.reused} already there, {made.failed} failed"
     lines += [f"{made.samples} samples of {report.family}: {counts}"]
     lines += [f"data set {made.name!r}, generation {made.generation}, in {made.store}"]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)

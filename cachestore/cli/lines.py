@@ -30,7 +30,7 @@ def training_lines(
         catalog = newest_catalog(reader.layout, report.name)
         fullest = 0 if catalog is None else _fullest_bucket(catalog)
         columns = () if catalog is None else catalog.columns
-        stored = list(filter(None, (_stored(reader, column) for column in columns))) or ["nothing was made yet"]
+        stored = list(filter(None, (_stored(reader, column) for column in columns))) or ["nothing has been encoded yet"]
     sizes = [int(column.options["resolution"]) for column in columns if column.role == IMAGE and "resolution" in column.options]
     batch_size = max(1, min(batch_size, int(fullest * min(1, least))))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())

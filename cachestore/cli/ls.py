@@ -12,7 +12,7 @@ HELP = "list entries"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("--keys", action="store_true", help="print the keys alone, one a line")
+    parser.add_argument("--keys", action="store_true", help="print only the keys, one per line")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
-    config = "take options and [[source]] tables from here; options given too have precedence"
+    config = "a TOML file with options and [[source]] tables; options on the command line override it"
     parser.add_argument("--config", metavar="FILE.toml", help=config)
     output = parser.add_argument_group("output")
-    output.add_argument("--plan-only", action="store_true", help="look at everything, say what would be done, and stop")
+    output.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument("--quiet", action="store_true", help="print nothing but the result: counts, failures, and where it is")
+    output.add_argument("--quiet", action="store_true", help="print only the result: counts, failures, and the data set")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,7 +106,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     given = {one: getattr(arguments, one.name) for one in fields(PrecomputeRequest) if one.name != "data"}
     values = {one.name: parse_value(one, text, in_command(one.name)) for one, text in given.items() if text is not None}
     if arguments.data and "sources" in values:
-        raise BadInput(f"DATA ({arguments.data[0]}) and --sources say the same: give one of them")
+        raise BadInput(f"DATA ({arguments.data[0]}) and --sources both say what to encode: give only one of them")
     if arguments.config is not None:
         from cachestore.cli.config import read_config
 

@@ -68,7 +68,7 @@ def in_a_line(status: PassStatus) -> str:
     if len(working) > 1:
         slowest = min(working, key=lambda one: one.rate)
         text += f"; slowest {named(slowest)} ({slowest.rate:.1f}/s, {slowest.phase})"
-    gone = [f"; {named(one)} is gone, others do its work" for one in status.gone]
+    gone = [f"; {named(one)} has stopped, others do its work" for one in status.gone]
     silent = [f"; {named(one)} silent {one.still_seconds:.0f} s ({one.phase})" for one in status.silent]
     return text + "".join([*gone[:NAMED], *silent[:NAMED]])
 

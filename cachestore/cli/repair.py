@@ -4,14 +4,14 @@ import argparse
 
 from cachestore.cli import DAMAGE, add_moved, add_store, options_of, source_of, tell
 
-HELP = "salvage, quarantine and rebuild; with --refill encode again what was lost"
+HELP = "save good entries of damaged files, move these files aside and rebuild what is lost; with --refill encode lost entries again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--refill", action="store_true", help="encode again what has no valid copy")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
+    parser.add_argument("--refill", action="store_true", help="encode entries again that have no valid copy")
     add_moved(parser.add_argument, "with --refill: ")
 
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [
         f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined",
         f"without --refill {report.missing} would still be missing" if report.dry_run else with_refill,
-        *(f"{name} {would}built again" for name in report.rebuilt),
+        *(f"{name} {would}rebuilt" for name in report.rebuilt),
         *(f"{finding.kind}: {finding.message}" for finding in report.findings),
     ]
     is_ok = not report.missing and all(finding.kind != "bad-catalog" for finding in report.findings)

@@ -5,20 +5,22 @@ import argparse
 from cachestore.cli import add_source, add_store, source_of, tell
 from cachestore.core.words import human_bytes
 
-HELP = "write what a store holds as one page of HTML"
+HELP = "write an HTML page that shows what a store holds"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    output = "the page (default report.html); its folder is made if it does not exist"
+    output = "the HTML file (default report.html); its folder is made if it does not exist"
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
-    parser.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="for what buckets leave out (default 8)")
-    add_source(parser.add_argument, ": thumbnails take their colours from its pictures")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=_positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
+    )
+    add_source(parser.add_argument, ": the colours of thumbnails come from its pictures")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte for the damage map")
-    level.add_argument("--quick", action="store_true", help="names, sizes and headers only (the default)")
+    level.add_argument("--quick", action="store_true", help="read names, sizes and headers only (the default)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,5 +42,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return int(text)

@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
-    png = "write the sample's latents as a picture, one pixel for each place; its folder is made if it does not exist"
+    png = "write the sample's latents as a picture, one pixel for each latent position; its folder is made if it does not exist"
     parser.add_argument("--png", metavar="FILE", help=png)
-    add_source(parser.add_argument, ": --png takes the colours from its pictures")
+    add_source(parser.add_argument, ": the colours of --png come from its pictures")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.store.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
-        raise BadInput("--source goes with --png FILE, which was not asked for")
+        raise BadInput("--source needs --png FILE")
     with Reader(arguments.store) as reader:
         shown = _find(reader, arguments.what)
         if arguments.png is not None:
@@ -85,7 +85,7 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
         }
         found.append({"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
     if not found:
-        lists = f"{reader.layout.command('ls')}, {reader.layout.command('stats')}"
+        lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
         message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
         raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
     return found
@@ -102,7 +102,7 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
             title = f"  {column}{shared_by(count, column)}:"
             entry = by_key[key]
-            yield title if entry else f"{title} nothing, see `cachestore why`"
+            yield title if entry else f"{title} no entry, run `cachestore why`"
             yield from _of_entry(entry, indent="    ") if entry else ()
 
 

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = status(arguments.store)
     lines = [line for one in found.plans for line in _in_words(one)]
-    return tell(arguments, found.as_json(), lines or ["no pass was ever begun here"])
+    return tell(arguments, found.as_json(), lines or ["no pass has been started here"])
 
 
 def _in_words(status: "PassStatus") -> list[str]:
@@ -35,7 +35,7 @@ def _in_words(status: "PassStatus") -> list[str]:
     open_now = f"{status.finished} of {status.partitions} partitions finished, {status.claimed} claimed"
     lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
     if not status.at_work:
-        lines.append("  nobody works on it: run the same command again, it goes on where it stopped")
+        lines.append("  no worker is running: run the same command again, it continues where it stopped")
     running = {one.launch for one in status.at_work}
     return lines + [f"  {_of_rank(one)}" for one in status.ranks if one.launch in running]
 
@@ -44,6 +44,6 @@ def _of_rank(one: "RankStatus") -> str:
     place = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
     if one.phase == "ended" or one.alive is False:
         return f"{place}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
-    heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last beat {one.beat_age_seconds} s ago"
+    heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last heartbeat {one.beat_age_seconds} s ago"
     life = "" if one.alive else ", on another machine"
     return f"{place}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"

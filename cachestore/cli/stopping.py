@@ -44,7 +44,7 @@ def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Gen
         if is_parent or (is_repeated and number == signal.SIGINT):
             raise KeyboardInterrupt
         if not is_repeated:
-            say("stopping after the present batch …")
+            say("stopping after the current batch …")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -62,7 +62,7 @@ def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Gen
 def _say_how_to_go_on(line: Sequence[str]) -> None:
     if line:
         program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
-        to_stderr(f"cachestore: stopped; what is encoded is published. Go on with: {program} {join(line)}")
+        to_stderr(f"cachestore: stopped; what was encoded is in the store. Continue with: {program} {join(line)}")
 
 
 def to_stderr(line: str) -> None:

@@ -21,18 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte (the default)")
-    level.add_argument("--quick", action="store_true", help="names, sizes, headers, index and catalogs only")
-    level.add_argument("--subset", metavar="N/T", type=_subset, help="read the N-th of T parts of the segments")
+    level.add_argument("--quick", action="store_true", help="check names, sizes, headers, index and catalogs only")
+    level.add_argument("--subset", metavar="N/T", type=_subset, help="read only the N-th of T parts of the segments")
     again = parser.add_argument_group("making again")
     again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
-    again.add_argument("--seed", metavar="S", type=int, help="another choice of these entries (default 0)")
+    again.add_argument("--seed", metavar="S", type=int, help="the seed that chooses these entries (default 0)")
     add_moved(again.add_argument)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 4 if there is damage."""
     if arguments.recompute == 0 and (unused := [name for name in _AGAIN if getattr(arguments, name) is not None]):
-        message = f"--{unused[0].replace('_', '-')} goes with --recompute N, which was not asked for"
+        message = f"--{unused[0].replace('_', '-')} needs --recompute N"
         print_error(BadInput(message), as_json=arguments.json)
         return USAGE
     report = _verify(arguments)
@@ -62,8 +62,8 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
     again: Mapping[str, Any] = report.recomputed or {}
     yield from (f"note: {remark}" for remark in (*report.remarks, *again.get("remarks", ())))
     if again:
-        chosen = f"{again['chosen']} of {again['of']} entries made again (seed {again['seed']})"
-        yield f"{chosen}: {again['equal']} as stored, up to rounding, {again['wrong']} wrong"
+        chosen = f"{again['chosen']} of {again['of']} entries encoded again (seed {again['seed']})"
+        yield f"{chosen}: {again['equal']} equal up to rounding, {again['wrong']} wrong"
     rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
     counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
     yield f"{'ok' if report.ok else 'DAMAGED'}: {counts}"
@@ -72,5 +72,5 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
 def _subset(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"N/T with 1 <= N <= T, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be N/T with 1 <= N <= T, not {text!r}")
     return int(part), int(parts)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "why a sample is or is not ready: keys, recipes, inputs, reasons of failures"
+HELP = "explain why a sample is or is not ready: its keys, recipes, inputs and failures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         listing = [catalog for catalog in catalogs if sample in catalog.ids]
         answers = [_answer(reader, catalog, list(catalog.ids).index(sample)) for catalog in listing]
         if not answers:
-            message = f"no data set in {reader.layout.root} lists {sample!r} ({reader.layout.command('stats')} names the data sets)"
+            message = (
+                f"no data set in {reader.layout.root} contains the sample {sample!r} ({reader.layout.command('stats')} lists the data sets)"
+            )
             raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
     lines = (line for answer in answers for line in _lines_of(answer))
     is_ready = all(answer["ready"] for answer in answers)

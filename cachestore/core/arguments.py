@@ -30,7 +30,7 @@ def refuse(argument: str, wanted: str, given: object) -> NoReturn:
     shown = repr(given)
     if len(shown) > _SHOWN or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
-    raise BadInput(f"{argument} is {wanted}, not {shown}")
+    raise BadInput(f"{argument} must be {wanted}, not {shown}")
 
 
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
@@ -40,7 +40,7 @@ def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
         with suppress(TypeError):
             number = operator.index(cast("Any", given))
     if number is None or (least is not None and number < least):
-        refuse(argument, "a whole number" + ("" if least is None else f" from {least} on"), given)
+        refuse(argument, "a whole number" + ("" if least is None else f" of at least {least}"), given)
     return number
 
 
@@ -75,7 +75,11 @@ def refuse_address(argument: str, place: str) -> None:
     if found is None:
         return
     scheme = found[1].lower()
-    instead = "pass its path alone" if scheme == "file" else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
+    instead = (
+        "pass the path only, without the scheme"
+        if scheme == "file"
+        else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
+    )
     raise BadInput(f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}")
 
 
@@ -123,7 +127,7 @@ def as_pairs(argument: str, given: object) -> Iterator[tuple[Any, Any]]:
     """(key, item) pairs, one at a time. Raises BadInput for what is no such pair; of a mapping the pairs are its `items()`."""
     wanted = "(key, item) pairs"
     if isinstance(given, Mapping):
-        refuse(argument, f"{wanted} (of a mapping its items())", cast("object", given))
+        refuse(argument, f"{wanted} (for a mapping, pass its items())", cast("object", given))
     for place, pair in enumerate(as_many(argument, given, wanted)):
         if not isinstance(pair, tuple | list) or len(cast("Sequence[Any]", pair)) != 2:
             refuse(f"{argument}[{place}]", "a (key, item) pair", cast("object", pair))

@@ -57,11 +57,11 @@ class CaptionPolicy:
 
     def __post_init__(self) -> None:
         if self.choose not in CHOICES:
-            raise BadInput(f'a caption policy chooses "first", "random" or "all", not {self.choose!r}')
+            raise BadInput(f'the field choose of a caption policy must be "first", "random" or "all", not {self.choose!r}')
         for name, fitted in _FITTED.items():
             object.__setattr__(self, name, fitted(f"{name} of a caption policy", getattr(self, name)))
         if not 0 <= self.dropout <= 1:
-            raise BadInput(f"the dropout of a caption policy is a share from 0 to 1, not {self.dropout!r}")
+            raise BadInput(f"the dropout of a caption policy must be a number from 0 to 1, not {self.dropout!r}")
         if not self.separator:
             refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
@@ -81,7 +81,7 @@ class CaptionPolicy:
             # By exact type: Python's bool is an int, and True is no number of variants.
             fits = type(found) is type(default) or (isinstance(default, float) and type(found) is int)
             if name not in defaults or not fits:
-                raise BadInput(f"{name} = {found!r} is no part of a caption policy; it has {', '.join(defaults)}")
+                raise BadInput(f"{name} = {found!r} is not valid in a caption policy: its fields are {', '.join(defaults)}")
         return cls(**given)
 
     def as_json(self) -> dict[str, Json]:
@@ -137,14 +137,14 @@ class CaptionPolicy:
     def differs_from(self, kept: "CaptionPolicy") -> str:
         """Why this policy may ask for texts that one which encoded for `kept` did not; empty where it asks for none."""
         if self.choose != "first" and kept.choose == "first":
-            return f"it chooses {self.choose!r} of a sample's captions, and only the first was encoded"
+            return f"it chooses {self.choose!r} of a sample's captions, but only the first one was encoded"
         if self.prefix != kept.prefix:
-            return f"its prefix is {self.prefix!r}, and {kept.prefix!r} was encoded"
+            return f"its prefix is {self.prefix!r}, but {kept.prefix!r} was encoded"
         if self.each > kept.each:
-            return f"it has {self.each} variants of each caption, and {kept.each} were encoded"
+            return f"it has {self.each} variants of each caption, but only {kept.each} were encoded"
         if self.each > 1 and (self.keep_tokens, self.separator) != (kept.keep_tokens, kept.separator):
             ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, kept))
-            return f"it shuffles with {ours}, and {theirs} was encoded"
+            return f"it shuffles tags with {ours}, but they were encoded with {theirs}"
         return ""
 
 

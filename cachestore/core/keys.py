@@ -37,7 +37,7 @@ class Key(bytes):
         except TypeError:
             refuse("a key", f"made of {KEY_BYTES} bytes", raw)
         if length != KEY_BYTES:
-            raise BadInput(f"a key has {KEY_BYTES} bytes, this value has {length}")
+            raise BadInput(f"a key has {KEY_BYTES} bytes, but this value has {length}")
         return key
 
     @classmethod
@@ -108,11 +108,11 @@ def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
 def by_key(answer: object) -> dict[Key, Any]:
     """What a caller's own `encode` returned, by key (`Key.parse`). Raises EncodeFailed for no mapping, BadInput for no keys."""
     if not isinstance(answer, Mapping):
-        raise EncodeFailed(f"encode returned a value of the type {type(answer).__name__} where {{key: {{name: tensor}}}} is wanted")
+        raise EncodeFailed(f"encode must return {{key: {{name: tensor}}}}, not a value of the type {type(answer).__name__}")
     try:
         return {Key.parse(key): tensors for key, tensors in cast("Mapping[Any, Any]", answer).items()}
     except BadInput as error:
-        raise BadInput(f"encode returned what is no key: {error}") from error
+        raise BadInput(f"encode returned something that is not a key: {error}") from error
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:

@@ -59,14 +59,16 @@ def discover(
         world_size = None if world_size is None else as_whole("world_size", world_size)
         if rank is None or world_size is None or not 0 <= rank < world_size:
             raise BadInput(
-                f"a rank needs a world size above it: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
+                f"the rank must be smaller than the world size: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
             )
         return replace(here, rank=rank, world_size=world_size, found_in="arguments")
     for found_in, found_rank, found_world in _in_order_of_trust(environment, distributed):
         if found_rank is None and found_world in (None, 1):
             continue
         if found_rank is None or found_world is None or not 0 <= found_rank < found_world:
-            conflict = f"{found_in} says rank {found_rank} of {found_world}: going on without a preferred part of the work"
+            conflict = (
+                f"{found_in} says rank {found_rank} of {found_world}, which is not possible, so this process continues without a rank"
+            )
             return replace(here, rank=None, world_size=max(found_world or 1, 1), found_in=found_in, conflict=conflict)
         return replace(here, rank=found_rank, world_size=found_world, found_in=found_in)
     return here

@@ -65,7 +65,7 @@ def as_array(raw: Raw) -> Array:
     """A tensor as a numpy array that shares its memory; bfloat16 as its 16 bits, float8 as its 8. Raises EncodeFailed."""
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
-        raise EncodeFailed(f"a tensor of dtype {dtype} is not understood")
+        raise EncodeFailed(f"tensors of dtype {dtype} are not supported")
     return np.frombuffer(buffer, _NUMPY[dtype]).reshape(shape)
 
 
@@ -122,7 +122,7 @@ def without_batch(name: str, raw: Raw, rank: int) -> Raw:
         return raw
     if len(shape) == rank + 1 and shape[0] == 1:
         return reshaped(raw, shape[1:])
-    raise EncodeFailed(f"{name} is {list(shape)}, where {rank} axes are expected, after a batch axis of 1 or without")
+    raise EncodeFailed(f"{name} has the shape {list(shape)}; expected {rank} axes, with or without a batch axis of 1 in front")
 
 
 def columns(raw: Raw, start: int, stop: int) -> Raw:

@@ -125,9 +125,9 @@ def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Map
         _check_fields(recipe.read, known)
         yield recipe.read
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = error if isinstance(error, _Unknown) else f"it lacks a part of {kind} ({type(error).__name__}: {error})"
+        what = error if isinstance(error, _Unknown) else f"a field of {kind} is missing or wrong ({type(error).__name__}: {error})"
         raise FormatError(
-            f"how to read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}… is not known here: {what}; install a newer cachestore"
+            f"this cachestore cannot read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}…: {what}; install a newer cachestore"
         ) from error
 
 

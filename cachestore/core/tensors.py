@@ -24,7 +24,7 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            raise BadInput(f"tensor {name!r} is bool, and holds a byte that is neither 0 nor 1; it cannot be stored")
+            raise BadInput(f"the bool tensor {name!r} holds a byte that is neither 0 nor 1; it cannot be stored")
     return raw
 
 
@@ -36,7 +36,7 @@ def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
 def _check_bools(raw: Mapping[str, RawTensor]) -> None:
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            raise FormatError(f"tensor {name!r} is stored as BOOL, and holds a byte that is neither 0 nor 1: cachestore did not write it")
+            raise FormatError(f"the BOOL tensor {name!r} holds a byte that is neither 0 nor 1: cachestore did not write it")
 
 
 def _raw(name: str, value: Any) -> RawTensor:

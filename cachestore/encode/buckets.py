@@ -42,7 +42,8 @@ def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
     """
     if step < 1 or resolution < step:
         raise BadInput(
-            f"resolution {resolution} in steps of {step} leaves no bucket; both are at least 1, and the resolution at least the step"
+            f"resolution {resolution} with bucket step {step} gives no bucket: the step must be at least 1, and the resolution at"
+            " least the step"
         )
     area = resolution * resolution
     shortest = max(step, min(SHORTEST_SIDE, resolution // 2) // step * step)

@@ -102,8 +102,8 @@ def check_frames(frames: Sequence[int], factor: int) -> None:
         if count < 1 or (count - 1) % factor:
             below = max(0, count - 1) // factor * factor + 1
             raise BadInput(
-                f"--frames {count} does not suit this VAE, of which {factor} frames make one of latents after the first: it takes"
-                f" 1, {factor + 1}, {2 * factor + 1}, …; the nearest are {below} and {below + factor}"
+                f"--frames {count} does not suit this VAE: after the first frame it encodes {factor} frames at a time, so a video"
+                f" has 1, {factor + 1}, {2 * factor + 1}, … frames; the nearest are {below} and {below + factor}"
             )
 
 
@@ -120,8 +120,8 @@ def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, 
     if listed[0] > there:
         at = "" if rate is None else f" at {float(rate):g} a second"
         raise EncodeFailed(
-            f"the video is too short: it has {there} frames{at} ({float(timeline.seconds):.2f} s), and the smallest count of --frames is"
-            f" {listed[0]}"
+            f"the video is too short: it has {there} frames{at} ({float(timeline.seconds):.2f} s), but the smallest count of"
+            f" --frames is {listed[0]}"
         )
     frames = listed[bisect_right(listed, there) - 1]
     number, clips = int(request.get("clip", 0)), int(request.get("clips", 1))

@@ -55,10 +55,10 @@ def find_difference(stored: Mapping[str, Raw], made: Mapping[str, Raw], kind: st
 def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
     (dtype, shape, was), (dtype_now, shape_now, now) = stored, made
     if (dtype, tuple(shape)) != (dtype_now, tuple(shape_now)):
-        return f"is {dtype} {list(shape)}, and now {dtype_now} {list(shape_now)}"
+        return f"is stored as {dtype} {list(shape)}, but is now {dtype_now} {list(shape_now)}"
     allowed = tolerance_of(dtype, kind)
     if allowed is None:
-        return None if bytes(was) == bytes(now) else f"({dtype}) has other bits"
+        return None if bytes(was) == bytes(now) else f"({dtype}) differs"
     one, two = (numbers(raw).astype(np.float64).ravel() for raw in (stored, made))
     if not (np.isfinite(one).all() and np.isfinite(two).all()):
         return "has NaN or infinite numbers"

@@ -54,10 +54,11 @@ def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
     more = sorted(key for key in loading["unexpected_keys"] if not key.endswith(_MAY_BE_MORE))
     other = sorted(str(key if isinstance(key, str) else key[0]) for key in loading["mismatched_keys"])
     if more or other:
-        what = f"in another shape, such as {other[0]}" if other else f"that it has no place for, such as {more[0]}"
+        what = f"with another shape, such as {other[0]}" if other else f"that it does not have, such as {more[0]}"
         raise BadInput(
-            f"{component.single_file} does not fit {component.class_name} by the config.json in {component.folder}: "
-            f"it has {len(other or more)} tensors {what}; give the weights of this very component, or its own folder"
+            f"{component.single_file} does not fit the {component.class_name} that config.json in {component.folder} describes:"
+            f" the file has {len(other or more)} tensors {what}; give the weights of this component, or a folder with their own"
+            " config.json"
         )
 
 
@@ -95,15 +96,15 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
     convert: Callable[..., Tensors] | None = loadable.get(component.class_name, {}).get("checkpoint_mapping_fn")
     if convert is None:
         raise BadInput(
-            f"{file} is no {component.class_name} in the layout of diffusers (it has {min(shapes)}, not {min(expected)}), and diffusers "
-            f"converts no other; save the VAE with diffusers' save_pretrained, and give that folder"
+            f"{file} is not a {component.class_name} in the layout of diffusers (it has {min(shapes)}, not {min(expected)}), and"
+            " diffusers cannot convert it; save the VAE with diffusers' save_pretrained, and give that folder"
         )
     found = convert(config=dict(component.config), checkpoint=_read(file, prefix))
     lacking = sorted(expected - set(found))
     if lacking:
         raise BadInput(
-            f"{file} is no {component.class_name} by the config.json in {component.folder}, neither in the layout of diffusers nor in the "
-            f"original one: it lacks {len(lacking)} tensors, such as {lacking[0]}"
+            f"{file} is not the {component.class_name} that config.json in {component.folder} describes, neither in the layout of"
+            f" diffusers nor in the original one: it lacks {len(lacking)} tensors, such as {lacking[0]}"
         )
     return found
 

@@ -97,8 +97,8 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         able = "; ".join(f"{row.pipeline}: {', '.join(row.parts)}" for row in TEXT_FAMILIES.values() if row.parts)
         has = f"it has {', '.join(family.encoders)}"
         raise BadInput(
-            f"{family.pipeline or 'a text encoder that stands alone'} cannot make {', '.join(sorted(names)) or 'text of no encoder'} alone "
-            f"({has}); pass --encode text. These can: {able}"
+            f"{family.pipeline or 'a text encoder that stands alone'} cannot encode"
+            f" {', '.join(sorted(names)) or 'text of no encoder'} alone ({has}); pass --encode text. These pipelines can: {able}"
         )
     parts = {name: family.parts[name] for name in chosen}
     stored = [name for part in parts.values() for name in (part.rows, part.pooled) if name is not None]

@@ -40,15 +40,15 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
     cached = _cached(name, revision)
     if cached is None and _is_taken_for_path(name):
         raise BadInput(
-            f"{name} does not exist, and {path.parent} is a folder here, so it is taken for a path; give the model's folder,"
-            f" or where an id on the Hugging Face hub is meant have it in the hub's cache first (`hf download {name}`)"
+            f"{name} does not exist. It is read as a path, because the folder {path.parent} exists: give the model's folder, or"
+            f" if you mean a model of the Hugging Face hub, download it first (`hf download {name}`)"
         )
     if cached is not None:
         try:
             return read(cached)
         except MissingFile as missing:
             return read(_download(name, encode, revision, variant, str(missing)))
-    return read(_download(name, encode, revision, variant, f"no folder {name!r}, and no such model in the cache of the hub"))
+    return read(_download(name, encode, revision, variant, f"no folder {name!r}, and no such model in the local cache of the hub"))
 
 
 def find_here(name: str, revision: str | None) -> Path | None:
@@ -121,5 +121,5 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
     except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if is_reached or isinstance(error, HfHubHTTPError):
-            raise BadInput(f"{missing}; the hub gives no {name!r} either: {first}") from error
-        raise BadInput(f"{missing}; and the hub cannot be reached to ask for {name!r} ({first}): give a model's folder") from error
+            raise BadInput(f"{missing}; the hub does not give {name!r} either: {first}") from error
+        raise BadInput(f"{missing}; and the hub could not be asked for {name!r} ({first}): give a model's folder") from error

@@ -26,7 +26,7 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
     returns = _returned_names(pipeline, class_name)
     kept = [name for name in returns if name is not None]
     if "prompt_embeds" not in kept:
-        _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, and no prompt_embeds")
+        _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, but no prompt_embeds")
     parameters = inspect.signature(pipeline.__init__).parameters
     components = tuple(name for name in parameters if _encodes_text(name, index))
     tokenizers = [name for name in components if name.startswith("tokenizer")]
@@ -113,5 +113,6 @@ def _is_json(value: Any) -> bool:
 
 def _refuse(class_name: str, what: str) -> NoReturn:
     raise BadInput(
-        f"{class_name} has no row in the table of families, and cannot be used without one: {what}. Pass a TextFamily of your own"
+        f"{class_name} has no row in the table of families (docs/families.md), and cachestore cannot find out how to use it:"
+        f" {what}. Pass a TextFamily of your own"
     )

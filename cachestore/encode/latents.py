@@ -100,7 +100,7 @@ class LatentsEncoder:
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:
-            raise BadInput(f"buckets in steps of {step} do not suit this VAE: the step must be a multiple of {self.setup.multiple}")
+            raise BadInput(f"a bucket step of {step} does not suit this VAE: the step must be a multiple of {self.setup.multiple}")
 
     def _resolve_video(self, request: Mapping[str, Json], read: Read) -> Resolved:
         from cachestore.encode import videos
@@ -116,7 +116,7 @@ class LatentsEncoder:
         meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
             self._has_warned = True
-            text = "%s is of high dynamic range (%s) and is not tone-mapped, so it looks pale; each such entry says so in its `transfer`"
+            text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
             _log.warning(text, reference, video.transfer)
         footage = _Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
         return Resolved(key, footage, {VIDEO: digest}, meta, clip.facts())

@@ -66,7 +66,7 @@ class LoadedModel:
         library, class_name = _class_of(name, part)
         if not isinstance(part, nn.Module) and not hasattr(part, "model_max_length"):
             raise BadInput(
-                f"{name} of the loaded model is a {class_name}, which cannot be told by its values here; save the model and give its folder"
+                f"{name} of the loaded model is a {class_name}, which cannot be fingerprinted here; save the model and give its folder"
             )
         if isinstance(part, nn.Module):
             config = _config(part)
@@ -81,7 +81,7 @@ class LoadedModel:
         """The configuration of a component that need not be used. Raises BadInput where it is missing."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
-            raise BadInput(f"the loaded model has no {name!r}, whose configuration its text encoders need; it is not used otherwise")
+            raise BadInput(f"the loaded model has no {name!r}: encoding text needs its configuration, so load it too")
         return _config(part)
 
     def outline(self) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
@@ -150,7 +150,8 @@ def common_dtype(components: Mapping[str, Component], option: str, asked: str) -
     }
     if len(found) != 1 or asked not in ("auto", *found):
         raise BadInput(
-            f"the loaded modules are {' and '.join(sorted(found))}, and are not changed: bring them to one dtype, and leave {option} out"
+            f"the loaded modules are {' and '.join(sorted(found))}, and cachestore does not convert them: convert them to one"
+            f" dtype, and leave {option} out"
         )
     return found.pop()
 
@@ -162,7 +163,8 @@ def common_device(components: Mapping[str, Component], asked: str) -> str:
     is_there = asked == "auto" or {torch.device(asked).type} == {torch.device(one).type for one in found}
     if len(found) != 1 or not is_there:
         raise BadInput(
-            f"the loaded modules are on {' and '.join(sorted(found))}, and are not moved: bring them to one device, and leave device out"
+            f"the loaded modules are on {' and '.join(sorted(found))}, and cachestore does not move them: move them to one"
+            " device, and leave device out"
         )
     return found.pop()
 
@@ -179,7 +181,7 @@ def digest_state(name: str, module: nn.Module) -> str:
         if type(value) is not Tensor or value.device.type == "meta":
             kind = "on no device" if isinstance(value, Tensor) and value.device.type == "meta" else f"a {type(value).__name__}"
             raise BadInput(
-                f"{key} of the loaded {name} is {kind}: sharded, offloaded and quantised modules cannot be told apart; give a folder"
+                f"{key} of the loaded {name} is {kind}: sharded, offloaded and quantised modules cannot be fingerprinted; give a folder"
             )
         header = canonical([key, str(value.dtype), list(value.shape)])
         state.update(len(header).to_bytes(8, "little") + header)
@@ -209,7 +211,8 @@ def _class_of(name: str, part: object) -> tuple[str, str]:
         if library in _LIBRARIES:
             return library, one.__name__
     raise BadInput(
-        f"{name!r} of the loaded model is a {type(part).__name__}, of neither transformers nor diffusers; give what is inside, unwrapped"
+        f"{name!r} of the loaded model is a {type(part).__name__}, which is not a class of transformers or diffusers; if it is a"
+        " wrapper, give the module inside it"
     )
 
 

@@ -50,7 +50,8 @@ class MaskEncoder:
         size, own = images.measure(picture), images.measure(data)
         if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
             raise EncodeFailed(
-                f"the mask has {own.width} x {own.height} pixels and its picture {size.width} x {size.height}: another shape"
+                f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the"
+                " same aspect ratio"
             )
         view = view_of(request, size, digest_of_picture)
         # All that the value depends on of the picture is where it is cut, so pictures of one size share their mask's entry.

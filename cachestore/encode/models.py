@@ -90,7 +90,7 @@ def read_model(folder: Path) -> Model:
         class_name = index.get("_class_name")
         if not isinstance(class_name, str):
             raise BadInput(
-                f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); code of a model's own is not run"
+                f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); a model's own code is never run"
             )
         return Model(folder, "pipeline", class_name, index)
     if not (folder / CONFIG).is_file():
@@ -171,12 +171,10 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
         except (EncodeFailed, FormatError, OSError) as error:
-            raise BadInput(f"the weights of {component.name} in {path} cannot be read: {error}") from error
+            raise BadInput(f"cannot read the weights of {component.name} in {path}: {error}") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
     if lacking:
-        raise BadInput(
-            f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, by which its latents are normalised"
-        )
+        raise BadInput(f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, which normalise its latents")
     return found
 
 

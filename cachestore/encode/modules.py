@@ -110,7 +110,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        raise BadInput(f"weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+        raise BadInput(f"the weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
     if component.single_file is not None:
         check_single_file(component, loading)
     for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them

@@ -125,4 +125,4 @@ def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> 
 
 def in_words(needs: Sequence[str]) -> str:
     """The line that says what is not made, for at least one need."""
-    return f"{NOT_MADE} {'; '.join(needs)}. This model is trained with that too: the store alone is not enough to train it"
+    return f"{NOT_MADE} {'; '.join(needs)}. Training this model needs that too, so the store alone is not enough"

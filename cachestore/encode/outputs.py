@@ -38,7 +38,7 @@ def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ())
         if low == -torch.inf or high == torch.inf:
             return f"infinite numbers in {name!r}"
         if low == high and tensor.numel() > 1 and not (low in (0, 1) and name in may_be_flat):
-            return f"{low + 0.0:g} throughout in {name!r}"
+            return f"only the number {low + 0.0:g} in {name!r}"
     return None
 
 
@@ -64,7 +64,7 @@ def make_sound(
         faults = _faults(entries, may_be_flat)
         tried = "in the precision of its weights and in float32"
     for key, fault in faults.items():
-        raise EncodeFailed(f"{who} made {fault} of entry {key}, {tried}")
+        raise EncodeFailed(f"{who} returned {fault} for entry {key}, {tried}")
     return entries
 
 
@@ -109,5 +109,5 @@ def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], bound: fl
         first, second = tensor.double(), other[name].double()
         apart, norm = float((first - second).norm()), float(first.norm())
         if not apart <= bound * max(norm, 1e-12):  # not "greater", so that NaN counts as different
-            return f"{name} (apart by {apart / max(norm, 1e-12):.2g} of its norm)"
+            return f"{name} (which differs by {apart / max(norm, 1e-12):.2g} of its norm)"
     return None

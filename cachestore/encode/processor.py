@@ -34,7 +34,9 @@ class Processor:
         names = _IMAGE_PROCESSORS.get(component.class_name)
         if names is None:
             known = ", ".join(sorted(_IMAGE_PROCESSORS))
-            raise BadInput(f"the processor in {component.folder} is a {component.class_name}, which is not known; known are {known}")
+            raise BadInput(
+                f"the processor in {component.folder} is a {component.class_name}, which is not supported; supported are {known}"
+            )
         transformers: Any = importlib.import_module("transformers")
         image_processor = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
         tokenizer = transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True)

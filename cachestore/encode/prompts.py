@@ -185,8 +185,9 @@ class TextModules:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:
                 raise BadInput(
-                    f"{self._family.pipeline} has no row in the table of families, and the length of its {name} changes with the caption "
-                    f"({lengths[0]}, {lengths[-1]}): whether its denoiser attends padding is not known. Pass a TextFamily of your own"
+                    f"{self._family.pipeline} has no row in the table of families (docs/families.md), and the length of its"
+                    f" {name} depends on the caption ({lengths[0]}, {lengths[-1]}): cachestore cannot tell whether the denoiser"
+                    " attends to padding. Pass a TextFamily of your own"
                 )
 
     def _entry(self, returned: Mapping[str, Any], row: int) -> Entry:
@@ -281,8 +282,9 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
     default = inspect.signature(pipeline.__call__).parameters[name].default
     if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
         raise BadInput(
-            f"the installed diffusers calls {type(pipeline).__name__} with another {name} than this cachestore knows, "
-            f"which gives other embeddings; install the version of diffusers it was made with, or pass --encode-arg {name}=..."
+            f"the installed diffusers has another default of {name} for {type(pipeline).__name__} than this cachestore knows, and"
+            " it gives other embeddings; install a version of diffusers that this cachestore knows, or pass --encode-arg"
+            f" {name}=..."
         )
     return default
 
@@ -313,7 +315,7 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
     returned = (returned,) if isinstance(returned, Tensor) else returned
     if not isinstance(returned, tuple | list) or len(returned) != len(family.returns):
         raise BadInput(
-            f"encode_prompt of {family.pipeline} should return {len(family.returns)} values; the installed diffusers does otherwise"
+            f"encode_prompt of {family.pipeline} should return {len(family.returns)} values, but does not in the installed diffusers"
         )
     return {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
 

@@ -124,11 +124,13 @@ def _check(request: ModelRequest) -> None:
             f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ..."
         )
     if "text" in request.encode and any(map(is_text_encoder, request.encode)):
-        raise BadInput(f"text is what all text encoders make; leave it out of {', '.join(request.encode)}, or name no single encoder")
+        raise BadInput(
+            f"text already means all text encoders: in {', '.join(request.encode)}, leave out either text or the single encoders"
+        )
     if request.latents not in get_args(Stored):
-        raise BadInput(f"latents cannot be kept as {request.latents!r}; known are {', '.join(get_args(Stored))}")
+        raise BadInput(f"latents cannot be stored as {request.latents!r}; known are {', '.join(get_args(Stored))}")
     if request.batch_size != "auto" and request.batch_size < 1:
-        raise BadInput(f"a batch size is at least 1, not {request.batch_size}")
+        raise BadInput(f"the batch size must be at least 1, not {request.batch_size}")
 
 
 def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
@@ -142,7 +144,7 @@ def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> 
     made = _encoders(lambda _name: model, request, digest)
     found = [component.variant for encoder in made for component in encoder.setup.components.values()]
     if request.variant and not any(found):
-        raise BadInput(f"no weights of variant {request.variant!r} are in {request.model}; leave --variant out to use the plain ones")
+        raise BadInput(f"{request.model} has no weights of variant {request.variant!r}; leave --variant out to use the plain ones")
     return made
 
 
@@ -243,7 +245,7 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
         component, _, field_name = name.partition(".")
         config = request.loaded.config(component) if request.loaded else model.config_of(component)
         if field_name not in config:
-            raise BadInput(f"{model.folder} does not say {name}, which {family.pipeline} asks for, in {component}/{models.CONFIG}")
+            raise BadInput(f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs")
         found[name] = config[field_name]
     return found
 
@@ -255,8 +257,8 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
     if len(alike) != 1:
         wanted = {name: [config.get("vocab_size"), text_width(config)] for name, config in configs.items()}
         raise BadInput(
-            f"{file} can replace {len(alike)} of the text encoders of {model.folder}: its token embeddings are {token_embeddings(shapes)}, "
-            f"theirs {wanted}; give one text encoder's weights, or its folder with config.json"
+            f"{file} fits {len(alike)} text encoders of {model.folder}, but must fit exactly one: its token embeddings are"
+            f" {token_embeddings(shapes)}, theirs {wanted}; give one text encoder's weights, or its folder with config.json"
         )
     return alike[0]
 
@@ -284,7 +286,8 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
         alike = [name for name in modules if model.config_of(name).get("model_type") == kind]
     if len(alike) != 1:
         raise BadInput(
-            f"{override.folder} ({override.class_name}) can replace {len(alike)} of the text encoders of {model.folder}: {classes}"
+            f"{override.folder} ({override.class_name}) fits {len(alike)} text encoders of {model.folder}, but must fit exactly"
+            f" one: {classes}"
         )
     return alike[0]
 

@@ -80,8 +80,8 @@ class TextEncoder:
             return
         wanted = "at least one" if shown.most is None else "exactly one" if shown.most == 1 else f"one to {shown.most}"
         raise EncodeFailed(
-            f"{self.setup.family.pipeline} shows its text encoder {wanted} {shown.role} image beside a caption, and this sample has "
-            f"{count}; they come from the column {shown.role!r} of a manifest"
+            f"{self.setup.family.pipeline} shows its text encoder {wanted} {shown.role} image beside a caption, but this sample"
+            f" has {count}; put them into the column {shown.role} of the manifest"
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:

@@ -49,7 +49,7 @@ class Rewriter:
             tokens, limit = heard.args
             self.dropped = limit - self._limit
             return tokens - self.dropped
-        raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions; the installed diffusers does otherwise")
+        raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers")
 
 
 def _listener(setup: TextSetup) -> Foreign:

@@ -78,7 +78,7 @@ class Vae:
         if compiles and not self.is_single and isinstance(getattr(self._vae, "encoder", None), torch.nn.Module):
             self._compiled = Compiled(self._vae)
         elif compiles:
-            _log.warning("%s cannot be compiled for batches; it runs as it is", setup.components["vae"].class_name)
+            _log.warning("%s cannot be compiled for batches; it runs uncompiled", setup.components["vae"].class_name)
 
     def _probe(self, frames: int) -> None:
         if not self.is_single and (reason := self._why_single(frames)):
@@ -183,7 +183,7 @@ class Compiled:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to a compiler: whatever it raises, the encoder runs without it
             self._policy.is_given_up = True
-            _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs as it is", type(error).__name__, str(error)[:200])
+            _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs uncompiled", type(error).__name__, str(error)[:200])
         finally:
             self._vae.encoder = self._encoder
         return self._vae.encode(inputs)

@@ -265,7 +265,7 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
         is_cut = is_cut or Fraction(container.duration, av.time_base) - until > _LATEST_SECONDS
     if is_cut:
         raise EncodeFailed(
-            f"the file ends early: {packets} frames are there, after {float(until):.2f} s, and its header says there is more"
+            f"the file ends early: it has {packets} frames, the last at {float(until):.2f} s, but its header says there is more"
         )
 
 

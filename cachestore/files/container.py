@@ -79,7 +79,7 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
-        raise FormatError(f"{where} says its header has {length} bytes, but the file has {file_bytes} (cap {HEADER_LIMIT_BYTES})")
+        raise FormatError(f"the header of {where} should have {length} bytes, but the file has {file_bytes} (limit {HEADER_LIMIT_BYTES})")
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 
@@ -118,7 +118,7 @@ def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise _Malformed("a name stands twice")
+        raise _Malformed("a name appears twice")
     return fields
 
 
@@ -135,7 +135,7 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
     if not name or len(name) > _NAME_LIMIT or "\0" in name:
         raise _Malformed(f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownArgumentType]
-        raise _Malformed(f"{name[:80]!r} has not exactly dtype, shape and data_offsets")
+        raise _Malformed(f"{name[:80]!r} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _Malformed(f"{name[:80]!r} has the unknown dtype {dtype!r}")

@@ -76,7 +76,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
         for path in (Path(folder) / name for name in names if not name.startswith(".")):
             found[path.relative_to(root).as_posix()] = path
     if not found:
-        raise BadInput(f"cannot fingerprint {root}: the folder holds no file, and every such folder would have one fingerprint")
+        raise BadInput(f"cannot fingerprint {root}: the folder holds no files")
     yield from sorted(found.items())
 
 

@@ -45,7 +45,7 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generato
                 path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)
     except (Timeout, NotImplementedError, OSError) as error:
-        raise LockTimeout(f"the lock {path} was not free within {seconds:g} s") from error
+        raise LockTimeout(f"could not get the lock {path} within {seconds:g} s") from error
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def check_for_writing(layout: Layout, placed: Path | None = None, *, folder: int
             with _root_of(layout) if folder is None else nullcontext(folder) as root:
                 _check(layout, root, placed)
         except ReadFailed as error:
-            raise numbered(WriteFailed(f"{error}; nothing was acknowledged"), error) from error
+            raise numbered(WriteFailed(f"{error}; nothing was reported as stored"), error) from error
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def noticing_its_end(layout: Layout) -> Generator[None]:
         check_for_reading(layout)
         if not str(error.filename).startswith(f"{layout.root}{os.sep}"):
             raise
-        raise ReadFailed(f"{error.filename} was there a moment ago and is not any more; run the same command again") from error
+        raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
 
 
 @contextmanager
@@ -93,12 +93,12 @@ def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
         raise ReadFailed(f"cannot tell whether the store at {layout.root} is the one that was opened: {error}") from error
     if found != layout.store_id:
         raise ReadFailed(
-            f"the store at {layout.root} is not the one that was opened there (was another disk mounted, or another folder moved there?);"
-            " put the first one back, or open this one anew, then run the same command again"
+            f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"
+            " there?); put the first one back, or open this one, then run the same command again"
         )
     if placed is not None and not _is_there(layout, folder, placed):
         raise ReadFailed(
-            f"{placed} is not in the store that was opened (was its disk unmounted while it was placed?); run the same command again"
+            f"{placed} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
         )
 
 

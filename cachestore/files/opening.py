@@ -266,7 +266,7 @@ def refuse_reading(path: Path, error: OSError) -> NoReturn:
     """Raise what a refused look is raised as: ReadFailed; an error of ours, and that of a file that is not there, as they are."""
     if isinstance(error, (CacheStoreError, *_ABSENT)) or is_of_a_signal(error):
         raise error
-    raise numbered(ReadFailed(f"cannot read {path}: {reason_of(error)}; mend that, then run the same command again"), error) from error
+    raise numbered(ReadFailed(f"cannot read {path}: {reason_of(error)}; fix that, then run the same command again"), error) from error
 
 
 def is_of_a_signal(error: Exception) -> bool:

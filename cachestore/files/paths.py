@@ -375,7 +375,7 @@ def encode_name(name: str) -> str:
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
     if not encoded.strip() or len(encoded) > _NAME_LIMIT:
-        raise BadInput(f"a data set's name has 1 to {_NAME_LIMIT} characters once encoded; {name!r} does not: pass another --name")
+        raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: pass another --name")
     return encoded
 
 

@@ -195,7 +195,7 @@ def write_outside(final: Path, data: Buffer) -> None:
             os.fsync(file.fileno())
         temporary.replace(final)
     except OSError as error:
-        raise WriteFailed(f"cannot write {final}: {reason_of(error)}; what stood there is as it was") from error
+        raise WriteFailed(f"cannot write {final}: {reason_of(error)}; the earlier contents are unchanged") from error
     finally:
         _remove(temporary)
 
@@ -333,5 +333,8 @@ def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
         errno.EACCES: "this user may not write there",
         errno.EMFILE: "too many open files: raise `ulimit -n`",
     }.get(error.errno or 0, "see the reason")
-    words = f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was acknowledged, the same command goes on from here"
+    words = (
+        f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was reported as stored. Run the same command again: it"
+        " continues from here"
+    )
     raise numbered(WriteFailed(words), error) from error

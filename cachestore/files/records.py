@@ -40,7 +40,7 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(f"{where} is not a record of cachestore: {type(error).__name__}; run {to_repair(where)}") from error
     if found_kind != kind or not isinstance(body, dict):
-        raise FormatError(f"{where} holds {found_kind!r} where {kind!r} belongs; run {to_verify(where)}")
+        raise FormatError(f"{where} holds {found_kind!r}, but should hold {kind!r}; run {to_verify(where)}")
     if number > version and checksum != _checksum(raw, kind, 1):
         raise FormatError(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one")
     if checksum != _checksum(raw, kind, number):

@@ -52,7 +52,7 @@ def _remove(
     except OSError as error:
         if error.errno in absent:
             return None
-        words = f"cannot remove {path}: {reason_of(error)}; what is left is whole, the same command goes on from here"
+        words = f"cannot remove {path}: {reason_of(error)}; what is left is intact. Run the same command again: it continues from here"
         raise numbered(WriteFailed(words), error) from error
 
 

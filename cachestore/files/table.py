@@ -331,7 +331,7 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
         raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
     for name, column in columns.items():
         if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
-            raise FormatError(f"{path} holds strings in {name!r} that are no text, or end elsewhere than they say; run {to_repair(path)}")
+            raise FormatError(f"{path} holds damaged strings in {name!r}; run {to_repair(path)}")
     return Table(header, columns, container.metadata["digest"], found)
 
 
@@ -400,7 +400,7 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
     found = metadata.get("format", "")
     found_kind, _, number = found.partition("/")
     if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
-        raise FormatError(f"{where} holds {found!r} where {kind}/{version} belongs; run {to_verify(where)}")
+        raise FormatError(f"{where} holds {found!r}, but should hold {kind}/{version}; run {to_verify(where)}")
     header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
     if int(number) > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
         raise FormatError(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")

@@ -77,11 +77,11 @@ class EncodedCaptions:
         """What differs from the source's own captions."""
         if self.cut:
             yield (
-                f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first, so that is their caption here"
-                f" ({first_of(self.cut)}): pass --caption-lines first if you run precompute under this name"
+                f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first line, so this import"
+                f" does too ({first_of(self.cut)}): pass --caption-lines first if you run precompute with the same --name"
             )
         if self.other:
             yield (
-                f"{len(self.other)} captions have other words in their files than {self.wanted.name} encoded; their caption here is what it"
+                f"{len(self.other)} caption files have other words than {self.wanted.name} encoded; the import keeps what was"
                 f" encoded ({first_of(self.other)})"
             )

@@ -104,13 +104,13 @@ class ExportLayout:
             family.written_as(self.format.name)  # raises where it has no name
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
-                raise BadInput(f"text of {family.name} has no form in {self.format.name}; it has one in {able}")
+                raise BadInput(f"{self.format.name} has no files for the text of {family.name}; these have: {able}")
         for column in self.pictures:
             self._check_views(column)
         if len(self.pictures) > 1 and self.family_of[self.pictures[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(str(_resolution(column)) for column in self.pictures)
             raise BadInput(
-                f"{self.format.name} keeps one resolution of this family in a file: pass --resolution-only with one of {several}"
+                f"{self.format.name} keeps only one resolution of this family in a file: pass --resolution-only with one of {several}"
             )
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
@@ -121,19 +121,19 @@ class ExportLayout:
             self._check_takes("flips", "mirrored pictures")
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
-                f"{self.format.name} looks for a picture's file by the crop that it would make itself, at the centre, and never finds one"
-                " that was drawn: precompute with --crop center under another --name, and export that"
+                f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
+                " center under another --name, and export that"
             )
         variants, variant = cells_each(options) // sides_each(options), self.variant
         if variants > 1 and variant is None:
-            of = f"{self.format.name} keeps one crop of a picture, and {self.catalog.name!r} has {variants}"
+            of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {variants}"
             raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
         if variant is not None and not 0 <= variant < variants:
-            raise BadInput(f"--variant-only is a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
+            raise BadInput(f"--variant-only must be a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
-            raise BadInput(f"{self.format.name} caches no {words}: pass --leave-out {what} to export the rest")
+            raise BadInput(f"{self.format.name} does not cache {words}: pass --leave-out {what} to export the rest")
 
     def family(self, column: KeyColumn) -> Family:
         """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
@@ -158,7 +158,7 @@ class ExportLayout:
             and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
         ]
         if len(alike) != 1:
-            raise BadInput(f"nothing tells which family the latents of {self.catalog.name!r} are of, so pass --family")
+            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as --family flux")
         return alike[0]
 
     def named(self, row: int, column: KeyColumn, place: int) -> Named:

@@ -109,31 +109,31 @@ class Taken:
         if column is not None and self.layout.writing.text_by != "caption":
             rows = sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
             if further := len(column.keys) - rows:
-                yield f"{further} captions after the first of their pictures"
+                yield f"{further} captions after the first one of their picture"
 
     def not_taken(self) -> Iterator[str]:
         """What the trainer will not find, or cannot put into batches, in words."""
         trainer = self.layout.format.name
         if self.missed:
             yield (
-                f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it scales and cuts these pictures to other"
-                f" buckets, and encodes them again ({first_of(self.missed)})"
+                f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it resizes and crops these pictures for"
+                f" other buckets, and encodes them again ({first_of(self.missed)})"
             )
         if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
             yield (
                 f"{len(torn)} of the {len(self.batches)} groups from which {trainer} makes batches hold latents of several shapes"
-                f" ({sum(shapes.total() for shapes in torn)} pictures): it ends with an error if its batch size is above 1"
+                f" ({sum(shapes.total() for shapes in torn)} pictures): {trainer} fails if its batch size is above 1"
             )
         if self.reworded:
             named = first_of(self.reworded)
-            yield f"{trainer} reads other text in the files of {len(self.reworded)} captions, and encodes that itself ({named})"
+            yield f"{trainer} reads other text from the files of {len(self.reworded)} captions, and encodes that again itself ({named})"
 
     def remarks(self) -> Iterator[str]:
         """What a user should know of what is written."""
         if self.unread:
             yield (
-                f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each file"
-                " holds the caption alone, with no space or line end behind it"
+                f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each"
+                " caption file holds exactly the caption, without spaces or a line end after it"
             )
         if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
             yield "with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture"

@@ -32,9 +32,9 @@ class ExportValues:
         key, stored, meta = self.entry(column, place)
         trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
         if pictures > 1:
-            raise EncodeFailed(f"it has {pictures} pictures, and {trainer} keeps one of a sample")
+            raise EncodeFailed(f"it has {pictures} pictures, but {trainer} keeps one for each sample")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
-            raise EncodeFailed(f"it has a crop of its own, and {trainer} puts whole pictures into buckets: cut the file itself")
+            raise EncodeFailed(f"it has its own crop, but {trainer} puts whole pictures into buckets: crop the file itself")
         number = place - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
@@ -56,14 +56,14 @@ class ExportValues:
         masks = next((one for one in self.layout.masks if dict(one.options) == dict(column.options)), None)
         if masks is None or not masks.count(row):
             return None
-        self.say("masks", "each latent's share of what counts, as float32 from 0 to 1 over the pixels that it stands for")
+        self.say("masks", "the mean of the mask over the pixels of each latent, as float32 from 0 to 1")
         return self.entry(masks, masks.at[row] + number)[1][MASK]
 
     def entry(self, column: KeyColumn, place: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
         """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
         key = column.cell(place).key
         if key is None:
-            raise EncodeFailed("it was not made; `cachestore why` tells the reason")
+            raise EncodeFailed("it was not encoded; run `cachestore why` for the reason")
         return key, *self.stored(key)
 
     def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
@@ -76,7 +76,7 @@ class ExportValues:
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
             raise EncodeFailed(
-                f"it holds {', '.join(sorted(stored)) or 'nothing'}, and text of {family.name} needs {', '.join(lacking)} too"
+                f"it holds {', '.join(sorted(stored)) or 'nothing'}, but text of {family.name} also needs {', '.join(lacking)}"
             )
         tensors = {name: self.cast(name, stored[name], self.layout.writing.text_casts) for name in own}
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
@@ -93,7 +93,7 @@ class ExportValues:
         else:
             raw = stored[kind]
             if kind != state.kind:
-                self.say("latents", f"a {kind}, where the trainer caches a {state.kind}")
+                self.say("latents", f"a {kind}, but the trainer caches a {state.kind}")
         was_scaled = bool(recipe.read.get("scaled", False))
         if was_scaled != state.is_scaled:
             how = "normalised" if state.is_scaled else "normalising undone"

@@ -285,7 +285,9 @@ class _Export:
                 first, before = seen.setdefault(made.path, (sample, made.of))
                 if before != made.of:
                     trainer = self.layout.format.name
-                    error = EncodeFailed(f"{made.path} would be of {first!r} too: {trainer} tells them apart by nothing else")
+                    error = EncodeFailed(
+                        f"{made.path} would also be the file of {first!r}: {trainer} tells the two apart only by this name"
+                    )
                     self._fail(sample, made.encoder, error)
                 elif first == sample:
                     yield sample, made

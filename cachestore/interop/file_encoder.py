@@ -58,7 +58,7 @@ class FileEncoder:
     def places_of(self, what: str, words: str) -> Sequence[Place]:
         """The files that may be of a caption or picture. Raises EncodeFailed where there is none."""
         if what not in self.places:
-            raise EncodeFailed(self.doubtful.get(what, f"no file of {self.cache.root} is of the {words}"))
+            raise EncodeFailed(self.doubtful.get(what, f"{self.cache.root} has no file for the {words}"))
         return self.places[what]
 
     def about(self, place: Place, **more: Json) -> dict[str, Json]:
@@ -110,7 +110,7 @@ class Captions(FileEncoder):
             raise refused
         if len(read) > 1:
             names = " and ".join(place.path for place, _text in read)
-            raise EncodeFailed(f"{names} are all of its caption and hold different values: leave the right one in the folder")
+            raise EncodeFailed(f"{names} all belong to its caption, but hold different values: keep only the right one in the folder")
         return read[0]
 
 
@@ -185,7 +185,7 @@ class Pictures(FileEncoder):
                 misplaced = misplaced or error
                 continue
             if (own := latents.tensor[1][0]) != channels:
-                raise EncodeFailed(f"{place.path}: its latents have {own} channels, those of {self.family.name} {channels}")
+                raise EncodeFailed(f"{place.path}: its latents have {own} channels, but those of {self.family.name} have {channels}")
             found.append((place, data, latents))
         if misplaced is not None and not found:
             raise misplaced
@@ -195,7 +195,7 @@ class Pictures(FileEncoder):
             names = " and ".join(
                 f"{place.path} (byte {place.start})" if place.size else place.path for place, _data, _latents in largest[:3]
             )
-            raise EncodeFailed(f"{names} are all of {reference!r}, and as large: leave the one that counts in the folder")
+            raise EncodeFailed(f"{names} all belong to {reference!r} and have the same size: keep only the right one in the folder")
         if len(set(areas)) > 1:
             self.several.add(reference)
         return largest[0]
@@ -213,11 +213,12 @@ class Pictures(FileEncoder):
         if those and not fitting:
             sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])
             raise EncodeFailed(
-                f"{those[0].path} says that it was cut to {sizes}, and its latents are of {bucket[0]}x{bucket[1]}: it is of another run"
+                f"{those[0].path} says that the picture was cropped to {sizes}, but its latents are of {bucket[0]}x{bucket[1]}:"
+                " it is from another run"
             )
         if len({canonical(dict(one.facts)) for one in fitting}) > 1:
             names = " and ".join(one.path for one in fitting[:3])
-            raise EncodeFailed(f"{names} say different things of it: leave the one that counts there")
+            raise EncodeFailed(f"{names} contradict each other about it: keep only the right one there")
         return fitting[0] if fitting else Told("", {})
 
 
@@ -243,8 +244,8 @@ def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None
         return
     (width, height), own = told["size"], measured.upright
     raise EncodeFailed(
-        f"{said} {width} x {height} pixels, and it has {own[0]} x {own[1]}: it may be of an earlier picture of this name;"
-        " `cachestore precompute` encodes it"
+        f"{said} {width} x {height} pixels, but it has {own[0]} x {own[1]}: the file may be of an earlier picture of this name;"
+        " run `cachestore precompute` to encode this one"
     )
 
 
@@ -263,8 +264,8 @@ def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured:
         if within is None or ({"resized", "crop"} <= told.keys() and _is_within(told, within, Size(*measured.upright))):
             return
     raise EncodeFailed(
-        f"it has its own crop {list(request[WITHIN])}: latents in {place.path} are of the whole picture, as nothing tells that they are of"
-        " this part; `cachestore precompute` encodes it"
+        f"it has its own crop {list(request[WITHIN])}, but the latents in {place.path} are taken to be of the whole picture; run"
+        " `cachestore precompute` to encode the crop"
     )
 
 

@@ -62,11 +62,11 @@ def family_of_cache(found: Found, made: Mapping[str, Encoder]) -> Family:
     family = matches.family or next(iter(named.values()), None) or told
     if family is None:
         raise BadInput(
-            f"neither the files of {request.folder} nor the model tell which family they are of: pass --family, such as sdxl or flux"
+            f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
         )
     if told is not None and told != family:
         raise BadInput(
-            f"the files of {request.folder} are of {family.name}, and {request.model} is of {told.name}: pass the model that made them"
+            f"the files of {request.folder} are of {family.name}, but {request.model} is of {told.name}: pass the model that made them"
         )
     family.written_as(request.format)  # raises where the trainer has none
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
@@ -132,5 +132,5 @@ def file_encoders(
             encoders.append(Captions(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
         else:
             able = ", ".join(sorted(family.text)) or "none"
-            raise BadInput(f"text of {family.name} is not understood in {trainer}'s form (in that of {able}): pass --encode latents")
+            raise BadInput(f"text of {family.name} cannot be read in the form of {trainer} (only in that of {able}): pass --encode latents")
     return tuple(encoders)

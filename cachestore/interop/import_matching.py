@@ -91,8 +91,8 @@ class Found:
         if any(PurePosixPath(path).is_relative_to(inside.relative_to(outside).as_posix()) for path in paths):
             advice = f", or {folder} as --data" if Path(self.request.data).is_dir() else ""
             raise BadInput(
-                f"{self.wanted.name} caches beside the pictures, and {inside} lies in {outside}: paths in the one are other pictures' paths"
-                f" in the other; pass {root} as the cache's folder{advice}"
+                f"{self.wanted.name} caches beside the pictures, so the cache's folder and --data must be the same folder, but"
+                f" {inside} lies in {outside}; pass {root} as the cache's folder{advice}"
             )
 
     def match(self, cache: CacheFiles) -> None:
@@ -197,10 +197,10 @@ class Found:
         if not self.files:
             return f"{folder} holds no file of {self.wanted.name}'s cache: pass the folder that it wrote"
         if not self.samples:
-            return f"{data} lists no samples, so no file in {folder} can be of one: pass as --data what the cache was made from"
+            return f"{data} lists no samples, so no file in {folder} can belong to one: pass as --data what the cache was made from"
         first, held = self.samples[0], ", ".join(map(repr, self.paths[:3]))
         sample = f"the source's first sample is {first.id!r}, its caption {first.captions[0][:60]!r}"
-        said = f"nothing in {folder} is of {data} by the naming rules of {self.wanted.name}: it holds {held}; {sample}"
+        said = f"no file in {folder} belongs to {data} by the naming rules of {self.wanted.name}: it holds {held}; {sample}"
         return "; ".join([said, *self.strangers])
 
     def remarks(self, family: Family, counted: Collection[str]) -> Iterator[str]:
@@ -209,10 +209,10 @@ class Found:
         doubtful, doubtful_latents = self.matches.doubtful, self.matches.doubtful_latents
         captions = [caption for caption in doubtful if caption not in self.matches.text and "text" in counted]
         if captions:
-            yield f"text of {len(captions)} captions is not taken: {doubtful[captions[0]]}"
+            yield f"text of {len(captions)} captions is not imported: {doubtful[captions[0]]}"
         pictures = [one for one in doubtful_latents if not self.matches.told.get(one) and "latents" in counted]
         if pictures:
-            yield f"latents of {_named(pictures)} are not taken: {doubtful_latents[pictures[0]]}"
+            yield f"latents of {_named(pictures)} are not imported: {doubtful_latents[pictures[0]]}"
         texts = [path for path, look in self.by_kind.get("text", ()) if _may_be_of(look, family)]
         left = [path for path in texts if path not in self.matches.used.get("text", ())]
         if left and "text" in counted and self.wanted.text_may_be:
@@ -274,14 +274,18 @@ def kept_apart(encoders: Iterable[FileEncoder]) -> Iterator[str]:
         if not isinstance(encoder, Pictures):
             continue
         if encoder.several:
-            yield f"{_named(encoder.several)} have latents of several resolutions, and the largest are taken"
+            yield f"{_named(encoder.several)} have latents of several resolutions; the largest are imported"
         if encoder.turned and encoder.cache.format.name == SD_SCRIPTS:
             yield (
-                f"{_named(encoder.turned)} are turned by their EXIF data, but sd-scripts does not turn them: it encoded them lying"
-                " on their side, and they were imported like that; `cachestore precompute` encodes them upright"
+                f"{_named(encoder.turned)} are turned by their EXIF data, but sd-scripts ignores that: it encoded them lying on"
+                " their side, and they are imported like that; run `cachestore precompute` to encode them upright"
             )
         for name, pictures in sorted(encoder.beside.items()):
             if name in _TOLD_ELSEWHERE:
                 continue
-            remark = f"{name} of {len(pictures)} pictures is kept beside their latents for an export, and no data set hands it out"
-            yield f"{remark}: for masks in training `cachestore precompute` the source with its own" if name in _MASKS else remark
+            remark = f"{name} of {len(pictures)} pictures is stored beside their latents for a later export, but data sets do not return it"
+            yield (
+                f"{remark}: for masks in training, run `cachestore precompute` on the source with its own masks"
+                if name in _MASKS
+                else remark
+            )

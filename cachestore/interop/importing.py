@@ -176,7 +176,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
 
 def _check(request: ImportRequest) -> None:
     if not Path(request.folder).is_dir():
-        raise BadInput(f"{request.folder} is no folder; pass the folder in which {request.format} keeps its cache")
+        raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
         raise BadInput(f"cannot import {unknown[0]!r}; known are text and latents")
     if request.model is None and not request.claims:
@@ -223,8 +223,8 @@ def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) ->
         earlier = previous.column(column.encoder, column.role)
         if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
             raise RecipeMismatch(
-                f"{column.encoder} of the data set {plan.catalog!r} is there already and was made, imported or claimed otherwise:"
-                " pass another --name, or --replace to let this take its place"
+                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or claimed otherwise: pass another"
+                " --name, or --replace to replace it"
             )
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
         raise RecipeMismatch(

@@ -65,8 +65,8 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
             answer = _exchange(child, data)
         except (OSError, EOFError, ValueError) as error:
             self.close()
-            how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"made the process that read it end ({_how(child)})"
-            raise EncodeFailed(f"it {how}; it is passed over") from error
+            how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"crashed the process that read it ({_how(child)})"
+            raise EncodeFailed(f"it {how}; it is ignored") from error
         finally:
             watch.cancel()
             watch.join()
@@ -140,7 +140,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
             text = canonical({"tensors": listed, "values": dict(contents.values)})
         except (EncodeFailed, MemoryError, ValueError) as error:
-            text, buffers = canonical({"error": str(error) or "it does not fit into the memory that a file may take"}), []
+            text, buffers = canonical({"error": str(error) or "reading it takes more memory than a file may take"}), []
         answers.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         for buffer in buffers:
             answers.write(buffer)
@@ -232,6 +232,9 @@ class CacheFiles:
             length = os.fstat(file.fileno()).st_size
             size = length if place.size is None else place.size
             if size > LARGEST_BYTES or place.start + size > length:
-                raise EncodeFailed(f"{place.path}: {size} bytes from {place.start} on are more than the file, or than a value may have")
+                raise EncodeFailed(
+                    f"{place.path}: it should have {size} bytes from byte {place.start} on, which is more than the file has, or"
+                    " than a value may have"
+                )
             file.seek(place.start)
             return file.read(size)

@@ -90,8 +90,8 @@ class Claiming:
             waits.seen, waits.since = seen, watch.clock()
         if min([watch.clock() - waits.since, *map(watch.still_seconds, holders)]) > bound:
             raise Incomplete(
-                f"{self._waits_for(claims)}; nothing moved for {bound / 60:.0f} minutes: look at `cachestore status`, then run the same"
-                " command again"
+                f"{self._waits_for(claims)}; no progress for {bound / 60:.0f} minutes: look at `cachestore status`, then run the"
+                " same command again"
             )
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
@@ -102,7 +102,7 @@ class Claiming:
     def _name_of(self, slot: Slot) -> str:
         recipe, partition = slot
         if recipe == len(self._job.plan.recipes):
-            return "the reconciling of its round"
+            return "the reconciling of this round"
         return f"partition {partition} of recipe {recipe} ({self._job.plan.recipes[recipe].encoder})"
 
     def _owner(self, claim: ClaimName) -> str:

@@ -24,8 +24,8 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists {len(ids)}: "
-            "pass another --name, or --replace if this source is to take its place"
+            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists"
+            f" {len(ids)}: pass another --name, or --replace to replace them with this source"
         )
     for column in () if replace_allowed else previous.columns:
         _compare_column(plan, column, previous)
@@ -47,11 +47,11 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
         made_with = f"another model or other settings ({', '.join(changed[:5])})"
     elif not _covers(plan, column.options, previous, earlier.options):
-        made_with = f"{dict(earlier.options)}, now it is {dict(column.options)}"
+        made_with = f"{dict(earlier.options)}, but now it is {dict(column.options)}"
     else:
         return
     raise RecipeMismatch(
-        f"{column.encoder} of the data set {plan.catalog!r} was made with {made_with}: pass --replace to make it anew, or another --name"
+        f"{column.encoder} of the data set {plan.catalog!r} was made with {made_with}: pass --replace to encode it again, or another --name"
     )
 
 

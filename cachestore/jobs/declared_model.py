@@ -45,7 +45,7 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     model = hints.get("model")
     if model is None:
         raise BadInput(
-            f"it was imported on the user's word ({dict(hints.get('claims', {}))}), without a model: --model says which one made it"
+            f"it was imported with claims ({dict(hints.get('claims', {}))}) but without a model: pass --model with the model that made it"
         )
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
@@ -95,7 +95,7 @@ class Claimed:
         if "image" not in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
         if len(request.get("bucket", ())) < 2:
-            raise EncodeFailed("the catalog does not say at which size it was encoded")
+            raise EncodeFailed("the catalog does not say at which resolution it was encoded")
         from cachestore.encode import images
 
         data = read(str(request["image"]))
@@ -157,7 +157,7 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
     latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
     mean, deviation = _mean_and_deviation(made)
     if latents.shape != mean.shape:
-        return f"{kind} is {list(latents.shape)}, and the claimed VAE makes {list(mean.shape)}"
+        return f"{kind} is {list(latents.shape)}, but the claimed VAE makes {list(mean.shape)}"
     noise = _SPREAD * float(np.square(deviation).sum()) if kind == "sample" else 0.0
     length = max(float(np.linalg.norm(mean)), float(np.linalg.norm(latents)))
     distance = sqrt(max(0.0, float(np.square(latents - mean).sum()) - noise))

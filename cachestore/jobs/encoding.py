@@ -94,9 +94,7 @@ class Encoding:
         if self._job.cancel is None or not self._job.cancel.is_set():
             return
         self.publish_gathered()
-        raise Incomplete(
-            f"stopped on request; what is encoded is published in {self._job.layout.root}, and the same command goes on from there"
-        )
+        raise Incomplete(f"stopped on request; what was encoded is in {self._job.layout.root}. Run the same command again to continue")
 
     def add(self, state: EncoderState, group: PartitionGroup, unit: DecodedUnit | Outcome) -> None:
         """Put a unit where it belongs: finished, waiting for a batch of its kind, or found because another unit makes its key."""
@@ -249,9 +247,9 @@ def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
         raise one.result
     answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"
     if set(answer) != {unit.key for unit in one.batch}:
-        raise EncodeFailed(f"{who} returned {len(answer)} keys that are not the {len(one.batch)} it was asked for")
+        raise EncodeFailed(f"{who} returned {len(answer)} keys, which are not the {len(one.batch)} keys that it was asked for")
     if not all(_are_named(tensors) for tensors in answer.values()):
-        raise EncodeFailed(f"{who} returned no tensors by name for a key")
+        raise EncodeFailed(f"{who} must return {{name: tensor}} for each key, but did not")
     return answer
 
 

@@ -257,8 +257,8 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
     lines += [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
     if forecast.published > forecast.present:
         lines.append(
-            f"a pass over these is unfinished: {forecast.published} units are published or found (`cachestore status`); those of partitions"
-            " that are not finished count as to encode here, and are found when it goes on"
+            f"an unfinished pass has {forecast.published} of these units (`cachestore status`); those of unfinished partitions"
+            " still count as to encode here, and are found when the pass continues"
         )
     if forecast.buckets:
         small = [name for name, count in forecast.buckets.items() if count < batch_size]
@@ -266,9 +266,9 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
         if small:
             lines.append(f"too small for a batch of {batch_size}: {', '.join(small)}")
     if forecast.truncated_captions:
-        lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, and are truncated")
+        lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, so they are truncated")
     if forecast.to_encode:
-        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate seen before"
+        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
 
@@ -277,7 +277,10 @@ def room_in_words(forecast: Forecast, root: Path) -> str:
     """How many bytes are needed, and how many are free."""
     about = "about " if forecast.is_estimate else ""
     guess = (
-        " (a guess: this pipeline has no row in docs/families.md, and its text may take many times more; loading it tells)"
+        (
+            " (a guess: this pipeline has no row in docs/families.md, and its text may take many times more; the real size is known"
+            " once the model is loaded)"
+        )
         if forecast.is_guess
         else ""
     )

@@ -95,7 +95,7 @@ def _whole(least: int, value: Any) -> int:
 
 
 def _whole_from(least: int) -> Kind:
-    return Kind(f"a whole number from {least} on", lambda value: _whole(least, value), int)
+    return Kind(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def _parse_arguments(texts: Sequence[str]) -> dict[str, Json]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise ValueError(f"{text!r} has no NAME before a =")
+            raise ValueError(f"{text!r} must be NAME=VALUE")
         found[name] = value
         with suppress(ValueError):
             found[name] = json.loads(value)
@@ -193,7 +193,7 @@ def allowed_failures(text: str, units: int) -> int:
     """How many of these units may fail: a count, or a share of the units such as `2%`. Raises BadInput."""
     found = _allowed(text)
     if found is None:
-        raise BadInput(f"max_failures is {_FAILURES.wanted}, not {text!r}")
+        raise BadInput(f"max_failures must be {_FAILURES.wanted}, not {text!r}")
     value, is_share = found
     return int(units * value / 100) if is_share else int(value)
 
@@ -209,11 +209,11 @@ _TEXT: Final = Kind("a text", _text)
 _SWITCH: Final = Kind("true or false", _switched, lambda given: given)
 _DTYPE: Final = Kind(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
 _FAILURES: Final = Kind("a count or a share such as 2%", _failures)
-_NUMBERS: Final = Kind("a whole number from 1 on, or several of them", _numbers, _parse_numbers)
+_NUMBERS: Final = Kind("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
 _SIZES: Final = Kind(_NUMBERS.wanted, _sizes, _parse_numbers)
 _RATE: Final = Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
-_THREADS: Final = Kind("a number of threads from 0 on", lambda value: _whole(0, value), int)
-_BATCH: Final = Kind("auto or a whole number from 1 on", _batch_size, lambda text: text if text == "auto" else int(text))
+_THREADS: Final = Kind("a number of threads, 0 or more", lambda value: _whole(0, value), int)
+_BATCH: Final = Kind("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
 _ARGUMENTS: Final = Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
 _POLICY: Final = Kind("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
 _ENCODERS: Final = Kind(
@@ -228,7 +228,7 @@ _SOURCES: Final = Kind('a list of objects with the fields of cs.Source, such as 
 class PrecomputeRequest:
     """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
 
-    data: str = _option(MISSING, _TEXT, "", "a path; empty where `sources` says what there is", is_for_files=False)
+    data: str = _option(MISSING, _TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
     model: str = _option(
         MISSING, _PLACE, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
     )
@@ -236,55 +236,61 @@ class PrecomputeRequest:
     encode: tuple[str, ...] = _option(("text", LATENTS), _ENCODERS, "what", "text, latents or both; some encoders alone by name", "LIST")
     name: str = _option("train", _TEXT, "what", "the data set's name")
     captions: Literal["first", "all"] | CaptionPolicy = _option(
-        "first", _POLICY, "what", "of a sample with several; or a CaptionPolicy as JSON", "first|all"
+        "first", _POLICY, "what", "which captions of a sample are encoded; or a CaptionPolicy as JSON", "first|all"
     )
-    caption_lines: CaptionLines = _option("whole", _word(*get_args(CaptionLines)), "what", "how a caption file is read", "whole|each|first")
+    caption_lines: CaptionLines = _option(
+        "whole",
+        _word(*get_args(CaptionLines)),
+        "what",
+        "what counts as a caption in a caption file: the whole text, each line, or the first line",
+        "whole|each|first",
+    )
     caption: str | None = _option(
         None,
         _TEXT,
         "what",
-        "for samples without one (default: the empty caption, with a warning; if no row has a caption, an error)",
+        "the caption of samples without one (default: the empty caption, with a warning; if no row has a caption, an error)",
         "TEXT",
     )
     sources: tuple[Source, ...] = _option(
-        (), _SOURCES, "what", "in place of DATA: a list of objects with the fields of cs.Source", "JSON", is_for_files=False
+        (), _SOURCES, "what", "instead of DATA: a list of objects with the fields of cs.Source", "JSON", is_for_files=False
     )
     """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
-    replace: bool = _switch("what", "let this source, model or resolution take the place of the name's earlier one", is_hint=False)
+    replace: bool = _switch("what", "allow this source, model or resolution to replace the earlier one of this name", is_hint=False)
     resolution: int | tuple[int, ...] = _option(
-        1024, _SIZES, "pictures", "area R*R in aspect buckets; each sample at each of several", "R[,R]"
+        1024, _SIZES, "pictures", "buckets have an area of about R*R pixels; with several, each sample is encoded at each of them", "R[,R]"
     )
     bucket_step: int = _option(64, _whole_from(1), "pictures", "sides of buckets are multiples of N pixels", "N")
-    no_upscale: bool = _switch("pictures", "small pictures go to smaller buckets, not scaled up")
+    no_upscale: bool = _switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
     crop: Crop = _option(
-        "center", _word(*get_args(Crop)), "pictures", "which part is kept where a picture is larger than its bucket", "center|random"
+        "center", _word(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
     )
-    variants: int = _option(1, _whole_from(1), "pictures", "random crops of each picture", "N")
-    crop_seed: int = _option(0, _whole_from(0), "pictures", "of random crops", "N")
-    flip: bool = _switch("pictures", "make each picture mirrored, too")
+    variants: int = _option(1, _whole_from(1), "pictures", "how many random crops of each picture", "N")
+    crop_seed: int = _option(0, _whole_from(0), "pictures", "the seed of random crops", "N")
+    flip: bool = _switch("pictures", "also encode each picture mirrored")
     frames: tuple[int, ...] = _option(
-        (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without any none is encoded", "F[,F]"
+        (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without this, no video is encoded", "F[,F]"
     )
-    fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frames)", "R")
-    clips: int = _option(1, _whole_from(1), "videos", "parts of each video, evenly spread; one is its beginning", "N")
-    vae: str | None = _option(None, _PLACE, "model", "take the VAE from here: a folder, a hub id, or one .safetensors file", "PATH")
-    text_encoder: str | None = _option(None, _PLACE, "model", "take the text encoder from here, likewise", "PATH")
-    revision: str | None = _option(None, _TEXT, "model", "of a hub model", "R")
-    variant: str | None = _option(None, _TEXT, "model", "of the weights, such as fp16", "V")
+    fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
+    clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
+    vae: str | None = _option(None, _PLACE, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
+    text_encoder: str | None = _option(None, _PLACE, "model", "where to take the text encoder from, likewise", "PATH")
+    revision: str | None = _option(None, _TEXT, "model", "the revision of a hub model", "R")
+    variant: str | None = _option(None, _TEXT, "model", "the variant of the weights, such as fp16", "V")
     encode_arg: Mapping[str, Json] = _option(
         dict, _ARGUMENTS, "model", "an argument for encode_prompt, such as clip_skip=1; JSON or text", "NAME=VALUE"
     )
-    text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
-    vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto is by family", "D")
-    latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what is kept of the posterior", "moments|mean|sample")
+    text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
+    vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
+    latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what to store of the VAE's posterior", "moments|mean|sample")
     procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N")
     device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
     batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "auto or a number", "N")
-    compile: bool = _switch("how", "compile the VAE's encoder for shapes that are many enough")
-    workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by processors)", "N")
-    rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, where no launcher says it", "R", is_for_files=False)
+    compile: bool = _switch("how", "compile the VAE's encoder for shapes with enough pictures")
+    workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by the number of processors)", "N")
+    rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
     world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
-    strict: bool = _switch("how", "fail if any unit failed; refuse a model that needs more than is made here")
+    strict: bool = _switch("how", "fail if any unit failed; refuse a model whose training needs more than is made here")
     max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%")
 
     @property
@@ -306,11 +312,11 @@ class PrecomputeRequest:
         if not self.data and not self.sources:
             raise BadInput("DATA is missing: a path, or several")
         if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
-            raise BadInput("a source has a resolution of its own, and several are given for all: give either")
+            raise BadInput("a source has its own resolution, and there are several for all: give only one of the two")
         if self.variants > 1 and self.crop != RANDOM:
-            raise BadInput(f"--variants {self.variants} would be {self.variants} times the same, as there is one centre; add --crop random")
+            raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
         if (self.fps is not None or self.clips > 1) and not self.frames:
-            raise BadInput("--fps and --clips are for videos, of which none is encoded without --frames")
+            raise BadInput("--fps and --clips are for videos, and videos are only encoded with --frames")
 
     def as_json(self) -> dict[str, Json]:
         """Every option as JSON; the inverse is `from_json`."""
@@ -430,7 +436,7 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
 
 def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
     own = str(error) if isinstance(error, BadInput) else ""
-    return f"{where} is {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
+    return f"{where} must be {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
 
 
 def _as_json(value: object) -> Json:

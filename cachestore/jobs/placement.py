@@ -70,7 +70,7 @@ def process_count(request: PrecomputeRequest) -> int:
     """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher. Raises BadInput."""
     if request.procs is not None:
         if request.procs > 1 and request.rank is not None:
-            raise BadInput(f"--procs starts local ranks, and does not go with --rank; got {request.procs}")
+            raise BadInput(f"--procs starts local ranks, so it cannot be used with --rank; got {request.procs}")
         return request.procs
     is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())

@@ -157,7 +157,7 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
 def _refuse(not_made: Sequence[str]) -> NoReturn:
     from cachestore.encode.needs import in_words
 
-    raise BadUsage(f"{in_words(not_made)}. --strict refuses such a model, and nothing was encoded: leave --strict out to make the rest")
+    raise BadUsage(f"{in_words(not_made)}. --strict refuses such a model, so nothing was encoded: leave --strict out to encode the rest")
 
 
 def _build(
@@ -195,7 +195,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
             continue
         if not encoder.setup.has_frames:
             raise BadInput(
-                f"--frames is for VAEs of videos, and {encoder.setup.components['vae'].class_name} takes pictures alone: leave it out"
+                f"--frames needs a VAE for videos, but {encoder.setup.components['vae'].class_name} takes only pictures: leave it out"
             )
         check_frames(request.frames, encoder.setup.temporal_factor)
         if importlib.util.find_spec(_PYAV) is None:
@@ -245,9 +245,7 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
     without_videos = LATENTS in request.encode and not request.frames
     for sample in samples:
         if without_videos and sample.images.get(VIDEO):
-            raise BadUsage(
-                f"sample {sample.id!r} has a video, and nothing says how many frames to take of it: pass --frames, such as 17,49,81"
-            )
+            raise BadUsage(f"sample {sample.id!r} has a video: pass --frames with the number of frames to encode, such as 17,49,81")
         yield sample
 
 
@@ -284,11 +282,11 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
 
 def _check_shown(request: PrecomputeRequest) -> None:
     if request.flip:
-        raise BadInput("--flip mirrors pictures, and this model's text encoder sees them as they are: leave it out")
+        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
     if request.policy.dropout:
         raise BadInput(
-            "captions are to be dropped, and this model's text encoder is shown each sample's own pictures, so that no embeddings stand for"
-            " the empty caption of all of them: leave the dropout of --captions out"
+            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
+            " of --captions out"
         )
 
 
@@ -313,7 +311,7 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
         return [request_for(role, options, value, sample.images) for value in sample.captions]
     values = sample.images.get(role, ())
     if values and role == MASK and not sample.images.get(IMAGE):
-        raise BadInput(f"sample {sample.id!r} has a mask and no picture that it belongs to")
+        raise BadInput(f"sample {sample.id!r} has a mask, but no picture that it belongs to")
     if values and role == VIDEO:
         _check_video(options, sample)
     own = options_for(options, sample.extras)
@@ -323,13 +321,14 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
 def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
     if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
         raise BadInput(
-            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, and one of them is trained"
-            " on: leave one out, or give each a row; a picture that the model is shown is `control`"
+            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, but only one of"
+            " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
+            " `control`"
         )
     if sample.images.get(CONTROL) and (options.get("crop") == RANDOM or "clips" in options):
         raise BadInput(
-            f"sample {sample.id!r} has a video with control images, which --crop random and --clips would not cut as the video: leave them"
-            " out"
+            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
+            " the video: leave these options out"
         )
 
 

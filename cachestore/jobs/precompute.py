@@ -413,7 +413,7 @@ def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say) -> None
 
     looked, number = _forecast(wanted, rise)
     if number > 1 or looked.present:
-        say(f"{looked.present} of {looked.wanted} units are present already; nothing of them is made again")
+        say(f"{looked.present} of {looked.wanted} units are present already, and are not encoded again")
     for line in in_words(looked, wanted.layout.root):
         say(line)
     _check_room(wanted.layout, looked)

@@ -189,7 +189,7 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
     if not sys.executable:
-        raise BadInput("this Python does not know its own executable, so that no worker can be started: pass inline=True")
+        raise BadInput("this Python does not know its own executable, so it cannot start workers: pass inline=True")
     oom_kills = _oom_kills()
     with ExitStack() as stack:
         running: list[_Running] = []
@@ -210,7 +210,7 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
     return children
 
 
-_CANCELLED: Final = "stopped on request; what is encoded is published, and the same call goes on from there"
+_CANCELLED: Final = "stopped on request; what was encoded is in the store. Run the same command again to continue"
 
 
 def _start(
@@ -224,7 +224,7 @@ def _start(
 ) -> None:
     """Start the workers. Their stdin ends when this process does: nobody ever writes to it."""
     if answers is not None and os.name != "posix":
-        raise BadInput("samples in memory are handed to workers over pipes that this system does not have: pass inline=True, or paths")
+        raise BadInput("samples in memory are passed to workers over pipes, which this system does not have: pass inline=True, or paths")
     theirs, ours = os.pipe()
     stack.callback(os.close, ours)
     try:
@@ -312,11 +312,11 @@ def hangs(sign: RankStatus | None, age_seconds: float) -> str:
     One that waits for others is not judged: its own patience is bounded.
     """
     if sign is None:
-        return f"hung: it showed no count within {age_seconds:.0f} s" if age_seconds > UNSEEN_SECONDS else ""
+        return f"hung: it reported no count within {age_seconds:.0f} s" if age_seconds > UNSEEN_SECONDS else ""
     limit = max(STILL_SECONDS, STILL_BATCHES * sign.slowest_batch)
     if sign.phase == WAITING or sign.still_seconds <= limit:
         return ""
-    return f"hung: in phase {sign.phase!r} its count stood still for {sign.still_seconds:.0f} s"
+    return f"hung: its count did not change for {sign.still_seconds:.0f} s in phase {sign.phase!r}"
 
 
 def _as_rank(rank: int, count: int, launch: str) -> dict[str, str]:
@@ -391,7 +391,7 @@ def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -
     else:
         how = f"ended with exit code {returncode}"
     if any(word in last_words for word in _MEMORY_WORDS):
-        how += f", out of memory by its last words: {_LESS_MEMORY}"
+        how += f", out of memory by its last output: {_LESS_MEMORY}"
     return how
 
 
@@ -428,7 +428,7 @@ def _named(child: Child) -> str:
 
 
 def _quoted(child: Child) -> str:
-    return f" Its last words:\n{child.last_words}" if child.last_words else ""
+    return f" Its last output:\n{child.last_words}" if child.last_words else ""
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:
@@ -453,7 +453,7 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         raise BadInput(message or "the arguments were refused")
     said = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    raise Incomplete(f"no worker reached the end: {said}. Run the same command again: it goes on where it stopped.{last}")
+    raise Incomplete(f"no worker finished: {said}. Run the same command again: it continues where it stopped.{last}")
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

@@ -214,9 +214,9 @@ class Reconciler:
                 if not may_follow:
                     raise Superseded(
                         f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
-                        f" generation {previous.generation} ({len(previous.ids)} samples; this run lists {len(self.job.plan.ids)}). This"
-                        " run replaced nothing, and what it encoded is in the store. Run the same command again to list the source as it"
-                        " is now"
+                        f" generation {previous.generation} ({len(previous.ids)} samples; this run lists"
+                        f" {len(self.job.plan.ids)}). This run replaced nothing; what it encoded is in the store. Run the same"
+                        " command again to list the source as it is now"
                     )
             if publish_draft(self.job.layout, draft, after=last):
                 return draft.catalog, last + 1, draft.digest

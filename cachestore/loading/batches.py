@@ -184,12 +184,12 @@ class BucketBatchSampler:
         """
         if self._is_resumed and epoch == 0 and self._epoch > self._epochs_before:
             self._epochs_before = self._epoch
-            _log.info("the trainer's epoch 0 is taken to be epoch %d, which was resumed", self._epoch)
+            _log.info("the trainer's epoch 0 counts as epoch %d, where training resumed", self._epoch)
         epoch = as_whole("epoch", epoch, least=0) + self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
                 left = epoch, self._epoch, self._start
-                _log.warning("set_epoch(%d) leaves the place this sampler was resumed at (epoch %d, after %d batches)", *left)
+                _log.warning("set_epoch(%d) leaves the position at which this sampler was resumed (epoch %d, after %d batches)", *left)
             self._go_to(epoch, 0)
         self._tell_data()
 
@@ -226,12 +226,13 @@ class BucketBatchSampler:
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
-            raise BadInput(f"this is no state of a BucketBatchSampler: it lacks {', '.join(missing)}")
+            raise BadInput(f"this is not the state of a BucketBatchSampler: it lacks {', '.join(missing)}")
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
                 raise BadInput(
-                    f"the {what} was {state[name]!r} when the state was saved and is {ours!r} now: its place means nothing in this order"
+                    f"the {what} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
+                    " nothing in the new order"
                 )
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
@@ -245,7 +246,9 @@ class BucketBatchSampler:
         rest = max(batches - consumed, 0) % share.world
         if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
             left = epoch, rest, self._order.size, share.world
-            _log.warning("the rest of epoch %d leaves out %d batches of %d samples at its end, which do not go round %d ranks", *left)
+            _log.warning(
+                "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
+            )
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}
@@ -265,10 +268,10 @@ class BucketBatchSampler:
         if self._split == "outside":
             return _Share(0, 1, found.world_size, found.rank)
         if found.world_size > 1 and (self._split is None or found.rank is None):
-            reason = "was not told how they share the batches" if self._split is None else f"cannot tell which it is ({found.conflict})"
+            reason = "was not told how they share batches" if self._split is None else f"cannot tell which rank it is ({found.conflict})"
             raise BadInput(
-                f"{found.world_size} processes train together ({found.found_in}) and this sampler {reason}: pass"
-                ' rank=... and num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which hands them out itself)'
+                f"{found.world_size} processes train together ({found.found_in}), but this sampler {reason}: pass rank=... and"
+                ' num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which splits them itself)'
             )
         return _Share(found.rank or 0, found.world_size, found.world_size, found.rank)
 
@@ -281,9 +284,7 @@ class BucketBatchSampler:
 def check_buckets(data: object) -> None:
     """Raise BadInput for what is no data set with buckets."""
     if not hasattr(data, "buckets"):
-        raise BadInput(
-            f"a {type(data).__name__} has no buckets; pass a CachedDataset (a part that torch has cut: data.select(part.indices))"
-        )
+        raise BadInput(f"a {type(data).__name__} has no buckets; pass a CachedDataset (for a torch Subset: data.select(part.indices))")
 
 
 def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
@@ -317,15 +318,15 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
         return
     sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
     if not sizes:
-        raise BadInput("there is no batch in an epoch: the data set has no samples")
+        raise BadInput("an epoch has no batch: the data set has no samples")
     each = "" if world == 1 else f" on each of {world} ranks"
     smaller = range(1, order.size)
     most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))
     advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
     total = sum(count for count, _bucket in sizes)
     raise BadInput(
-        f"there is no batch of {order.size}{each} in an epoch: {total} samples are in {len(sizes)} buckets ({_listed(sizes)}), and a batch"
-        f' is of one; {advice}, and tail="pad" or "wrap" fills batches up'
+        f"an epoch has no batch of {order.size}{each}: {total} samples are in {len(sizes)} buckets ({_listed(sizes)}), and a"
+        f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"'
     )
 
 
@@ -340,7 +341,7 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     if rests:
         reasons.append(f"{rest} that do not fill a batch of {order.size} ({_listed(rests)})")
     if batches:
-        reasons.append(f"{batches * order.size} in batches that do not go round {world} ranks")
+        reasons.append(f"{batches * order.size} in batches that cannot be divided among {world} ranks")
     if reasons:
         left = rest + batches * order.size
         _log.warning('each epoch leaves out %d of %d samples: %s; tail="pad" or "wrap" keeps them', left, total, ", and ".join(reasons))

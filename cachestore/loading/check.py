@@ -33,13 +33,13 @@ def differing_files(
 def _differences(encoder: str, recipe: Recipe, places: Mapping[str, Path]) -> Iterator[str]:
     files: dict[str, str] | None = recipe.make.get("files")
     if files is None:
-        raise BadInput(f"{encoder} was not made by files of a model, so none can be compared")
+        raise BadInput(f"{encoder} was not made from the files of a model, so there is nothing to compare")
     for name, digest in files.items():
         found = [path for path in _candidates(name, places) if path.is_file()]
         if not found:
             yield f"{name} ({encoder}) is missing"
         elif not any(digest_file(path, _remembered) == digest for path in found):
-            yield f"{found[0]} ({encoder}) has other bytes"
+            yield f"{found[0]} ({encoder}) has other contents"
 
 
 def _candidates(name: str, places: Mapping[str, Path]) -> Iterator[Path]:

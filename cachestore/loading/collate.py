@@ -12,7 +12,7 @@ from cachestore.loading.texts import make_constant, pad_rows
 SampleDict = dict[str, Any]
 """One sample: tensors without a batch axis, and plain values, by name."""
 
-_ADVICE = "a batch is of one bucket: give the DataLoader batch_sampler=cachestore.BucketBatchSampler(data, ...)"
+_ADVICE = "a batch must come from one bucket: give the DataLoader batch_sampler=cachestore.BucketBatchSampler(data, ...)"
 
 
 def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[str, Any]:
@@ -22,11 +22,12 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
     """
     if isinstance(samples, Mapping):
         raise BadInput(
-            "collate got one sample in place of a list: a library has built the loader of make_loader anew, with a sampler of its own. Turn"
-            " that off: prepare_data_loader(loader, add_dist_sampler=False), setup_dataloaders(loader, use_distributed_sampler=False)"
+            "collate got one sample instead of a list: a library has rebuilt the loader of make_loader with its own sampler. Turn"
+            " that off: prepare_data_loader(loader, add_dist_sampler=False), setup_dataloaders(loader,"
+            " use_distributed_sampler=False)"
         )
     if not samples:
-        raise BadInput("there is no batch of no samples; the list that came to collate is empty")
+        raise BadInput("a batch needs at least one sample, but collate got an empty list")
     padding = {name: value for block in blocks for name, value in block.padding.items()}
     batch: dict[str, Any] = {}
     for name in dict.fromkeys(name for sample in samples for name in sample):
@@ -54,13 +55,16 @@ def _all_rows(name: str, values: Sequence[Any], samples: Sequence[SampleDict]) -
     if len(rows) == len(values):
         return rows
     has, lacks = (next(sample for sample in samples if isinstance(sample.get(name), torch.Tensor) is found) for found in (True, False))
-    raise BadInput(f"{_named(has)} has {name} and {_named(lacks)} has none; {_ADVICE}")
+    raise BadInput(f"{_named(has)} has {name}, but {_named(lacks)} has none; {_ADVICE}")
 
 
 def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDict]) -> torch.Tensor:
     for row, sample in zip(rows, samples, strict=True):
         if row.shape != rows[0].shape:
-            raise BadInput(f"{name} of {_named(samples[0])} is {list(rows[0].shape)}, of {_named(sample)} {list(row.shape)}; {_ADVICE}")
+            raise BadInput(
+                f"{name} of {_named(samples[0])} has the shape {list(rows[0].shape)}, but that of {_named(sample)} has"
+                f" {list(row.shape)}; {_ADVICE}"
+            )
     return torch.stack(list(rows))
 
 

@@ -200,7 +200,7 @@ class CachedDataset(Dataset[SampleDict]):
         has cut has the places: `data.select(part.indices)`. Raises IndexError, and for ids as `index` does.
         """
         if isinstance(samples, str):
-            raise BadInput(f"select takes several samples; for one alone: data.select([{samples!r}])")
+            raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several places or ids")
         places = [self.index(one) if isinstance(one, str) else place_in(one, len(self._selection.rows)) for one in listed]
         part = CachedDataset.__new__(CachedDataset)
@@ -358,5 +358,5 @@ def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
 
 def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(fields, str):
-        raise BadInput(f"fields is a set of names: fields={{{fields!r}}}")
+        raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}")
     return None if fields is None else frozenset(as_text("a field", name) for name in as_many("fields", fields, "a set of names"))

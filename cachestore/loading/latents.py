@@ -33,12 +33,13 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
         return
     if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
         raise BadInput(
-            f"the store keeps the {block.stored} of these latents, which gives no {wanted}; run `cachestore precompute --latents moments`"
+            f"the store has only the {block.stored} of these latents, which is not enough for {wanted}; run `cachestore"
+            " precompute --latents moments`"
         )
     if block.is_scaled and wanted == "raw":
         raise BadInput(
-            "these latents were imported as another trainer had normalised them, and are handed out so; raw ones come from `cachestore"
-            " precompute` with their VAE"
+            "these latents were imported as another trainer normalised them, and are returned like that; to get raw ones, run"
+            " `cachestore precompute` with their VAE"
         )
 
 

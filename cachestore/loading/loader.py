@@ -39,7 +39,7 @@ class Loader(DataLoader[Any]):
             _refuse_unpinned(self._cached)
             if self._split == "outside":
                 raise BadInput(
-                    "this loader yields the batches of all ranks: hand it to `accelerator.prepare`, and iterate what that returns"
+                    "this loader yields the batches of all ranks: pass it to `accelerator.prepare`, and iterate over what that returns"
                 )
         sampler = self.batch_sampler
         batches: Iterator[Batch] = super().__iter__()
@@ -112,7 +112,7 @@ def make_loader(
         _refuse_unpinned(data)
     pins = pin_memory and torch.accelerator.is_available()
     if pin_memory and not pins:
-        _log.warning("pin_memory=True means nothing without an accelerator")
+        _log.warning("pin_memory=True has no effect without an accelerator")
     source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
@@ -143,6 +143,6 @@ def _refuse_unpinned(data: Batched) -> None:
         return
     generation, called = getattr(data, "generation", None), getattr(data, "called", "this one")
     raise BadInput(
-        "several processes train together, and each opened the catalog that was newest at that moment, which may not be the same one: open"
-        f" the data set with generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
+        "several processes train together, and each one opened the newest catalog, which may differ: open the data set with"
+        f" generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
     )

@@ -68,11 +68,11 @@ class MixedDataset(Dataset[SampleDict]):
         self.datasets: tuple[CachedDataset, ...] = tuple(as_many("datasets", datasets, "a list of CachedDatasets"))
         for data in self.datasets:
             if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-                raise BadInput(f"a mix is of CachedDatasets, and of parts of them (`select`), not of a {type(data).__name__}")
+                raise BadInput(f"MixedDataset takes CachedDatasets and parts of them (`select`), not a {type(data).__name__}")
         given = [1.0] * len(self.datasets) if weights is None else as_many("weights", weights, "a list of numbers, one for each data set")
         self._weights = [float(as_number("a weight", weight)) for weight in given]
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
-            raise BadInput(f"{len(self.datasets)} data sets have one weight each, from 0 on; got {weights!r}")
+            raise BadInput(f"pass one weight of at least 0 for each of the {len(self.datasets)} data sets; got {weights!r}")
         first = next((data for data in self.datasets if len(data)), None)
         for data in self.datasets:
             _check_alike(self.datasets[0] if first is None else first, data)
@@ -129,9 +129,10 @@ class MixedDataset(Dataset[SampleDict]):
         never = [size for size, count in zip(sizes, _shared_out(sizes, weight), strict=True) if size and not count]
         if never:
             what = (
-                "with a weight of %g, %d of %d samples of data set %d of the mix never come: they are in %d buckets that are too small for"
+                "with a weight of %g, %d of %d samples of data set %d of the mix are never used: they are in %d buckets that are"
+                " too small for"
             )
-            what += " one place in an epoch; a weight of 1 takes all"
+            what += " one place in an epoch; a weight of 1 uses all"
             _log.warning(what, weight, sum(never), sum(sizes), number, len(never))
 
     def _append(self, number: int, samples: Places, buckets: Mapping[Bucket, Sequence[int]]) -> None:
@@ -261,11 +262,11 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
     names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
-        raise BadInput(f"{names} cannot be mixed: one hands out {what[0]}, the other {what[1]}")
+        raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}")
     if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
         raise BadInput(
-            f"{names} cannot be mixed: one hands out exactly one control image for each sample, the other lists of them (a part does as its"
-            " whole)"
+            f"{names} cannot be mixed: one returns exactly one control image for each sample, the other lists of them (a part"
+            " does what its whole data set does)"
         )
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):

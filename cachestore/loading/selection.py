@@ -123,24 +123,23 @@ class Selection:
             return
         if difference := policy.differs_from(self.kept):
             raise BadInput(
-                f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or"
-                " `cs.precompute`) again with captions= this policy, which encodes only what is new"
+                f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or `cs.precompute`)"
+                " again with this policy as captions=, which encodes only what is new"
             )
         if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
             raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
         if policy.dropout:
             self.check_alone()
         if policy.dropout and not all(holds(key_of_caption(text, "")) for text in self.texts):
-            raise MissingEntry("the caption policy drops captions, and the empty one is not encoded; run `cachestore precompute` again")
+            raise MissingEntry("the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` again")
 
     def check_alone(self) -> None:
         """Refuse what needs the embeddings of a caption alone, where text encoders were shown each sample's own pictures beside it."""
         if not any(SHOWN in text.column.options for text in self.texts):
             return
         raise BadInput(
-            "its text encoder was shown each sample's own pictures, so no caption has embeddings without"
-            " them; captions of your own, such as empty ones, are encoded from a manifest that has them in place of the samples' own,"
-            " under another --name"
+            "its text encoder saw each sample's own pictures, so captions have no embeddings without them; to use other captions,"
+            " such as empty ones, encode a manifest that has them instead of the samples' own, under another --name"
         )
 
     @property
@@ -178,7 +177,7 @@ class Selection:
         except IndexError:
             count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
-            raise IndexError(f"{self.options.called} has {count} samples, and none at {outside}") from None
+            raise IndexError(f"{self.options.called} has {count} samples, but none at {outside}") from None
 
     @cached_property
     def ids(self) -> Sequence[str]:
@@ -198,7 +197,9 @@ class Selection:
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
             command = self.options.layout.command(f"why {shlex.quote(normal)}")
-            raise MissingEntry(f"sample {sample_id!r} of {self.options.called} could not be encoded whole; {command} says why")
+            raise MissingEntry(
+                f"sample {sample_id!r} of {self.options.called} could not be encoded completely; run {command} for the reason"
+            )
         whose = "this part of " if self.options.selection is not None else ""
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
@@ -262,8 +263,8 @@ class Selection:
         for row, extras in zip(rows, found, strict=True):
             if clash := sorted(taken.intersection(extras)):
                 raise BadInput(
-                    f"sample {self.catalog.ids[row]!r} has a column {clash[0]!r} of its own, and a batch uses that name itself;"
-                    " rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+                    f"sample {self.catalog.ids[row]!r} has its own column {clash[0]!r}, but a batch uses that name itself; rename"
+                    " the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
                 )
         return found
 
@@ -293,4 +294,4 @@ def place_in(index: SupportsIndex, count: int) -> int:
     try:
         return range(count)[operator.index(index)]
     except TypeError:
-        refuse("a place in the data set", "a whole number (of an id, data.index(sample_id))", index)
+        refuse("an index of the data set", "a whole number (for an id, data.index(sample_id))", index)

@@ -21,14 +21,14 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if form.width is None:
         return joined
     if form.width < joined.shape[-1]:
-        raise FormatError(f"an entry is {joined.shape[-1]} wide where its recipe makes {form.width} of it; run `cachestore verify`")
+        raise FormatError(f"an entry has the width {joined.shape[-1]}, but its recipe makes it {form.width} wide; run `cachestore verify`")
     return torch.nn.functional.pad(joined, (0, form.width - joined.shape[-1]))
 
 
 def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """The tensor of an entry that its recipe names. Raises FormatError where the entry holds none."""
     if name not in stored:
-        raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'} where its recipe names {name}; run `cachestore verify`")
+        raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'}, but its recipe names {name}; run `cachestore verify`")
     return stored[name]
 
 
@@ -50,7 +50,7 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
     """The length of a batch of rows of these lengths. Raises FormatError where one is longer than its recipe allows."""
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
-        raise FormatError(f"an entry has length {longest} where its recipe allows {padding.length}; run `cachestore verify`")
+        raise FormatError(f"an entry has the length {longest}, but its recipe allows {padding.length}; run `cachestore verify`")
     return round_up(padding.length or longest, padding)
 
 

@@ -89,7 +89,7 @@ def check_views(catalog: Catalog) -> None:
     for column in catalog.columns:
         each = cells_each(column.options)
         if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
-            raise FormatError(f"{column.encoder} does not have {each} views of each {column.role}; run `cachestore precompute` again")
+            raise FormatError(f"{column.encoder} does not have {each} variants of each {column.role}; run `cachestore precompute` again")
 
 
 def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:

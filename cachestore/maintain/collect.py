@@ -240,7 +240,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
         raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
     if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        raise BadInput(f"{_who(beats[0])} is at work on the data set {name!r}: stop it, or wait until it has ended")
+        raise BadInput(f"{_who(beats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
         mark_dropped(layout, name)
@@ -321,7 +321,9 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise FormatError(f"{path} cannot be read ({reason_of(error)}), so nobody can tell what is needed; nothing was removed") from error
+        raise FormatError(
+            f"{path} cannot be read ({reason_of(error)}), so cachestore cannot tell which entries are needed; nothing was removed"
+        ) from error
     yield from (key for key, _sample in needed_by(catalog))
     for column in catalog.columns:  # no row names the empty caption, which each data set with text may be asked for
         if column.role == CAPTION:
@@ -346,7 +348,7 @@ def look_further(layout: Layout) -> Iterator[Finding]:
     """What only plans and passes tell of: catalogs that are gone though a pass published them, and plans that cannot be read."""
     for told in lost_catalogs(layout):
         where = str(layout.catalog(told.name, told.generation).relative_to(layout.root))
-        message = f"{where} is gone though a pass published it; run {layout.command('repair')}, which builds it again"
+        message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
         yield Finding("bad-catalog", where, message)
     for plan in list_plans(layout):
         path = layout.plan(plan)
@@ -374,8 +376,9 @@ def verify(
 def _refuse_lost_catalogs(layout: Layout) -> None:
     for told in lost_catalogs(layout):
         raise FormatError(
-            f"generation {told.generation} of the data set {told.name!r} is gone though a pass published it, so nobody can tell what is"
-            f" needed: run {layout.command('repair')}, or {layout.command(f'drop {shlex.quote(told.name)}')} if it is to go"
+            f"generation {told.generation} of the data set {told.name!r} is missing, though a pass published it, so cachestore"
+            f" cannot tell which entries are needed: run {layout.command('repair')}, or"
+            f" {layout.command(f'drop {shlex.quote(told.name)}')} to remove the data set"
         )
 
 
@@ -386,8 +389,8 @@ def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tu
     for each in lists:
         beats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
         if beats:
-            wait = f"{len(each.segments)} condemned segments wait"
-            remarks.append(f"{wait}: {_who(beats[0])} began before they were condemned and is at work")
+            wait = f"{len(each.segments)} segments marked for deletion wait"
+            remarks.append(f"{wait}: {_who(beats[0])} began before they were marked, and still works")
         else:
             free.append(each)
     return free, remarks

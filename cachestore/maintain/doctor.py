@@ -110,8 +110,8 @@ def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
 def _encoding(found: Mapping[str, str | None]) -> Check:
     without = [name for name in _CLEANERS if found[name] is None]
     if found["torch"] is None or found["transformers"] is None:
-        return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy needs none of it")
-    advice = f"install {', '.join(without)}: without them some pipelines silently make other embeddings of the same captions"
+        return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy does not need it")
+    advice = f"install {', '.join(without)}: without them some pipelines silently compute other embeddings of the same captions"
     return _look("encoding", _named(found), advice, is_bad=bool(without), state=PROBLEM)
 
 
@@ -126,13 +126,13 @@ def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) 
     """What matters when this process forks DataLoader workers."""
     method, threads = default_start_method(sys.platform, sys.version_info[:2]), threading.active_count()
     forks = method == "fork"
-    start = f"DataLoader workers start by {method} unless told otherwise; {threads} threads here"
-    advice = "stop what started them before workers are forked, or pass `multiprocessing_context='forkserver'` to the DataLoader"
+    start = f"DataLoader workers start by {method} by default; this process has {threads} threads"
+    advice = "end these threads before workers are forked, or pass `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("start method", start, advice, is_bad=forks and threads > 1)
     loaded = {name: "loaded here" if name in modules else "not loaded here" for name in ("tokenizers", "jax")}
     parallel = environment.get("TOKENIZERS_PARALLELISM", "")
     is_risky = forks and "tokenizers" in modules and parallel.lower() not in {"", "false", "0", "off", "no"}
-    advice = "set TOKENIZERS_PARALLELISM=false: with it on, a worker that is forked after a tokenizer was used hangs"
+    advice = "set TOKENIZERS_PARALLELISM=false: otherwise a worker hangs if it is forked after a tokenizer was used"
     yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
     advice = "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
@@ -158,7 +158,7 @@ def _machine() -> Iterator[Check]:
     yield _look("gpu", f"{gpus} NVIDIA GPUs usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
     limit = descriptor_limit()
     held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
-    advice = "raise `ulimit -n` to 1024 or more: segments are opened again and again otherwise"
+    advice = "raise `ulimit -n` to 1024 or more: otherwise segments are opened again and again"
     yield _look("open files", held, advice, is_bad=limit < 4 * _FILES)
 
 
@@ -169,8 +169,8 @@ def _ask_torch() -> Check:
     except subprocess.TimeoutExpired:
         return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", "`nvidia-smi` shows whether the driver hangs")
     if ended.returncode:
-        said = (ended.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "mend the installation of torch")
+        said = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "reinstall torch")
     return Check("torch", OK, ended.stdout.strip())
 
 
@@ -180,19 +180,19 @@ def _ask_torch() -> Check:
 def _store(layout: Layout) -> Iterator[Check]:
     kind = file_system_of(layout.root, _mounts())
     found = f"{layout.root} is on {kind}, mode {layout.mode.value}"
-    shared = "ranks on several machines may share it; a view of it is fresh after `refresh()`, and locks may not reach other machines"
+    shared = "ranks on several machines may share it; a reader sees new entries after `refresh()`, and locks may not work between machines"
     yield _look("file system", found, shared, is_bad=kind in _SHARED)
     yield from _room(layout)
     try:
         make_folder(layout, layout.temporary)
         yield from [_probe(layout, look) for look in (_probe_publish, _probe_rename, _probe_locks, _probe_clock)]
     except OSError as error:
-        can = "reading works; to write, use an account that may, or mount it writable"
+        can = "reading works; to write, use an account that may write, or mount it writable"
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
     lost = lost_catalogs(layout)
     check_for_reading(layout)
     for told in lost:
-        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is gone", f"run {layout.command('repair')}")
+        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is missing", f"run {layout.command('repair')}")
 
 
 def _mounts() -> str:
@@ -244,19 +244,21 @@ def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
             os.fsync(file.fileno())
         sync_folder(layout.temporary)
     except OSError as error:
-        advice = "use another file system: nothing that is written here survives a power cut for certain"
+        advice = "use another file system: data written here may be lost in a power cut"
         return Check("publish", PROBLEM, f"syncing is refused: {error.strerror or error}", advice)
     try:
         other.hardlink_to(one)
     except (OSError, NotImplementedError) as error:
-        found = f"no hard links ({error}): files are placed by check and rename"
+        found = f"no hard links ({error}): files are published by check and rename"
         return Check("publish", NOTE, found, "two ranks may do the same work twice now and then; nothing is lost")
     try:
         other.hardlink_to(one)
     except FileExistsError:
         is_same = other.read_bytes() == one.read_bytes()
         return Check("publish", OK if is_same else PROBLEM, "sync, link and read back work" if is_same else "a link reads back differently")
-    return Check("publish", PROBLEM, "a name that was taken was linked again", "use another file system: this one replaces published files")
+    return Check(
+        "publish", PROBLEM, "a hard link could replace an existing file", "use another file system: this one replaces published files"
+    )
 
 
 def _probe_rename(layout: Layout, one: Path, other: Path) -> Check:
@@ -264,7 +266,7 @@ def _probe_rename(layout: Layout, one: Path, other: Path) -> Check:
         one.rename(other)
         sync_folder(layout.temporary)
     except OSError as error:
-        advice = "workers cannot show that they live: use another file system"
+        advice = "workers cannot show that they are alive: use another file system"
         return Check("rename", PROBLEM, f"it is refused: {error.strerror or error}", advice)
     is_there = other.exists() and not one.exists()
     return Check("rename", OK if is_there else PROBLEM, "rename and sync of the folder work" if is_there else "the new name is not seen")
@@ -274,13 +276,13 @@ def _probe_locks(layout: Layout, one: Path, _other: Path) -> Check:
     with LifeLock(one, bits=layout.mode.file_bits) as first, LifeLock(one, bits=layout.mode.file_bits) as second:
         is_held, is_shared = first.is_held, second.is_held
     if is_held and not is_shared:
-        return Check("locks", OK, "a held lock keeps others out, on this machine")
-    found = "locks keep nobody out" if is_shared else "there are no locks"
+        return Check("locks", OK, "a held lock keeps other processes out, on this machine")
+    found = "a held lock does not keep other processes out" if is_shared else "there are no locks"
     advice = "nothing is lost by that; a killed worker's part is taken over after minutes instead of at once"
     return Check("locks", NOTE, found, advice)
 
 
 def _probe_clock(_layout: Layout, one: Path, _other: Path) -> Check:
     skew = one.stat().st_mtime - time.time()
-    advice = "set both clocks: pictures modified just now may be read again, and `gc` reckons ages by them"
+    advice = "set both clocks: pictures modified just now may be read again, and `gc` computes ages from these clocks"
     return _look("clock", f"the file system's is {skew:+.1f} s from this machine's", advice, is_bad=abs(skew) > _SKEW_SECONDS)

@@ -57,20 +57,20 @@ class _Peer:
     def checks(self) -> list[Check]:
         """What was found."""
         if not self.delays or not self.seen:
-            what = f"files of {self.name} are not seen here" if not self.seen else f"{self.name} does not see the files of this side"
-            advice = "mount the folder without caching of names, or wait longer than its cache lasts and try again"
+            what = f"files of {self.name} are not visible here" if not self.seen else f"{self.name} does not see the files made here"
+            advice = "mount the folder without a cache of names, or try again after that cache has expired"
             return [Check("peer files", PROBLEM, f"{what} within {PEER_SECONDS:.0f} s", advice), self._locks()]
         late, longest = median(self.delays), max(self.delays)
         found = f"a file made here is seen by {self.name} and answered after {late:.1f} s (median), {longest:.1f} s at most"
         is_late = longest > _LATE_SECONDS
-        advice = "ranks wait that long for each other at the end of each round; a shorter attribute cache (`actimeo`) mends it"
+        advice = "ranks wait that long for each other at the end of each round; a shorter attribute cache (`actimeo`) helps"
         return [Check("peer files", NOTE if is_late else OK, found, advice if is_late else ""), self._locks()]
 
     def _locks(self) -> Check:
         if self.is_held:
-            return Check("peer locks", OK, f"the lock of {self.name} is seen held here")
+            return Check("peer locks", OK, f"the lock of {self.name} is visible here")
         advice = "nothing is lost by that; the part of a rank that was killed there is taken over after minutes instead of at once"
-        return Check("peer locks", NOTE, f"the lock that {self.name} holds is not seen here", advice)
+        return Check("peer locks", NOTE, f"the lock that {self.name} holds is not visible here", advice)
 
 
 def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
@@ -95,8 +95,8 @@ def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
     if found := _met(peers):
         return [check for peer in found for check in peer.checks()]
     command = f"cachestore doctor {layout.root} --peer"
-    advice = f"run `{command}` on both machines at the same time; if you did, they do not see one folder, or see changes too late"
-    return [Check("peer", PROBLEM, f"nobody else looked at this store within {seconds:.0f} s", advice)]
+    advice = f"run `{command}` on both machines at the same time; if you did, they do not share this folder, or see changes too late"
+    return [Check("peer", PROBLEM, f"no other machine ran this on the store within {seconds:.0f} s", advice)]
 
 
 def _met(peers: Mapping[str, _Peer]) -> list[_Peer]:

@@ -115,11 +115,11 @@ class _Tally:
     def remarks(self) -> list[str]:
         """What was chosen and could not be compared, in words."""
         reasons = [
-            (self.gone, f", as their source is gone ({first_of(self.gone)}); --source says where it is"),
-            (self.changed, f", as their file has changed since ({first_of(self.changed)})"),
+            (self.gone, f", as their source is missing ({first_of(self.gone)}); pass --source with its new path"),
+            (self.changed, f", as their file has changed ({first_of(self.changed)})"),
             (self.refused, f" ({first_of(self.refused)}): {self.why_refused}"),
         ]
-        return [f"{len(samples)} could not be made again{why}" for samples, why in reasons if samples]
+        return [f"{len(samples)} entries could not be encoded again{why}" for samples, why in reasons if samples]
 
     def refuse(self, cell: _Cell, why: str) -> None:
         self.refused.append(cell.sample)
@@ -165,7 +165,7 @@ def verify(
     moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
     if recompute == 0:
         if given := [*moved.models, *(["source"] if source is not None else [])]:
-            raise BadInput(f"{given[0]} is for encoding entries again and comparing them, which is done with recompute=N (`--recompute N`)")
+            raise BadInput(f"{given[0]} needs recompute=N (`--recompute N`), which encodes N entries again and compares them")
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
     started = time.monotonic()
     layout = open_layout(Layout.at(path))
@@ -242,7 +242,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) 
             except RecipeMismatch:
                 raise
             except BadInput as error:
-                unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not looked at: {error}")
+                unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not checked: {error}")
                 continue
             name = canonical(request.hints())
             if name not in made:
@@ -258,8 +258,8 @@ def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: N
     encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
     if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
-        made = f"{column.encoder} of the data set {catalog.name!r} is claimed to be of"
-        raise _another_model(f"{hints['model']} is not what {made}", claimed, now.make)
+        made = f"{column.encoder} of the data set {catalog.name!r} is claimed to be from"
+        raise _another_model(f"{hints['model']} is not the model that {made}", claimed, now.make)
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
@@ -275,7 +275,7 @@ def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn
         return found
     now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
     made = f"{column.encoder} of the data set {catalog.name!r} was made with"
-    raise _another_model(f"{request.model} is not what {made}", catalog.recipes[column.fingerprint].make, now.make)
+    raise _another_model(f"{request.model} is not the model that {made}", catalog.recipes[column.fingerprint].make, now.make)
 
 
 def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:
@@ -380,14 +380,14 @@ def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _
         tally.changed.append(cell.sample)
         return False
     if resolved.key != cell.key:
-        tally.findings.append(_wrong(cell, f"is paired with it, but makes entry {resolved.key}", "run `cachestore precompute` again"))
+        tally.findings.append(_wrong(cell, f"now makes entry {resolved.key}", "run `cachestore precompute` again"))
         return False
     try:
         said = reader.describe(cell.key).meta.get("input_digest")
     except (CacheStoreError, OSError):
         return True  # reading its bytes fails too, and is told there
     if said is not None and said != resolved.meta.get("input_digest"):
-        tally.findings.append(_wrong(cell, "has another input than the one it says it was made of", _take_out(cell, reader)))
+        tally.findings.append(_wrong(cell, "is not the input that the entry says it was made from", _take_out(cell, reader)))
         return False
     return True
 
@@ -428,13 +428,13 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
     if words is None:
         tally.equal += 1
         return
-    advice = "it is not what it is claimed to be: make it with `cachestore precompute`" if is_claim else _take_out(cell, reader)
-    tally.findings.append(_wrong(cell, f"makes something else: {words}", advice))
+    advice = "it is not from the model that was claimed: encode it with `cachestore precompute`" if is_claim else _take_out(cell, reader)
+    tally.findings.append(_wrong(cell, f"encodes to something else: {words}", advice))
 
 
 def _wrong(cell: _Cell, what: str, advice: str) -> Finding:
     input_name = "caption" if cell.column.role == CAPTION else cell.column.role
-    message = f"entry {cell.key} is not of sample {cell.sample!r} of {cell.catalog.name!r}: its {input_name} {what}; {advice}"
+    message = f"entry {cell.key} does not belong to sample {cell.sample!r} of {cell.catalog.name!r}: its {input_name} {what}; {advice}"
     return Finding("wrong-value", f"segments/{cell.segment[:2]}/{cell.segment}.safetensors", message, str(cell.key), cell.sample)
 
 
@@ -443,4 +443,4 @@ def _where(cell: _Cell, reader: Reader) -> str:
 
 
 def _take_out(cell: _Cell, reader: Reader) -> str:
-    return f"to make it anew, move {_where(cell, reader)} out of the store and run {reader.layout.command('repair --refill')}"
+    return f"to encode it again, move {_where(cell, reader)} out of the store and run {reader.layout.command('repair --refill')}"

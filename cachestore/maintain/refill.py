@@ -91,9 +91,9 @@ def _check_use(moved: NewPlaces) -> None:
     """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
     if moved.models:
         given = next(iter(moved.models))
-        _log.warning("%s goes with `--refill`, which encodes again what was lost: without it no model is looked at", given)
+        _log.warning("%s needs `--refill`, which encodes again what was lost: without it no model is used", given)
     if moved.source is not None:
-        _log.warning("the source counts only where a data set's lost catalog is built again: without `--refill` nothing is encoded again")
+        _log.warning("--source without `--refill` is only used to rebuild a data set's lost catalog: nothing is encoded again")
 
 
 def _rebuild(layout: Layout, told: Told, moved: NewPlaces) -> bool:
@@ -158,9 +158,9 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
             raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
     if gone := _gone(layout, catalog, wanted):
         raise BadInput(
-            f"of {catalog.name!r} {len(gone)} samples that lack entries are not there any more ({first_of(gone)}),"
-            " and a new pass would leave them out; nothing was encoded: put them back, or say by --source where they are"
-            " (`cachestore precompute` goes on without)"
+            f"{len(gone)} samples of {catalog.name!r} that lack entries are no longer in the source ({first_of(gone)}), and a new"
+            " pass would leave them out; nothing was encoded: put them back, or pass --source with their new path (`cachestore"
+            " precompute` continues without them)"
         )
     return precompute_here(request, store_id=layout.store_id).encoded_here
 

@@ -74,14 +74,14 @@ def precompute(
     """
     own = sorted({"procs", "rank", "world_size"} & set(options))
     if own:
-        raise BadInput(f"{own[0]} is what Ray decides: pass workers= for the number of ranks")
+        raise BadInput(f"{own[0]} is decided by Ray: pass workers= for the number of ranks")
     check_calls(on_progress, None)
     workers = as_whole("workers", workers, least=1)
     asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
     request, held, loaded = read_arguments("cachestore.ray.precompute", data, model, store, asked)
     if held or loaded is not None:
         what = "data" if held else "a model"
-        raise BadInput(f"{what} in this process's memory cannot be read by other nodes: write it to a shared folder, and pass the path")
+        raise BadInput(f"other nodes cannot read {what} in this process's memory: write it to a shared folder, and pass the path")
     body = request.absolute().as_json() | {"world_size": workers, "workers": max(1, int(num_cpus) - 1)}
     works = [partial(_precompute, {**body, "rank": rank}) for rank in range(workers)]
     report = run_ranks(works, num_gpus=num_gpus, num_cpus=num_cpus, on_progress=on_progress)

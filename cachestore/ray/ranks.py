@@ -122,7 +122,7 @@ class _Ranks:
             self.deaths += 1
             how = f"died: {' '.join(str(error).split())[:500]}"
             if self.deaths <= RESTARTS:
-                _log.warning("rank %d %s; it is started again, and the others do its work meanwhile", rank, how)
+                _log.warning("rank %d %s; it is started again, and meanwhile the others do its work", rank, how)
                 self.begin(rank)
             else:
                 self.ended.append(Child(0, -9, None, "", rank, how))
@@ -139,7 +139,7 @@ class _Ranks:
         if not self.is_placed and still > PLACE_SECONDS:
             raise Incomplete(f"Ray placed no rank within {still:.0f} s. {self.asked_for}")
         if self.is_placed and still > UNSEEN_SECONDS:
-            raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it goes on where it stopped")
+            raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
 
     def stop(self) -> None:
         """Ask the ranks to publish what they have encoded, and give them time to."""
@@ -175,7 +175,7 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_pro
     except BaseException as error:
         ranks.stop()
         if isinstance(error, KeyboardInterrupt):
-            _log.warning("stopped; what is encoded is published, and the same call goes on from there")
+            _log.warning("stopped; what was encoded is in the store. Run the same call again to continue")
         raise
     finally:
         ranks.end()

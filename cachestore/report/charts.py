@@ -45,7 +45,7 @@ def segment_map(segments: Sequence[Segment]) -> Html:
     down = -(-len(groups) // across) or 1
     squares = join(_square(group, number % across, number // across) for number, group in enumerate(groups))
     damaged = sum(1 for segment in segments if segment.state != "sound")
-    title = f"Map of {len(segments):,} segments, {damaged:,} of them not sound"
+    title = f"Map of {len(segments):,} segments, {damaged:,} of them damaged or missing"
     box = f'viewBox="0 0 {across * _SIDE} {down * _SIDE}" style="max-width:{across * _SIDE}px"'
     return Html(f'<svg class="map" role="img" aria-label="{title}" {box}>{squares}</svg>')
 
@@ -74,7 +74,7 @@ def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
         anchor, offset = ("end", "-6") if limit > (first + last) / 2 else ("start", "6")
         line = [
             Html(f'<line x1="{x}" x2="{x}" y1="2" y2="{_BASE}" class="limit"/>'),
-            Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">{limit:,} are read</text>'),
+            Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">limit {limit:,}</text>'),
         ]
     axis = Html(f'<line x1="0" x2="100%" y1="{_BASE}" y2="{_BASE}" class="axis"/>')
     label = f"Lengths of captions in {unit}, from {first:,} to {last - 1:,}"

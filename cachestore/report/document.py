@@ -81,7 +81,7 @@ def _head(numbers: Numbers) -> Html:
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
     others = _named(numbers.other_names)
     verdict = "no damage found" if numbers.damage.ok else plural(len(numbers.damage.findings), "finding")
-    level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers"
+    level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers read"
     about_entries = f"{count(numbers.others)} not of this data set" if numbers.others else "all of this data set"
     tiles = [
         _tile("Samples", count(numbers.samples), Html(f"{share(numbers.complete, numbers.samples)} complete")),
@@ -112,7 +112,7 @@ def _damage(numbers: Numbers) -> Html:
     damage = numbers.damage
     if not damage.map and not damage.findings:
         return note(Html("There are no segments yet."))
-    said = "every byte was read" if damage.level == "full" else "names, sizes and headers were looked at, and no bytes of entries (--full)"
+    said = "every byte was read" if damage.level == "full" else "only names, sizes and headers were read (--full reads every byte)"
     total = f"{plural(len(damage.map), 'segment')}, {plural(damage.entries, 'entry', 'entries')}, {size(damage.bytes)}: {said}"
     states = {segment.state for segment in damage.map}
     legend = [state for state in ("sound", "damaged", "unreadable", "gone") if state == "sound" or state in states]
@@ -122,7 +122,7 @@ def _damage(numbers: Numbers) -> Html:
         for found in damage.findings[:MOST_ROWS]
     ]
     each = neighbours(len(damage.map))
-    square = "a segment" if each == 1 else f"{each} segments, and shows the worst of them"
+    square = "a segment" if each == 1 else f"{each} segments, and shows the one in the worst state"
     parts = [
         note(Html(f"{total}. Each square is {square}.")),
         segment_map(damage.map) if damage.map else NOTHING,
@@ -150,12 +150,12 @@ def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
     total = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}"
     lost = f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})"
     batches = f"In full batches of {count(batch)} from one bucket each, on one rank"
-    said = f"{total}. {batches}, an epoch leaves out {lost}: others in every epoch."
+    said = f"{total}. {batches}, an epoch leaves out {lost}; which ones changes with every epoch."
     rows = [_bucket_row(bucket, batch, one.buckets[0].samples) for bucket in one.buckets[:MOST_ROWS]]
     sizes = [[count(loss.batch_size), bar((loss.left_over / one.samples, "lost")), *_lost(loss, one.samples)] for loss in one.losses]
-    title = f"Samples by bucket{where}, with what batches of {batch} leave out"
+    title = f"Samples by bucket{where}, and how many batches of {batch} leave out"
     buckets = table(title, [("Bucket", "k"), ("", "bar"), ("Samples", "n"), *_LOSS], rows)
-    other = table(f"What other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
+    other = table(f"How many samples other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
     return join([note(Html(said)), buckets, _more(len(one.buckets), "smaller buckets are not shown"), other])
 
 
@@ -174,12 +174,12 @@ def _captions(captions: Captions | None) -> Html:
         return note(Html("No sample has a caption."))
     cut = ""
     if captions.limit is not None:
-        longer = f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, and truncated."
+        longer = f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, so they are truncated."
         cut = f" The encoder reads {count(captions.limit)} {captions.unit}; {longer}"
     said = (
-        f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them different,"
-        f" {count(captions.empty)} empty. Half of them are longer than {count(captions.median)} {captions.unit}, the longest has"
-        f" {count(captions.most)}.{cut}"
+        f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them"
+        f" different, {count(captions.empty)} empty. The median length is {count(captions.median)} {captions.unit}, the longest"
+        f" caption has {count(captions.most)}.{cut}"
     )
     drawn = histogram(captions.bins, captions.unit, captions.limit) if captions.bins else NOTHING
     filled = [one for one in captions.bins if one.captions]
@@ -202,10 +202,10 @@ def _sizes(numbers: Numbers) -> Html:
 
     rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in numbers.kinds]
     if numbers.others:
-        about = Html("other data sets, older inputs, the empty caption, values put by hand")
+        about = Html("other data sets, older inputs, the empty caption, entries written by a script")
         rows.append(row(Html("not of this data set"), "other", numbers.others, numbers.others_bytes, about))
     columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
-    said = "Bytes of tensors; what segments take besides, for headers, alignment and second copies, is"
+    said = "Bytes of tensors. Headers, alignment and second copies take another"
     overhead = max(0, numbers.bytes - numbers.tensor_bytes)
     return join([note(Html(f"{said} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
 
@@ -225,14 +225,14 @@ def _sharing(kinds: Sequence[Kind]) -> Html:
     ]
     columns = [("Kind", "k"), ("", "bar"), ("Named", "n"), ("Entries", "n"), ("Shared", "n"), ("Saved", "n")]
     repeats = [[words(one.name), count(repeat.cells), words(repeat.what)] for one in kinds for repeat in one.repeats]
-    said = "Equal captions, and files with equal bytes, are one entry each: they were encoded once, and take their room once."
-    shown = table("Entries that most samples share", [("Kind", "k"), ("Times", "n"), ("What", "t")], repeats)
-    return join([note(Html(said)), table("What samples name, and what is stored", columns, rows), shown])
+    said = "Equal captions are one entry, and so are files with equal bytes: each was encoded once, and is stored once."
+    shown = table("The most shared entries", [("Kind", "k"), ("Times", "n"), ("What", "t")], repeats)
+    return join([note(Html(said)), table("Values of samples, and stored entries", columns, rows), shown])
 
 
 def _work(passes: Sequence[Pass]) -> Html:
     if not passes:
-        return note(Html("No pass of this data set is on record."))
+        return note(Html("There is no record of a pass of this data set."))
     rows = [
         [
             Html(f"{words(one.plan[:8])} / {one.number}"),
@@ -261,7 +261,7 @@ def _stages(one: Pass) -> Html:
         for stage, drawn in zip(one.stages, bars, strict=True)
     ]
     named = Html(f"{words(one.plan[:8])} / {one.number}")
-    said = Html(f"How much of their time the threads of each stage were busy in pass {named}; {words(one.limiting)} limits.")
+    said = Html(f"How busy the threads of each stage were in pass {named}; bottleneck: {words(one.limiting)}.")
     columns = [("Stage", "k"), ("", "bar"), ("Busy", "n"), ("Working", "n"), ("Waiting", "n")]
     return join([note(said), table("Stages of encoding, over all ranks", columns, rows)])
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     """A PNG of `[height, width, 3]` RGB or `[height, width]` grey, uint8, with no side of 0. Raises ValueError for anything else."""
     if pixels.ndim not in {2, 3} or 0 in pixels.shape or pixels.shape[2:] not in {(), (3,)} or pixels.dtype != np.uint8:
-        raise ValueError(f"a PNG is made of uint8 [height, width] or [height, width, 3], not of {pixels.dtype} {list(pixels.shape)}")
+        raise ValueError(f"a PNG needs uint8 [height, width] or [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     height, width = pixels.shape[:2]
     rows = pixels.reshape(height, width, -1)
     # Filter 1: each byte less the one of the pixel to its left, which compresses smooth pictures to about two thirds.

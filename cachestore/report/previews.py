@@ -68,12 +68,13 @@ class Colours:
         """Where the colours come from, for a person."""
         if self.fitted_to:
             return (
-                f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the pictures that were"
-                f" encoded; it explains {100 * self.explained:.0f} % of their variance at this size."
+                f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the encoded"
+                f" pictures; it explains {100 * self.explained:.0f} % of their variance at this size."
             )
         return (
-            "Grey, and no colours: the pictures that were encoded are not at hand to fit a map to, so this is the direction in which the"
-            " latent channels differ most. It may look like a negative. --source says where the pictures are now."
+            "Grey instead of colours: the encoded pictures were not found, so no colours could be fitted. It shows the direction"
+            " in which the latent channels vary most, and may look like a negative. Pass --source with the new path of the"
+            " pictures."
         )
 
     def paint(self, latents: Latents) -> Pixels:
@@ -323,4 +324,4 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
     why = reader.layout.command(f"why {shlex.quote(sample)}")
-    raise BadInput(f"{reader.layout.root} holds no latents of a sample {sample!r} to make a picture of ({why} says what there is)")
+    raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

@@ -71,7 +71,7 @@ def write_report(
         WriteFailed: the file cannot be written.
     """
     if batch_size < 1:
-        raise BadInput(f"a batch has at least one sample, not {batch_size}")
+        raise BadInput(f"a batch must have at least one sample, not {batch_size}")
     target = as_path("output", output).absolute()
     with Reader(path) as reader:
         names = sorted(list_names(reader.layout))
@@ -211,7 +211,7 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     colours = find_colours(catalog, column, shown, source)
     thumbnails = tuple(_thumbnail(catalog, column, one, encode_png(reduce(colours.paint(one.latents), LONGEST_SIDE))) for one in shown)
     return Gallery(
-        chosen=f"{len(thumbnails)} of {len(catalog):,} samples: those whose ids have the smallest digests, whatever their order.",
+        chosen=f"{len(thumbnails)} of {len(catalog):,} samples: those whose ids have the smallest digests.",
         colours=colours.in_words(),
         thumbnails=thumbnails,
         about={"shown": len(thumbnails), "fitted_to": colours.fitted_to, "explained": round(colours.explained, 4)},

@@ -62,7 +62,7 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
         are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
         if any(are_sources) and not all(are_sources):
             place = are_sources.index(False)
-            raise BadInput(f"a list holds sources and paths, or samples: {place} is {type(listed[place]).__name__}")
+            raise BadInput(f"a list must hold sources and paths, or samples, but {place} is {type(listed[place]).__name__}")
         given = listed if any(are_sources) else given
     sources = [one if isinstance(one, Source) else Source(one) for one in given]
     held = {number: source.data for number, source in enumerate(sources) if not isinstance(source.data, str | os.PathLike)}
@@ -82,7 +82,7 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
     if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
         raise BadInput(
-            f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them a name (cs.Source(data, name=...))"
+            f"two sources are called {twice!r}: {one.data} and {other.data}; give one of them another name (cs.Source(data, name=...))"
         )
     return labels
 
@@ -144,7 +144,7 @@ def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
             named = ", ".join(labels[:5])
-            raise BadInput(f"this was made of {len(sources)} sources ({named}): say by --source NAME=PATH where each one is that moved")
+            raise BadInput(f"this was made from {len(sources)} sources ({named}): pass --source NAME=PATH for each one that moved")
         moved = dict.fromkeys(labels, moved)
     called = zip(labelled(sources), labels, strict=True)
     return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)
@@ -159,7 +159,7 @@ def _together(holders: Mapping[str, Files]) -> Files:
     def route(reference: str) -> tuple[Files, str]:
         label, _slash, own = reference.partition("/")
         if label not in holders:
-            raise FileNotFoundError(f"no source is called {label!r}, of which {reference!r} should be")
+            raise FileNotFoundError(f"no source is called {label!r}, but {reference!r} should be in it")
         return holders[label], own
 
     return Routed(route)
@@ -192,8 +192,8 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
                 remarks.collapsed += 1
             else:
                 raise BadInput(
-                    f"two samples have the id {named.id!r}: one of {owner.data} and one of {source.data};"
-                    " give one of these sources a name, which then stands before the ids of its samples"
+                    f"two samples have the id {named.id!r}: one of {owner.data} and one of {source.data}; give one of these"
+                    " sources a name, which is then put before the ids of its samples"
                 )
         remarks.add(seen, f"{label}/")
         remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
@@ -201,7 +201,10 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
 
 def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
     if taken := next((column for column in columns if column in sample.extras), None):
-        raise BadInput(f"sample {sample.id!r} of {source.data} has a column {taken!r} of its own, which is its source's: rename it")
+        raise BadInput(
+            f"sample {sample.id!r} of {source.data} has its own column {taken!r}, but cachestore uses that name for the source:"
+            " rename the column"
+        )
     images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
     name = f"{source.name}/{sample.id}" if source.name else sample.id
     return replace(sample, id=name, images=images, extras={**sample.extras, **columns})

@@ -114,4 +114,4 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file but a fifo, a device or a folder", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file but a fifo, a device or a folder", str(path))

@@ -40,7 +40,7 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
     if manifest is not None:
         return list_manifest(manifest, partial(from_manifest, manifest, caption_lines), caption_lines, caption)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
-        raise BadInput(f"{path} does not exist, or may not be looked at by this user")
+        raise BadInput(f"{path} does not exist, or this user may not read it")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
 
@@ -135,7 +135,7 @@ class _Walk:
             leads_nowhere = error.errno == errno.ELOOP
             if not leads_nowhere and not _is_named_like_one(entry):
                 self.problems.add(
-                    f"{entry.path} may not be looked at ({error.strerror or error}): let this user read it, or move it out of the source"
+                    f"this user may not read {entry.path} ({error.strerror or error}): allow it, or move it out of the source"
                 )
         # One that is named like a picture fails alone, when it is read; one that is named like captions is reported with its picture.
         if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *CAPTION_SUFFIXES}:
@@ -149,7 +149,7 @@ class _Walk:
         except OSError:
             return True
         if not is_usable:
-            self.problems.add(f"{entry.path} is no regular file but a fifo, a socket or a device: move it out of the folder")
+            self.problems.add(f"{entry.path} is not a regular file but a fifo, a socket or a device: move it out of the folder")
         return is_usable
 
 

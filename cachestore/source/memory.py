@@ -94,7 +94,7 @@ def as_bytes(picture: Any, where: str) -> bytes | Path:
         return Path(cast("str | os.PathLike[str]", found))
     if _is_pil(found):
         return _as_tiff(found)
-    raise OSError(f"{where} is {type(found).__name__}, and no picture: it must be bytes, a path, or a PIL image")
+    raise OSError(f"{where} is {type(found).__name__}, but a picture must be bytes, a path, or a PIL image")
 
 
 def _is_pil(picture: object) -> bool:
@@ -124,10 +124,12 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
     if hasattr(data, "features") and hasattr(data, "column_names"):
         return _gather_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise BadInput(f"a source is a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}")
+        raise BadInput(
+            f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
+        )
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, list(cast("Mapping[object, object]", data))[:5]))
-        raise BadInput(f"a source is no mapping: choose one of its parts ({names})")
+        raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names})")
     samples = cast("Sequence[Sample]", data)
 
     def fetch(place: _Place) -> object:
@@ -135,8 +137,8 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
         those = _several(sample.images.get(place.column, ()))
         if sample.id != place.sample or place.number >= len(those):
             raise OSError(
-                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, and was {place.sample!r} when the samples"
-                " were listed: a sequence gives the same sample each time it is asked for a place"
+                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, but was {place.sample!r} when the"
+                " samples were listed: a sequence must give the same sample each time it is asked for an index"
             )
         return those[place.number]
 
@@ -157,7 +159,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in ROLES), None):
-            raise BadInput(f"{where}: images of the role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
+            raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
@@ -208,7 +210,7 @@ def _why_not_json(value: Json) -> str:
 
 def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
     if not hasattr(data, "__len__"):
-        raise BadInput("a streamed data set has no length and is another one each time; load it (streaming=False), or save it as tars")
+        raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
     columns = _picture_columns(plain.features)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
@@ -247,8 +249,8 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
     for name, kind in found.items():
         if getattr(kind, "decode", False):
             raise BadInput(
-                f"the column {name!r} decodes what it holds, and the bytes of the files are needed:"
-                f" data = data.cast_column({name!r}, datasets.{type(kind).__name__}(decode=False))"
+                f"the column {name!r} decodes its files, but cachestore needs their bytes: data = data.cast_column({name!r},"
+                f" datasets.{type(kind).__name__}(decode=False))"
             )
     roles: dict[str, str] = {}
     for role, kind_name, names in ((IMAGE, "Image", (IMAGE, CONTROL, MASK)), (VIDEO, "Video", (VIDEO,))):
@@ -258,7 +260,7 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
         if role not in roles and len(others) == 1:
             roles[role] = others.pop()
         if others:
-            raise BadInput(f"the column {others[0]!r} holds {role}s: rename it to {' or '.join(names)}, or remove it")
+            raise BadInput(f"the column {others[0]!r} has {role}s: rename it to {' or '.join(names)}, or remove it")
     return roles
 
 
@@ -294,7 +296,7 @@ def list_rows(path: Path, files: Files | None) -> Listing:
     with path.open("rb") as file:
         head: Any = json.loads(file.readline() or b"null")
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
-            raise BadInput(f"{path} holds no rows that another process of ours wrote")
+            raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")
         rows = [json.loads(line) for line in file]
     told = cast("dict[str, Any]", head)
     asked_as = told.pop("asked_as")
@@ -309,7 +311,7 @@ def list_rows(path: Path, files: Files | None) -> Listing:
         if not reference.startswith(MEMORY):
             return folder, reference
         if files is None:
-            raise OSError(f"{reference} is in the memory of another process, which said over no pipe to ask for it")
+            raise OSError(f"{reference} is in the memory of another process, and there is no pipe to ask for it")
         return files, f"{asked_as}/{reference}"
 
     folder = Folder(Path.cwd())

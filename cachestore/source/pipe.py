@@ -192,7 +192,7 @@ class Asked:
         with selectors.DefaultSelector() as selector:
             selector.register(self._in, selectors.EVENT_READ)
             if not selector.select(max(0.0, until - time.monotonic())):
-                raise TimeoutError(f"nothing came for {self._patience:.0f} s")
+                raise TimeoutError(f"no answer for {self._patience:.0f} s")
         more = os.read(self._in, _CHUNK)
         if not more:
             raise BrokenPipeError("its end of the pipe is closed")

@@ -51,18 +51,18 @@ class Remarks:
         for name in ("wordless", "uncaptioned", "pictureless", "collapsed", "videos"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def in_words(self, *, of_videos: str = "--frames says how many frames to take of each") -> tuple[str, ...]:
+    def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
         """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
         told = (
-            (self.missing, "{} without a caption ({}): they get the empty one, or what --caption TEXT says"),
-            (self.wordless, "no caption has any text in {} source ({}): every sample gets the empty caption"),
-            (self.multi_line, "{} captions of several lines ({}), each taken whole (see --caption-lines)"),
-            (range(self.collapsed), "{} duplicate prompt lines collapsed"),
-            (self.empty, "nothing is listed by {} of the sources ({})"),
-            (self.replaced, "{} members of tars have a later one of their name, which counts ({})"),
-            (self.again, "{} folders are passed over, as they are listed under another name already or the source lies in them ({})"),
-            (self.dead, "{} links lead nowhere ({}): what they should lead to is not in the data set"),
-            (range(self.videos), "{} videos passed over (" + of_videos + ")"),
+            (self.missing, "{} without a caption ({}): they get the empty caption, or the one that --caption TEXT gives"),
+            (self.wordless, "no caption has any text in {} source(s) ({}): their samples get the empty caption"),
+            (self.multi_line, "{} captions have several lines ({}): each whole text is one caption (see --caption-lines)"),
+            (range(self.collapsed), "{} duplicate prompt lines are encoded once"),
+            (self.empty, "{} of the sources list no samples ({})"),
+            (self.replaced, "{} members of tars are ignored, as a later member has the same name ({})"),
+            (self.again, "{} folders are ignored, as they are listed under another name already or contain the source itself ({})"),
+            (self.dead, "{} broken links are ignored ({})"),
+            (range(self.videos), "{} videos are ignored (" + of_videos + ")"),
         )
         return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
 
@@ -87,7 +87,7 @@ class Problems:
         if self.count:
             more = f"; and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
             named = "; ".join(one.removeprefix(f"{where}, ") for one in self.named)
-            raise BadInput(f"{self.count} things in {where} cannot be used: {named}{more}")
+            raise BadInput(f"{self.count} problems in {where}: {named}{more}")
 
 
 def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:

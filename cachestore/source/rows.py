@@ -134,7 +134,7 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     if len(set(found.values())) > 1:
         one, other = list(found)[:2]
         said = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
-        raise BadInput(f"{where}: {one} and {other} mean the same and differ ({said}): remove one, or give it another name")
+        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({said}): remove one, or give it another name")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
@@ -146,15 +146,15 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     captions = _texts(row.get("caption"), f"{where}: caption")
     images = {role: references for role in ROLES if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):
-        raise BadInput(f"{where}: the reference of {empty} is empty; leave the column out, or write null")
+        raise BadInput(f"{where}: the reference in the column {empty} is empty; leave the column out, or write null")
     given = row.get("id")
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
-        raise BadInput(f"{where}: an id is a text or a whole number, not {given!r}")
+        raise BadInput(f"{where}: an id must be a text or a whole number, not {given!r}")
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
     others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *ROLES}}
     extras = _with_framing(others, where, has_picture=IMAGE in images)
     if taken := sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys()):
-        raise BadInput(f"{where}: a batch has a value of its own named {taken[0]!r}; give the column another name")
+        raise BadInput(f"{where}: a batch uses the name {taken[0]!r} itself; give the column another name")
     sample = normal(default if given is None else str(given))
     if caption_lines != "whole":
         captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
@@ -168,16 +168,16 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
     size, crop = extras.get(SIZE), extras.get(CROP)
     if size is not None and not (are_whole(size, 2) and min(size) >= 1):
         raise BadInput(
-            f"{where}: size is [width, height] of the picture in whole pixels, not {size!r}; a column of your own needs another name"
+            f"{where}: size must be [width, height] of the picture in whole pixels, not {size!r}; if this is your own column, rename it"
         )
     if crop is None:
         return extras
     if not are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
-        raise BadInput(f"{where}: crop is [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
+        raise BadInput(f"{where}: crop must be [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
     if not has_picture:
-        raise BadInput(f"{where}: crop is a part of the picture, and this row has no image")
+        raise BadInput(f"{where}: crop is a part of the picture, but this row has no image")
     if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
-        raise BadInput(f"{where}: the crop {crop} sticks out of a picture of the size {size}")
+        raise BadInput(f"{where}: the crop {crop} exceeds the picture, whose size is {size}")
     return extras
 
 
@@ -186,5 +186,5 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
         return ()
     values: list[object] = [*value] if isinstance(value, list) else [value]
     if not all(isinstance(one, str) for one in values):
-        raise BadInput(f"{where} is a text or a list of texts, not {value!r}")
+        raise BadInput(f"{where} must be a text or a list of texts, not {value!r}")
     return tuple(map(str, values))

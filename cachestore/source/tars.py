@@ -148,8 +148,8 @@ def _refuse_compressed(path: Path) -> None:
     suffix = next((suffix for suffix in _COMPRESSED if path.name.lower().endswith(suffix)), None)
     if suffix is not None and not os.path.isdir(path):  # noqa: PTH112
         raise BadInput(
-            f"{path} is a compressed tar: pictures are read where they lie in a tar, and in a compressed one nothing can be found without"
-            f" unpacking all before it; make it a plain one ({_COMPRESSED[suffix]} {path.name}), or unpack it into a folder"
+            f"{path} is a compressed tar, but pictures are read where they lie in a tar, which needs a plain one: unpack it with"
+            f" `{_COMPRESSED[suffix]} {path.name}`, or into a folder"
         )
 
 
@@ -183,7 +183,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     """
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
-        raise BadInput(f"two tars of one source are named alike: {one} and {other}")
+        raise BadInput(f"two tars of one source have the same name: {one} and {other}")
     places: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
@@ -272,7 +272,7 @@ def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
                         yield name, _Member(path, found, member.offset_data, member.size)
                 _check_end(file, opened.offset, found[0], path)
     except tarfile.TarError as error:
-        problems.add(f"{path} is no plain tar, or is damaged ({error}); a compressed one cannot be read in places: unpack it with gunzip")
+        problems.add(f"{path} is not a plain tar, or is damaged ({error}); if it is compressed, unpack it with gunzip")
     except BadInput as error:
         problems.add(error)
     except OSError as error:

@@ -183,7 +183,7 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
     _check_home(catalog, path, generation)
     if catalog.digest != digest:
-        raise FormatError(f"{path} is another catalog than the one that was opened before; run {to_verify(path)}")
+        raise FormatError(f"{path} is not the catalog that was opened before; run {to_verify(path)}")
     return catalog
 
 
@@ -210,7 +210,9 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
         )
         encode_name(catalog.name)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path} lacks a part of a catalog ({type(error).__name__}: {error}); run {to_repair(path)}") from error
+        raise FormatError(
+            f"{path} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error}); run {to_repair(path)}"
+        ) from error
     if type(catalog.generation) is not int or type(catalog.listing) is not int:
         raise FormatError(f"{path} does not say which generation and listing it is; run {to_repair(path)}")
     return catalog
@@ -220,7 +222,7 @@ def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
     """Refuse what is another data set's, or another generation of its own, under this name: the pairing would be another."""
     if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
         raise FormatError(
-            f"{path} is generation {catalog.generation} of {catalog.name!r}, not what its folder and name say; run {to_repair(path)}"
+            f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise; run {to_repair(path)}"
         )
 
 

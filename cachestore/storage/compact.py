@@ -96,7 +96,8 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     free = free_bytes(layout.root)
     if need > free:
         raise WriteFailed(
-            f"about {need} bytes are needed in {layout.root} until the old segments go, {free} are free; make room, then run it again"
+            f"about {need} bytes are needed in {layout.root} until the old segments are removed, but {free} are free; make room,"
+            " then run it again"
         )
     copying = _Copying(layout, needs)
     written: set[str] = set()
@@ -142,10 +143,10 @@ class _Copying:
             needed = [entry for entry in contents.entries if self.needs.hold(contents.origin, entry)]
             good = good_entries(self.layout.segment(digest), needed)
         except (FormatError, OSError) as error:
-            self.remarks.append(f"segment {digest} stays as it is: {error}")
+            self.remarks.append(f"segment {digest} was not rewritten: {error}")
             return None
         if len(good) < len({entry.key for entry in needed}):
             damaged = f"{len(needed) - len(good)} of its entries are damaged; run {self.layout.command('repair')}"
-            self.remarks.append(f"segment {digest} stays as it is: {damaged}")
+            self.remarks.append(f"segment {digest} was not rewritten: {damaged}")
             return None
         return good

@@ -60,10 +60,10 @@ def read_condemned(path: Path) -> CondemnedList:
     raw = read_whole(path, limit_bytes=RECORD_LIMIT_BYTES)
     body = decode_record(FORMAT, VERSION, raw, where=path)
     if digest_of([raw]) != path.stem:
-        raise FormatError(f"{path} is another list than its name says; {to_repair(path)} puts it aside")
+        raise FormatError(f"{path} has a name that does not fit its contents; {to_repair(path)} moves it aside")
     try:
         return CondemnedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
-            f"{path} is not a list of condemned segments; {to_repair(path)} puts it aside, and nothing is lost by that"
+            f"{path} is not a list of segments marked for deletion; {to_repair(path)} moves it aside, and nothing is lost"
         ) from error

@@ -85,10 +85,12 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
                 to_copy = tuple(_without_copy(snapshot, fetcher, needed, named))
                 sound = len(good_entries(layout.segment(digest), to_copy))
             except (FormatError, OSError) as error:
-                remarks.append(f"segment {digest} stays: {error}")
+                remarks.append(f"segment {digest} was not removed: {error}")
                 continue
             if sound < len(to_copy):
-                remarks.append(f"segment {digest} stays: {len(to_copy) - sound} needed entries are damaged; run {layout.command('repair')}")
+                remarks.append(
+                    f"segment {digest} was not removed: {len(to_copy) - sound} needed entries are damaged; run {layout.command('repair')}"
+                )
                 continue
             removals.append(Removal(digest, contents, to_copy))
     return removals, remarks

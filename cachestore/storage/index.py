@@ -74,9 +74,7 @@ def check(layout: Layout, name: IndexName) -> Verdict:
         identity = FileIdentity.of(status)
         is_too_long = status.st_size > _longest(descriptor)
     if is_too_long or digest_file(path) != name.digest:
-        raise FormatError(
-            f"the index {path} does not match the digest in its name; it is derived: {layout.command('repair')} builds it again"
-        )
+        raise FormatError(f"the index {path} does not match the digest in its name; run {layout.command('repair')} to rebuild it")
     return Verdict(name, identity)
 
 
@@ -153,9 +151,7 @@ class Index:
             raise self._complaint(error) from error
 
     def _complaint(self, error: Exception) -> FormatError:
-        return FormatError(
-            f"{self._path} is not an index that can be read ({error}); it is derived: {to_repair(self._path)} builds it again"
-        )
+        return FormatError(f"{self._path} is not an index that can be read ({error}); run {to_repair(self._path)} to rebuild it")
 
     def _read_segments(self) -> dict[int, SegmentRef]:
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
@@ -310,7 +306,9 @@ def build(
         with suppress(OSError):
             temporary.unlink()
         what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
-        raise numbered(WriteFailed(f"{what}; nothing was acknowledged, the same command goes on from here"), error) from error
+        raise numbered(
+            WriteFailed(f"{what}; nothing was reported as stored. Run the same command again: it continues from here"), error
+        ) from error
 
 
 def _write(path: Path, tables: Mapping[bytes, Iterable[tuple[bytes, bytes]]], *, map_bytes: int) -> None:

@@ -127,11 +127,14 @@ def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
             yield keys
             continue
         for key, sample in _not_forgotten(layout, keys):
-            message = f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or put it again"
+            message = (
+                f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or write it again"
+            )
             if sample is not None:
                 message = (
-                    f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: mend its source and run"
-                    f" {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore precompute` again"
+                    f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: fix its source"
+                    f" and run {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore"
+                    " precompute` again"
                 )
             if key not in good:
                 yield Finding("missing-entry", where, message, str(key), sample[1] if sample is not None else None)
@@ -143,4 +146,4 @@ def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iter
         where = str(layout.segment(digest).relative_to(layout.root))
         for key in keys:
             if key not in needed:
-                yield Finding("missing-entry", where, f"entry {key} went with {where}, which is gone; put it again", str(key))
+                yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing; write it again", str(key))

@@ -147,7 +147,7 @@ def _load(layout: Layout) -> Snapshot:
             if name not in list_indexes(layout):
                 continue
             raise ReadFailed(
-                f"the index {layout.index(name)} was missing a moment ago and is there now; nothing was moved: run the same command again"
+                f"the index {layout.index(name)} was missing a moment ago, but is there now; nothing was moved: run the same command again"
             ) from error
         try:
             with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
@@ -156,7 +156,8 @@ def _load(layout: Layout) -> Snapshot:
             if is_no_index(error):
                 continue
             raise ReadFailed(
-                f"the index {layout.index(name)} is whole, but cannot be opened ({error.__cause__}); nothing was moved: run it again"
+                f"the index {layout.index(name)} is intact, but cannot be opened ({error.__cause__}); nothing was moved: run the"
+                " same command again"
             ) from error
     return load_snapshot(layout)
 

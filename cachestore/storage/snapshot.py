@@ -128,13 +128,11 @@ def open_layout(layout_root: Layout) -> Layout:
     except FormatError as error:
         if NEWER in str(error):
             raise
-        raise FormatError(f"{error}; {layout_root.command('repair')} makes it anew") from error
+        raise FormatError(f"{error}; {layout_root.command('repair')} writes it again") from error
     try:
         return Layout(layout_root.root, Mode(body["mode"]), _as_id(body["store_id"]))
     except (KeyError, ValueError) as error:
-        raise FormatError(
-            f"{path} does not say an id, and a mode that this cachestore knows; {layout_root.command('repair')} makes it anew"
-        ) from error
+        raise FormatError(f"{path} has no valid id and mode; {layout_root.command('repair')} writes it again") from error
 
 
 def _as_id(given: object) -> str:

@@ -56,7 +56,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
-    ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are whole; {help_text}")]
+    ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are intact; {help_text}")]
     return Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
 
 

@@ -18,7 +18,7 @@ def strange_names(layout: Layout) -> Iterator[Finding]:
     """What lies in a store and is not of the tree that `files.paths` knows. Links to folders of segments are told, others refused."""
     for name in FOLDERS:
         if _is_no_folder(layout.root / name):
-            message = f"{name} is no folder, so nothing can be read or written there: move it away; nothing was moved"
+            message = f"{name} is not a folder, so nothing can be read or written there: move it away; nothing was moved"
             yield Finding("unreadable", name, message)
     yield from _below(layout, "")
     yield from _strange_segments(layout)
@@ -40,7 +40,9 @@ def _strange_segments(layout: Layout) -> Iterator[Finding]:
         path = layout.segments / folder
         if is_link(path):
             where = f"segments/{folder}"
-            yield Finding("unreadable", where, f"{where!a} is a link, and what lies behind it is not read: put the folder in its place")
+            yield Finding(
+                "unreadable", where, f"{where!a} is a link, and links inside a store are not followed: put the folder itself in its place"
+            )
             continue
         status = look_at(path)
         if status is None or not stat.S_ISDIR(status.st_mode):

@@ -117,8 +117,8 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
     """Of segments without any index, which are read as well as others; a damaged one is a finding."""
     if snapshot.listed and not list_indexes(layout):
         yield (
-            f"there is no index, so whoever opens the store reads the headers of all its {len(snapshot.listed)} segments first: run"
-            f" {layout.command('repair')}, unless a pass is running, which makes one when it ends"
+            f"there is no index, so opening the store reads the headers of all its {len(snapshot.listed)} segments: run"
+            f" {layout.command('repair')}, unless a pass is running, which writes an index when it ends"
         )
 
 
@@ -179,7 +179,7 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
             if isinstance(error, FormatError) and is_no_index(error):
                 yield Finding("bad-index", where, str(error))
                 continue
-            message = f"{where} is whole, but cannot be opened ({error}); it is derived: move it away if that happens again"
+            message = f"{where} is intact, but cannot be opened ({error}); if that happens again, move it away: it can be rebuilt"
             yield Finding("unreadable", where, message)
 
 
@@ -197,8 +197,8 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
     for number, ref in index.segments.items():
         said = (ref, digests.get(number, nothing))
         if told.get(ref.digest, said) != said:
-            what = f"something else of segment {ref.digest} than the segment's own header"
-            bad_index = Finding("bad-index", where, f"{where} says {what}; run {layout.command('repair')}")
+            what = f"a different content of segment {ref.digest} than the segment's own header"
+            bad_index = Finding("bad-index", where, f"{where} records {what}; run {layout.command('repair')}")
             # Without its bytes nobody could tell which of the two is right.
             yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 

@@ -65,7 +65,9 @@ class ReadThrough:
         if encode is not None:
             check_function("encode", encode)
         if on_miss == "encode" and (encode is None or store.mode != "a"):
-            raise BadInput(f'on_miss="encode" needs a function, and {store.layout.root} open with mode="a" in the process that encodes')
+            raise BadInput(
+                f'on_miss="encode" needs encode= and a store open with mode="a" in the process that encodes: {store.layout.root}'
+            )
         self._store = store
         self._encode = encode
         self._on_miss: OnMiss = on_miss
@@ -97,8 +99,8 @@ class ReadThrough:
         missing = self._store.missing(asked, look_again=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
             raise MissingEntry(
-                f"{len(missing)} of {len(items)} keys are not in {self._store.layout.root}: {first_of(missing)}; make them with"
-                ' `cachestore.fill` before, or pass on_miss="encode" or on_miss="skip"'
+                f"{len(missing)} of {len(items)} keys are not in {self._store.layout.root}: {first_of(missing)}; encode them with"
+                ' `cachestore.fill` first, or pass on_miss="encode" or on_miss="skip"'
             )
         made = self._make([(key, items[key]) for key in missing]) if missing and self._on_miss == "encode" else {}
         absent = set(missing)
@@ -116,7 +118,7 @@ class ReadThrough:
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
         if set(answer) != {key for key, _item in missing}:
-            raise EncodeFailed(f"encode returned {len(answer)} keys that are not the {len(missing)} it was asked for")
+            raise EncodeFailed(f"encode returned {len(answer)} keys, which are not the {len(missing)} keys that it was asked for")
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)
@@ -169,7 +171,7 @@ def _handed_out(
 def _named(key: Key, tensors: object) -> Mapping[str, Any]:
     if isinstance(tensors, Mapping) and all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors)):
         return cast("Mapping[str, Any]", tensors)
-    raise EncodeFailed(f"encode returned no tensors by name for key {key}")
+    raise EncodeFailed(f"encode must return {{key: {{name: tensor}}}}, but did not for key {key}")
 
 
 def _copied(raw: Mapping[str, RawTensor]) -> dict[str, RawTensor]:

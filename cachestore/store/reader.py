@@ -243,7 +243,7 @@ class Reader:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
-            raise CorruptEntry(f"entry {key} is not in {where}, where it was published; run {self.layout.command('repair')}")
+            raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {self.layout.command('repair')}")
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
         return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
 

@@ -74,7 +74,7 @@ def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
         return f"{who} lists another source: content {beat['content'][:12]} there, {mine.content[:12]} here"
     only_here, only_there = _named(_new(here, there)), _named(_new(there, here))
     said = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
-    said = said or [f"other captions or files of {_named(_changed(here, there)) or 'the same samples, in another order'}"]
+    said = said or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
     return f"{who} lists another source: {'; '.join(said)}"
 
 
@@ -83,8 +83,8 @@ def check_agreement(layout: Layout, mine: Intent, beat: Beat, say: Callable[[str
     for other in who_differs(layout, mine, worker=beat.worker):
         words = in_words(layout, mine, other)
         if strict or is_same_launch(other["launch"], beat.launch):
-            raise BadInput(f"{words}. Every rank must be given the same source and model; nothing was encoded by this one")
-        say(f"another run works on the same data set: {words}. Both go on; the one that listed its source last publishes the data set")
+            raise BadInput(f"{words}. Give every rank the same source and model; this rank encoded nothing")
+        say(f"another run works on the same data set: {words}. Both continue; the one that listed its source last publishes the data set")
 
 
 def wait_for_rank_0(

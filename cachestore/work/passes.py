@@ -178,9 +178,9 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         found = Round(number, units, str(body["launch"]), float(body["started"]), None if generation is None else int(generation))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FormatError(f"{path} names units that its plan does not have; run {to_repair(path)}") from error
+        raise FormatError(f"{path} names units that are not in its plan; run {to_repair(path)}") from error
     if len(units) != len(plan.recipes):
-        raise FormatError(f"{path} has {len(units)} recipes, its plan {len(plan.recipes)}; run {to_repair(path)}")
+        raise FormatError(f"{path} has {len(units)} recipes, but its plan has {len(plan.recipes)}; run {to_repair(path)}")
     return found
 
 

@@ -127,7 +127,7 @@ class Plan:
             request = json.loads(self.unit_requests[place])
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"unit {place} of plan {self.name} has a request that is no JSON; `cachestore repair` puts the plan aside"
+                f"the request of unit {place} of plan {self.name} is not JSON; `cachestore repair` moves the plan aside"
             ) from error
         return Unit(place, self.unit_ids[place], self.recipe_of(place), request)
 
@@ -345,12 +345,12 @@ def is_published(layout: Layout, name: str) -> bool:
 
 def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap") -> Plan:
     """Read a published plan; mapped, what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
-    path, cure = layout.plan(name), f"{layout.command('repair')} puts it aside"
+    path, cure = layout.plan(name), f"{layout.command('repair')} moves it aside"
     table = read_table(path, FORMAT, VERSION, io=io)
     try:
         plan = _parse(table, name)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path} lacks a part of a plan ({type(error).__name__}: {error}); {cure}") from error
+        raise FormatError(f"{path} lacks a field of a plan, or has a wrong one ({type(error).__name__}: {error}); {cure}") from error
     if not _fits(plan):
         raise FormatError(f"{path} is not the plan that its folder names, or its columns do not fit; {cure}")
     return plan

@@ -235,7 +235,7 @@ class Observer:
             path = ref.folder(self.layout).round(number)
             listed = _listed(read_round_record(self.layout, ref, number).get("units"))
             if len(listed) != len(starts) - 1:
-                raise FormatError(f"{path} has {len(listed)} recipes, its plan {len(starts) - 1}; run {to_repair(path)}")
+                raise FormatError(f"{path} has {len(listed)} recipes, but its plan has {len(starts) - 1}; run {to_repair(path)}")
             sizes = (starts[at + 1] - starts[at] if units is None else len(_listed(units)) for at, units in enumerate(listed))
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]

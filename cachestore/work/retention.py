@@ -64,8 +64,8 @@ def _refuse_put_aside(layout: Layout, plan: str) -> None:
     if not is_of_data_set and any(name.startswith(f"plans_{plan}_") for name in names_in(layout.quarantine)):
         folder = layout.plan_folder(plan)
         raise FormatError(
-            f"the rows of {folder} were damaged and put aside, so nobody can tell what is needed: run the `fill` or precompute that made"
-            " them again, or remove that folder if what it made is to go"
+            f"the rows of {folder} were damaged and moved aside, so cachestore cannot tell which entries are needed: run the"
+            " `fill` or precompute that made them again, or remove that folder if its entries may be removed"
         )
 
 

@@ -79,7 +79,7 @@ def stages_in_words(summed: Mapping[str, Any]) -> str:
     if not summed:
         return ""
     told = ", ".join(f"{stage} {share:.0%}" for stage, share in stage_shares(summed).items())
-    return f"busy: {told}; {summed['limiting']} limits"
+    return f"busy: {told}; bottleneck: {summed['limiting']}"
 
 
 def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:

@@ -323,7 +323,7 @@ class Watch:
     def name_of(self, worker: str) -> str:
         """Who a worker is, for a message: its process and host, or its number alone where its beat is gone."""
         beat = self.read(self.layout, worker)
-        return f"worker {worker} (beat gone)" if beat is None else f"pid {beat['pid']} on {beat['host']}"
+        return f"worker {worker} (heartbeat gone)" if beat is None else f"pid {beat['pid']} on {beat['host']}"
 
     def last_beat(self, worker: str) -> str:
         """Who a worker is and what its beat says last, for a message."""
@@ -332,4 +332,4 @@ class Watch:
             return self.name_of(worker)
         rank = "without a rank" if beat["rank"] is None else f"rank {beat['rank']}"
         still = f"unchanged for {self.still_seconds(worker):.0f} s"
-        return f"{rank}, {self.name_of(worker)}, last beat {beat['phase']!r} with count {beat['count']}, {still}"
+        return f"{rank}, {self.name_of(worker)}, last heartbeat: {beat['phase']!r} with count {beat['count']}, {still}"

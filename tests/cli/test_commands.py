@@ -78,10 +78,10 @@ def flip(store):
 
 
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
-    assert "written anew" in run("compact", store, "--dry-run")[1]
+    assert "rewritten" in run("compact", store, "--dry-run")[1]
     assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
-    assert "would be condemned" in run("gc", store)[1]
-    assert "readable for 0 h more" in run("gc", store, "--apply", "--grace", "0")[1]
+    assert "would be marked for deletion" in run("gc", store)[1]
+    assert "readable for 0 h" in run("gc", store, "--apply", "--grace", "0")[1]
     assert " 0 segments" not in run("gc", store, "--apply", "--grace", "0")[1].splitlines()[0]
     assert list_segments(Layout(store)) == frozenset()
     assert run("drop", store, "train")[0] == ERROR
@@ -374,8 +374,8 @@ def test_verify_says_that_a_store_has_no_index(run, run_json, store):
     code, out, _err = run("verify", store)
     assert (code, out.startswith("note: there is no index"), "ok: 7 entries" in out) == (OK, True, True)
     assert len(run_json("verify", store)[1]["remarks"]) == 1
-    assert "index would be built again" in run("repair", store, "--dry-run")[1]
-    assert "index built again" in run("repair", store)[1]
+    assert "index would be rebuilt" in run("repair", store, "--dry-run")[1]
+    assert "index rebuilt" in run("repair", store)[1]
     assert "note: " not in run("verify", store)[1]
 
 
@@ -535,12 +535,12 @@ def test_for_machines_there_is_a_cell_for_each_caption(run_json, repeated):
 def test_an_id_that_is_nearly_one_is_answered_with_the_one_that_is(run, repeated, command, asked, meant):
     code, _out, err = run(command, repeated, asked)
     assert code == ERROR
-    assert f"; near to it: {meant!r}" in err
+    assert f"; did you mean {meant!r}" in err
 
 
 def test_the_nearest_of_many_ids_come_first_and_three_at_most():
     ids = [f"{folder}/img_{n:05}.png" for folder in ("a", "b", "c", "d") for n in range(3000)]
-    assert near_to("c/img_02999.jpg", [ids[:5000], ids[5000:]]).startswith("; near to it: 'c/img_02999.png', ")
+    assert near_to("c/img_02999.jpg", [ids[:5000], ids[5000:]]).startswith("; did you mean 'c/img_02999.png', ")
     assert near_to("img_02999.jpg", [ids]).count(".png") == 3
     assert "img_02999.png" in near_to("imq_02999.png", [ids])
     assert near_to("something else", [ids]) == near_to("x", []) == near_to("", [ids]) == ""

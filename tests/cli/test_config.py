@@ -65,17 +65,20 @@ def test_one_plain_table_is_one_path(tmp_path):
     [
         ('model = "m"\nstore = "s"', "DATA is missing"),
         ("model = ", "is not TOML"),
-        ("rank = 1", "no field 'rank'"),
-        ("[[sources]]\ndata = 'x'", "there is no field 'sources', but one called [[source]]; fields are"),
-        ("resolutions = 1", "there is no field 'resolutions', but one called resolution; fields are"),
-        ("[[source]]\nDATA = 'x'", "[[source]] 1: there is no field 'DATA'; fields are data"),
-        ("model = 1", "train.toml: model is a path or a hub id, not 1"),
+        ("rank = 1", "unknown field 'rank'"),
+        ("[[sources]]\ndata = 'x'", "unknown field 'sources' (did you mean [[source]]?); known fields are"),
+        ("resolutions = 1", "unknown field 'resolutions' (did you mean resolution?); known fields are"),
+        ("[[source]]\nDATA = 'x'", "[[source]] 1: unknown field 'DATA'; known fields are data"),
+        ("model = 1", "train.toml: model must be a path or a hub id, not 1"),
         ('model = "m"\nstore = "s"\n[captions]\ndropped = 1\n[[source]]\ndata = "d"', "dropped"),
         ('source = "photos"', "write [[source]]"),
         ("[source]\ndata = 'x'", "write [[source]]"),
         ("[[source]]\nname = 'x'", "train.toml, [[source]] 1: data is missing"),
-        ("[[source]]\ndata = 'x'\n[[source]]\ndata = 'y'\nresoluton = 5", "train.toml, [[source]] 2: there is no field 'resoluton'"),
-        ("[[source]]\ndata = 'x'\nrepeats = 0", "train.toml, [[source]] 1: repeats of a source is a whole number from 1 on, not 0"),
+        ("[[source]]\ndata = 'x'\n[[source]]\ndata = 'y'\nresoluton = 5", "train.toml, [[source]] 2: unknown field 'resoluton'"),
+        (
+            "[[source]]\ndata = 'x'\nrepeats = 0",
+            "train.toml, [[source]] 1: repeats of a source must be a whole number of at least 1, not 0",
+        ),
     ],
 )
 def test_what_a_file_cannot_mean_is_named_by_file_table_and_field(tmp_path, text, says):
@@ -98,7 +101,7 @@ def test_sources_that_are_no_list_of_objects_are_refused(text):
 
 def test_paths_and_sources_at_once_are_refused():
     sources = json.dumps([{"data": "x"}])
-    with pytest.raises(BadInput, match="say the same"):
+    with pytest.raises(BadInput, match="give only one of them"):
         request_from(make_parser().parse_args(["precompute", "d", "--sources", sources, "--model", "m", "--store", "s"]))
 
 

@@ -179,7 +179,7 @@ def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(
     assert (returned, out) == (code, "")
     assert verify(asked[-1]).ok
     assert len(keys(asked[-1])) == 1, "the batch that was being encoded"
-    line = err.strip().splitlines()[-1].partition("Go on with: ")[2]
+    line = err.strip().splitlines()[-1].partition("Continue with: ")[2]
     program, *arguments = shlex.split(line.removeprefix("python -m "))
     assert program == "cachestore"
     returned, out, err = ended(command(*arguments, "--json"))
@@ -199,7 +199,7 @@ def test_one_signal_to_the_parent_stops_its_ranks(asked, gate):
     process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder))
     code, out, err = interrupted(process, gate, lambda process: process.send_signal(signal.SIGTERM))
     assert (code, out) == (143, "")
-    assert err.count("Go on with: ") == 1
+    assert err.count("Continue with: ") == 1
     assert verify(asked[-1]).ok
     code, out, _err = ended(command(*asked, "--json"))
     assert (code, json.loads(out)["complete"]) == (OK, True)
@@ -219,7 +219,7 @@ def test_ctrl_c_reaches_parent_and_ranks_and_nothing_encoded_is_lost(asked, gate
     )
     code, _out, err = interrupted(process, gate, lambda process: os.killpg(process.pid, signal.SIGINT))
     assert code == 130, err
-    assert err.count("Go on with: ") == 1
+    assert err.count("Continue with: ") == 1
     made = {key for _pid, _encoder, key in fakes.logged(log)}
     assert made == {str(key) for key in (keys(asked[-1]) if made else set())}
     assert verify(asked[-1]).ok
@@ -252,11 +252,11 @@ def test_two_ranks_that_were_stopped_are_gone_on_with_by_any_number_and_nothing_
     process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log))
     standing(gate, 2)
     process.send_signal(signal.SIGINT)
-    assert "stopping after the present batch" in until(process.stderr, "stopping")
+    assert "stopping after the current batch" in until(process.stderr, "stopping")
     gate.open()
     code, out, err = ended(process)
     assert (code, out) == (130, "")
-    assert err.count("Go on with: ") == 1
+    assert err.count("Continue with: ") == 1
     first = {key for _pid, _encoder, key in fakes.logged(log)}
     assert 0 < len(first) < 13
     assert first == {str(key) for key in keys(asked[-1])}
@@ -312,7 +312,7 @@ def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(ask
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"]) == (0, 12, 12)
     assert main([*map(str, asked), "--plan-only"]) == OK
-    assert "unfinished: 12 units are published or found (`cachestore status`)" in capsys.readouterr().out
+    assert "an unfinished pass has 12 of these units (`cachestore status`)" in capsys.readouterr().out
     assert main([*map(str, asked)]) == OK
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out.splitlines()[-1])

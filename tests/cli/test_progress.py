@@ -104,7 +104,7 @@ def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(one, capsys, at_
     killed(one, phase="ended")
     assert "is gone" not in shown(one, capsys)
     killed(one)
-    assert "; rank 2 is gone, others do its work" in shown(one, capsys)
+    assert "; rank 2 has stopped, others do its work" in shown(one, capsys)
 
 
 def test_nobody_of_a_launch_that_is_over_is_gone(one, capsys, at_once):

@@ -25,13 +25,13 @@ def words(root, capsys):
 
 def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
     create_store(tmp_path / "store")
-    assert words(tmp_path / "store", capsys) == "no pass was ever begun here\n"
+    assert words(tmp_path / "store", capsys) == "no pass has been started here\n"
 
 
 def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
     said = words(one.layout.root, capsys)
     assert "0 of 2 partitions finished" in said
-    assert "nobody works on it: run the same command again" in said
+    assert "no worker is running: run the same command again" in said
 
 
 def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
@@ -42,8 +42,8 @@ def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, c
         path.write_bytes(encode_record(FORMAT, VERSION, body | {"encoded": 1}))
         said = words(one.layout.root, capsys)
     assert "1 of 2 units: 0 reused, 1 encoded, 0 failed" in said
-    assert "planning, 0 done, 0.0/s, last beat " in said
-    assert "rank 1 is gone, others do its work" in said
+    assert "planning, 0 done, 0.0/s, last heartbeat " in said
+    assert "rank 1 has stopped, others do its work" in said
     assert ": gone, 1 done" in said
     assert "nobody" not in said
 

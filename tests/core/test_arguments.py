@@ -23,13 +23,13 @@ def store(tmp_path):
 
 
 def test_a_refusal_names_the_argument_what_is_wanted_and_what_was_given():
-    with pytest.raises(cs.BadInput, match=r"^batch_size is a whole number from 1 on, not '8'$"):
-        refuse("batch_size", "a whole number from 1 on", "8")
+    with pytest.raises(cs.BadInput, match=r"^batch_size must be a whole number of at least 1, not '8'$"):
+        refuse("batch_size", "a whole number of at least 1", "8")
 
 
 @pytest.mark.parametrize("given", [object(), list(range(1000)), np.zeros((9, 9))], ids=lambda given: type(given).__name__)
 def test_of_what_is_long_or_says_nothing_a_refusal_names_the_type(given):
-    with pytest.raises(cs.BadInput, match=f"^a is b, not a value of the type {type(given).__name__}$"):
+    with pytest.raises(cs.BadInput, match=f"^a must be b, not a value of the type {type(given).__name__}$"):
         refuse("a", "b", given)
 
 
@@ -40,7 +40,7 @@ def test_a_whole_number_of_numpy_is_one_of_python(given):
 
 @pytest.mark.parametrize("given", [2, -1, True, np.True_, 3.0, np.float32(3), "3", None])
 def test_what_is_no_whole_number_or_too_small_is_refused(given):
-    with pytest.raises(cs.BadInput, match="n is a whole number from 3 on"):
+    with pytest.raises(cs.BadInput, match="n must be a whole number of at least 3"):
         as_whole("n", given, least=3)
 
 
@@ -56,7 +56,7 @@ def test_a_switch_is_a_bool_of_python_or_numpy_or_a_bit(given, meant):
 
 @pytest.mark.parametrize("given", ["no", None, 2, 0.0])
 def test_a_switch_is_nothing_else(given):
-    with pytest.raises(cs.BadInput, match="shuffle is True or False"):
+    with pytest.raises(cs.BadInput, match="shuffle must be True or False"):
         as_switch("shuffle", given)
 
 
@@ -67,7 +67,7 @@ def test_a_path_is_a_text_or_a_path(given):
 
 @pytest.mark.parametrize("given", [None, "", b"a", 5])
 def test_nothing_else_is_a_path_nor_is_the_empty_text_the_current_folder(given):
-    with pytest.raises(cs.BadInput, match="path is a path"):
+    with pytest.raises(cs.BadInput, match="path must be a path"):
         as_path("path", given)
 
 
@@ -78,7 +78,7 @@ def test_pairs_come_from_a_list_or_a_generator_and_none_at_all_is_fine():
 
 @pytest.mark.parametrize("given", ["text", b"bytes", {"a": 1}, None, 5])
 def test_what_is_not_several_is_refused(given):
-    with pytest.raises(cs.BadInput, match="keys is several keys"):
+    with pytest.raises(cs.BadInput, match="keys must be several keys"):
         as_many("keys", given, "several keys")
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_several_is_refused(given):
 @pytest.mark.parametrize("call", [cs.open, cs.stats, cs.verify, cs.repair])
 def test_what_is_no_path_of_a_store_is_an_error_that_says_so(call, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(cs.BadInput, match="path is a path"):
+    with pytest.raises(cs.BadInput, match="path must be a path"):
         call(given)
 
 
@@ -97,11 +97,11 @@ def test_no_store_is_made_under_the_name_of_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     nothing: Any = None
     for given in (nothing, ""):
-        with pytest.raises(cs.BadInput, match="path is a path"):
+        with pytest.raises(cs.BadInput, match="path must be a path"):
             cs.open(given, mode="a")
-        with pytest.raises(cs.BadInput, match="store is a path"):
+        with pytest.raises(cs.BadInput, match="store must be a path"):
             cs.precompute("prompts.txt", model="model", store=given)
-        with pytest.raises(cs.BadInput, match="store is a path"):
+        with pytest.raises(cs.BadInput, match="store must be a path"):
             cs.import_cache("sd-scripts", "cache", store=given, data="data")
     assert list(tmp_path.iterdir()) == []
 
@@ -109,11 +109,11 @@ def test_no_store_is_made_under_the_name_of_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mode": "w"}, 'mode is "r" or "a", not \'w\''),
-        ({"mode": ["r"]}, 'mode is "r" or "a"'),
-        ({"verify": None}, 'verify is "first", "always" or "never", not None'),
-        ({"io": "read"}, 'io is "pread" or "mmap"'),
-        ({"access": "all"}, 'access is "private" or "group"'),
+        ({"mode": "w"}, 'mode must be "r" or "a", not \'w\''),
+        ({"mode": ["r"]}, 'mode must be "r" or "a"'),
+        ({"verify": None}, 'verify must be "first", "always" or "never", not None'),
+        ({"io": "read"}, 'io must be "pread" or "mmap"'),
+        ({"access": "all"}, 'access must be "private" or "group"'),
     ],
     ids=str,
 )
@@ -125,7 +125,7 @@ def test_a_store_is_opened_with_options_that_are_known(options: Any, says, store
 @pytest.mark.parametrize("given", [None, 5, ["a"], np.int64(5)])
 def test_a_key_is_made_of_texts_and_bytes(given):
     """bytes(5) would be five zeros: the key of another value."""
-    with pytest.raises(cs.BadInput, match="a part of a key is a text or bytes"):
+    with pytest.raises(cs.BadInput, match="a part of a key must be a text or bytes"):
         cs.key("clip", given)
 
 
@@ -142,17 +142,17 @@ def test_what_is_no_key_is_refused_by_every_call_that_takes_one(given, store):
 
 @pytest.mark.parametrize("keys", [None, 5, "ab"])
 def test_several_keys_are_no_single_one(keys, store):
-    with pytest.raises(cs.BadInput, match="keys is several keys"):
+    with pytest.raises(cs.BadInput, match="keys must be several keys"):
         store.get_many(keys)
 
 
 @pytest.mark.parametrize(
     ("tensors", "meta", "says"),
     [
-        (None, None, "tensors is a mapping"),
-        (np.zeros(2), None, "tensors is a mapping"),
-        ({1: np.zeros(2)}, None, "the name of a tensor is a text, not 1"),
-        ({"a": np.zeros(2)}, ["note"], "meta is a mapping"),
+        (None, None, "tensors must be a mapping"),
+        (np.zeros(2), None, "tensors must be a mapping"),
+        ({1: np.zeros(2)}, None, "the name of a tensor must be a text, not 1"),
+        ({"a": np.zeros(2)}, ["note"], "meta must be a mapping"),
     ],
     ids=str,
 )
@@ -164,19 +164,19 @@ def test_what_is_put_is_named_tensors_and_a_small_value(tensors, meta, says, sto
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"store": "cache/"}, "store is what cs.open(path, mode=\"a\") returned, not 'cache/'"),
-        ({"wanted": [1, 2]}, "wanted[0] is a (key, item) pair, not 1"),
-        ({"wanted": [(cs.key("a"), 1), "ab"]}, "wanted[1] is a (key, item) pair, not 'ab'"),
-        ({"wanted": {"a": 1}}, "of a mapping its items()"),
-        ({"wanted": None}, "wanted is (key, item) pairs, not None"),
-        ({"encode": None}, "encode is a function, not None"),
-        ({"group_by": "size"}, "group_by is a function"),
-        ({"batch_size": "8"}, "batch_size is a whole number from 1 on, not '8'"),
-        ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
-        ({"rank": "0", "world_size": 1}, "rank is a whole number, not '0'"),
-        ({"strict": "no"}, "strict is True or False"),
-        ({"on_progress": 5}, "on_progress is a function"),
-        ({"cancel": True}, "cancel is an object with is_set()"),
+        ({"store": "cache/"}, "store must be what cs.open(path, mode=\"a\") returned, not 'cache/'"),
+        ({"wanted": [1, 2]}, "wanted[0] must be a (key, item) pair, not 1"),
+        ({"wanted": [(cs.key("a"), 1), "ab"]}, "wanted[1] must be a (key, item) pair, not 'ab'"),
+        ({"wanted": {"a": 1}}, "for a mapping, pass its items()"),
+        ({"wanted": None}, "wanted must be (key, item) pairs, not None"),
+        ({"encode": None}, "encode must be a function, not None"),
+        ({"group_by": "size"}, "group_by must be a function"),
+        ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, not '8'"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"rank": "0", "world_size": 1}, "rank must be a whole number, not '0'"),
+        ({"strict": "no"}, "strict must be True or False"),
+        ({"on_progress": 5}, "on_progress must be a function"),
+        ({"cancel": True}, "cancel must be an object with is_set()"),
     ],
     ids=str,
 )
@@ -190,7 +190,7 @@ def test_what_fill_cannot_use_is_refused_before_anything_is_done(options: Any, s
 @pytest.mark.parametrize("answer", [None, [1]])
 def test_an_answer_that_is_no_mapping_is_a_failure_in_words(answer: Any, store):
     report = cs.fill(store, [(cs.key("a"), 1)], lambda _batch: answer)
-    assert report.failures[0]["reason"].startswith(f"encode returned a value of the type {type(answer).__name__}")
+    assert report.failures[0]["reason"].startswith("encode must return {key: {name: tensor}}")
 
 
 def test_an_answer_that_leaves_a_key_out_costs_that_one_alone(store):
@@ -203,14 +203,14 @@ def test_an_answer_that_leaves_a_key_out_costs_that_one_alone(store):
 
 
 def test_an_answer_under_what_is_no_key_ends_the_run(store):
-    with pytest.raises(cs.BadInput, match="encode returned what is no key"):
+    with pytest.raises(cs.BadInput, match="encode returned something that is not a key"):
         cs.fill(store, [(cs.key("a"), 1)], lambda _batch: {1: {"value": np.zeros(1)}})
 
 
 def test_what_a_read_through_cannot_use_is_refused(store):
     wrong: Any = (("cache/", encode), (store, 5), (store, encode, ["raise"]))
     for arguments in wrong:
-        with pytest.raises(cs.BadInput, match=r"store is|encode is|on_miss is"):
+        with pytest.raises(cs.BadInput, match=r"store must be|encode|on_miss must be"):
             cs.ReadThrough(*arguments)
     answer: Any = None
     with cs.ReadThrough(store, lambda _batch: answer, on_miss="encode") as read:
@@ -224,7 +224,7 @@ def test_what_a_read_through_cannot_use_is_refused(store):
 
 @pytest.mark.parametrize("files", ["model.safetensors", None, [None]])
 def test_a_fingerprint_is_of_several_files(files):
-    with pytest.raises(cs.BadInput, match=r"files is a list of paths|a file is a path"):
+    with pytest.raises(cs.BadInput, match=r"files must be a list of paths|a file must be a path"):
         cs.fingerprint(files=files)
 
 
@@ -232,17 +232,17 @@ def test_a_fingerprint_is_of_several_files(files):
 def test_a_sample_of_something_else_is_named(options: Any, tmp_path):
     given: Any = {"id": "a", "captions": ("a cat",), **options}
     samples = [cs.Sample(**given)]
-    with pytest.raises(cs.BadInput, match=rf"sample 0 \('a'\): {next(iter(options))} is "):
+    with pytest.raises(cs.BadInput, match=rf"sample 0 \('a'\): {next(iter(options))} must be "):
         cs.precompute(samples, model="model", store=tmp_path / "store", encode=("text",))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"data": ""}, "data is a path"),
-        ({"rank": "0", "world_size": 1}, "rank is a whole number"),
-        ({"on_progress": 5}, "on_progress is a function"),
-        ({"cancel": 5}, "cancel is an object with is_set()"),
+        ({"data": ""}, "data must be a path"),
+        ({"rank": "0", "world_size": 1}, "rank must be a whole number"),
+        ({"on_progress": 5}, "on_progress must be a function"),
+        ({"cancel": 5}, "cancel must be an object with is_set()"),
     ],
     ids=str,
 )
@@ -274,13 +274,13 @@ def test_numbers_of_numpy_are_options_too(options: Any, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"level": "fast"}, 'level is "full" or "quick"'),
-        ({"subset": "1/2"}, "subset is \\(n, t\\)"),
-        ({"subset": (1.0, 2)}, "a number of subset is a whole number"),
-        ({"recompute": "3"}, "recompute is a whole number from 0 on"),
-        ({"source": "data"}, "source is for encoding entries again"),
-        ({"model": "model"}, "model is for encoding entries again"),
-        ({"on_finding": 5}, "on_finding is a function"),
+        ({"level": "fast"}, 'level must be "full" or "quick"'),
+        ({"subset": "1/2"}, "subset must be \\(n, t\\)"),
+        ({"subset": (1.0, 2)}, "a number of subset must be a whole number"),
+        ({"recompute": "3"}, "recompute must be a whole number of at least 0"),
+        ({"source": "data"}, "source needs recompute=N"),
+        ({"model": "model"}, "model needs recompute=N"),
+        ({"on_finding": 5}, "on_finding must be a function"),
     ],
     ids=str,
 )
@@ -294,19 +294,19 @@ def test_of_a_model_for_a_repair_that_encodes_nothing_it_is_said_that_nothing_lo
     moved: Any = {name: "elsewhere"}
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, **moved).missing == 0
-    assert f"{name} goes with `--refill`" in caplog.text
+    assert f"{name} needs `--refill`" in caplog.text
 
 
 def test_a_source_for_a_repair_without_refill_counts_for_lost_catalogs_alone_and_that_is_said(store, caplog):
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, source="elsewhere").missing == 0
-    assert "without `--refill` nothing is encoded again" in caplog.text
+    assert "--source without `--refill`" in caplog.text
 
 
 @pytest.mark.parametrize("option", [["--seed", "1"], ["--source", "x"], ["--model", "m"]], ids=str)
 def test_an_option_of_recompute_without_it_is_a_usage_error(option, store, capsys):
     assert main(["verify", str(store.layout.root), *option]) == USAGE
-    assert f"{option[0]} goes with --recompute N" in capsys.readouterr().err
+    assert f"{option[0]} needs --recompute N" in capsys.readouterr().err
     assert main(["verify", str(store.layout.root)]) == OK
 
 

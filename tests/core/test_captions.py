@@ -207,7 +207,7 @@ def test_what_is_no_policy_is_refused(value):
     ids=str,
 )
 def test_what_cannot_be_meant_is_refused_by_its_name(options):
-    with pytest.raises(BadInput, match=f"{next(iter(options))} of a caption policy is "):
+    with pytest.raises(BadInput, match=f"{next(iter(options))} of a caption policy must be "):
         CaptionPolicy(**options)
 
 
@@ -219,5 +219,5 @@ def test_numbers_of_numpy_are_kept_as_what_json_can_hold():
 
 @pytest.mark.parametrize("value", [3, None, ["all"]])
 def test_what_stands_for_no_policy_is_told_what_does(value):
-    with pytest.raises(BadInput, match=r'captions is a cs\.CaptionPolicy, "first", "random" or "all", not '):
+    with pytest.raises(BadInput, match=r'captions must be a cs\.CaptionPolicy, "first", "random" or "all", not '):
         CaptionPolicy.parse(value)

@@ -63,11 +63,11 @@ def test_factors_that_a_vae_does_not_have_change_nothing():
         ({"rotate": 90}, "it says rotate"),
         ({"outputs": {"x": {"from": "x", "widen": 9}}}, "it makes an output by from, widen"),
         ({"outputs": {"x": {"join": [], "dim": -1}}}, "it joins nothing"),
-        ({"outputs": None}, "it lacks a part"),
-        ({"pad": {"prompt_embeds": {"side": "right"}}}, "it lacks a part"),
+        ({"outputs": None}, "is missing or wrong"),
+        ({"pad": {"prompt_embeds": {"side": "right"}}}, "is missing or wrong"),
         ({"pad": {"prompt_embeds": {"twice": 1}}}, "it says twice"),
         ({"pad": {"prompt_embeds": {"dim": -2, "side": "top", "length": None, "mask": None}}}, "it pads on the side 'top'"),
-        ({"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}}, "it lacks a part"),
+        ({"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}}, "is missing or wrong"),
         ({"constants": {"c": {"kind": "ones", "shape": [], "like": "prompt_embeds"}}}, "a constant of kind 'ones'"),
         ({"constants": {"c": {"kind": "positions", "shape": ["S"], "like": "prompt_embeds"}}}, "it counts along the shape"),
         ({"constants": {"c": {"kind": "zeros", "shape": ["T"], "like": "prompt_embeds"}}}, r"and shape \['T'\]"),
@@ -86,7 +86,7 @@ def test_a_text_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(c
         ({"rotate": 90}, "it says rotate"),
         ({"stored": "codes"}, "it keeps 'codes'"),
         ({"latents_mean": [0.5]}, "latents_mean"),
-        ({"patchify": "two"}, "it lacks a part"),
+        ({"patchify": "two"}, "is missing or wrong"),
     ],
 )
 def test_a_latents_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):

@@ -41,7 +41,7 @@ def test_a_description_of_nothing_known_is_refused(tmp_path):
     with pytest.raises(BadInput, match="neither"):
         models.read_model(tmp_path)
     tiny.write(tmp_path / "model_index.json", {"_class_name": ["my_pipeline", "MyPipeline"]})
-    with pytest.raises(BadInput, match="code of a model's own"):
+    with pytest.raises(BadInput, match="a model's own code"):
         models.read_model(tmp_path)
 
 

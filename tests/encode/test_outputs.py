@@ -43,8 +43,8 @@ def test_no_tensors_and_tensors_without_numbers_are_sound():
         ((1.0, math.inf), "infinite numbers in 'x'"),
         ((-math.inf, 1.0), "infinite numbers in 'x'"),
         ((math.inf, math.inf), "infinite numbers in 'x'"),
-        ((3.5, 3.5), "3.5 throughout in 'x'"),
-        ((0.0, 0.0, -0.0), "0 throughout in 'x'"),
+        ((3.5, 3.5), "only the number 3.5 in 'x'"),
+        ((0.0, 0.0, -0.0), "only the number 0 in 'x'"),
     ],
 )
 def test_what_is_not_finite_or_never_varies_is_found_and_named(numbers, fault, dtype):
@@ -59,7 +59,7 @@ def test_what_may_be_flat_may_be_zero_or_one_and_nothing_else_that_never_varies(
     """A mask is one throughout where a caption fills its length."""
     assert find(x=tensor(0, 0), may_be_flat=("x",)) is None
     assert find(x=tensor(1, 1), may_be_flat=("x",)) is None
-    assert find(x=tensor(2, 2), may_be_flat=("x",)) == "2 throughout in 'x'"
+    assert find(x=tensor(2, 2), may_be_flat=("x",)) == "only the number 2 in 'x'"
     assert find(x=tensor(math.nan, 0), may_be_flat=("x",)) == "NaN in 'x'"
 
 
@@ -171,5 +171,5 @@ def test_a_text_encoder_that_says_the_same_of_everything_is_refused(plain_model,
     with torch.no_grad():
         last.weight.zero_()
         last.bias.zero_()
-    with pytest.raises(EncodeFailed, match=f"the text encoder made 0 throughout in 'prompt_embeds' of entry {resolved.key}"):
+    with pytest.raises(EncodeFailed, match=f"the text encoder returned only the number 0 in 'prompt_embeds' for entry {resolved.key}"):
         encoder.encode([(resolved.key, payload)])

@@ -147,7 +147,7 @@ def test_another_text_encoder_replaces_the_one_of_its_class(tmp_path, digest):
     tiny.write(other / "config.json", {"model_type": "clip_text_model", "architectures": ["CLIPModel"]})
     assert build(digest, folder, text_encoder=str(other), encode=["text"])
     tiny.look_alike_text(other)
-    with pytest.raises(BadInput, match="can replace 0 of the text encoders"):
+    with pytest.raises(BadInput, match="fits 0 text encoders"):
         build(digest, folder, text_encoder=str(other), encode=["text"])
 
 

@@ -240,5 +240,5 @@ def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit
 
 
 def test_a_processor_in_memory_is_refused_with_what_to_do(edit_built, digest):
-    with pytest.raises(BadInput, match="Qwen2VLProcessor, which cannot be told by its values here; save the model and give its folder"):
+    with pytest.raises(BadInput, match="Qwen2VLProcessor, which cannot be fingerprinted here; save the model and give its folder"):
         read_loaded(edit_built(EDIT).pipeline).component("processor")

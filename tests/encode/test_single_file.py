@@ -243,7 +243,7 @@ def test_a_vaes_file_that_does_not_fit_names_its_first_tensor(tiny_model, digest
     first = "decoder.conv_in.weight"
     cases = {
         "lack 1 tensors, such as decoder.conv_in.weight": {name: tensor for name, tensor in own.items() if name != first},
-        "no place for, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
+        "does not have, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
         first: {**own, first: torch.zeros(3, 3)},
         "neither in the layout of diffusers nor in the original one": {"bbb.weight": torch.zeros(2)},
     }
@@ -323,8 +323,8 @@ def test_a_text_encoders_file_that_does_not_fit_names_its_first_tensor(tiny_mode
     first = next(name for name in sorted(own) if name.endswith("layers.0.mlp.fc1.weight"))
     cases = {
         "lack 1 tensors, such as .*fc1.weight": {name: tensor for name, tensor in own.items() if name != first},
-        "no place for, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
-        "in another shape, such as .*fc1.weight": {**own, first: torch.zeros(3, 3)},
+        "does not have, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
+        "with another shape, such as .*fc1.weight": {**own, first: torch.zeros(3, 3)},
     }
     for number, (message, tensors) in enumerate(cases.items()):
         encoder = encoder_of(folder, digest, "text", text_encoder=str(save(tmp_path / f"{number}.safetensors", tensors)))
@@ -338,10 +338,10 @@ def test_a_file_that_is_no_one_encoder_of_the_model_is_refused_when_planning(tin
     one, two = (load(folder / name / TEXT_WEIGHTS) for name in ("text_encoder", "text_encoder_2"))
     both = {f"conditioner.embedders.0.transformer.{name}": tensor for name, tensor in one.items()}
     both |= {f"conditioner.embedders.1.model.{name}": tensor for name, tensor in open_clip(two).items()}
-    with pytest.raises(BadInput, match="can replace 2 of the text encoders"):
+    with pytest.raises(BadInput, match="fits 2 text encoders"):
         encoder_of(folder, digest, "text", text_encoder=str(save(tmp_path / "whole.safetensors", both)))
     other = save(tmp_path / "vae.safetensors", load(folder / "vae" / VAE_WEIGHTS))
-    with pytest.raises(BadInput, match="can replace 0 of the text encoders"):
+    with pytest.raises(BadInput, match="fits 0 text encoders"):
         encoder_of(folder, digest, "text", text_encoder=str(other))
 
 

@@ -94,8 +94,8 @@ def test_a_size_that_the_file_has_not_and_a_crop_outside_of_it_fail_their_sample
     rows = [{"id": "fine", "size": [120, 90]}, {"id": "turned", "size": [90, 120]}, {"id": "outside", "crop": [0, 0, 121, 90]}]
     report = encode(write_rows(data, rows), vae, tmp_path / "store")
     reasons = {failure["sample"]: failure["reason"] for failure in report.failures}
-    assert "the source says that the picture is 90 x 120, and its file says 120 x 90" in reasons["turned"]
-    assert "is not within the picture, which is 120 x 90" in reasons["outside"]
+    assert "the source says that the picture is 90 x 120, but its file says 120 x 90" in reasons["turned"]
+    assert "exceeds the picture, which is 120 x 90" in reasons["outside"]
     assert list(cs.CachedDataset(tmp_path / "store").ids) == ["fine"]
 
 
@@ -149,7 +149,7 @@ def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_wh
     store, out = tmp_path / "store", tmp_path / "out"
     encode(write_rows(data, rows_of({"whole": None, "right": PARTS["right"]})), vae, store)
     report = cs.export_cache(store, format=kind, folder=out, family="z-image" if kind == "musubi" else "flux")
-    assert [(one["sample"], "crop of its own" in one["reason"]) for one in report.failures] == [("right", True)]
+    assert [(one["sample"], "its own crop" in one["reason"]) for one in report.failures] == [("right", True)]
     assert report.written == 1
 
 
@@ -175,7 +175,7 @@ def test_what_an_export_writes_of_a_part_comes_back_as_that_part_and_is_nobody_e
     assert torch.equal(own["latents"], back["latents"])
     other = write_rows(data, rows_of({"left": PARTS["left"]}))
     [failure] = cs.import_cache(data=other, store=tmp_path / "other", **names).report.failures
-    assert "nothing tells that they are of this part" in failure["reason"]
+    assert "taken to be of the whole picture" in failure["reason"]
 
 
 def test_latents_that_sd_scripts_made_beside_a_note_of_ours_are_of_the_whole_picture(tmp_path, data, vae):

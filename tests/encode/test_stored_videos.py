@@ -75,7 +75,7 @@ def test_videos_of_a_folder_are_samples_where_frames_are_asked_for_and_else_coun
     assert listed["tall.mp4"] == Sample("tall.mp4", {"video": ("tall.mp4",)}, ("a video called tall.mp4",))
     remarks = Remarks()
     assert [sample.id for sample in list_source(folder).samples(remarks)] == ["picture.png"]
-    assert remarks.in_words() == ("4 videos passed over (--frames says how many frames to take of each)",)
+    assert remarks.in_words() == ("4 videos are ignored (pass --frames to say how many frames of each to encode)",)
 
 
 def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for_that_of_the_batch(tmp_path):
@@ -83,7 +83,7 @@ def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for
     manifest.write_text(json.dumps({"video": "a.mp4", "caption": "a", "hero": 1}) + "\n")
     assert samples_of(list_source(manifest))["a.mp4"] == Sample("a.mp4", {"video": ("a.mp4",)}, ("a",), extras={"hero": 1})
     manifest.write_text(json.dumps({"video": "a.mp4", "fps": 24}) + "\n")
-    with pytest.raises(BadInput, match=r"line 1: a batch has a value of its own named 'fps'"):
+    with pytest.raises(BadInput, match=r"line 1: a batch uses the name 'fps'"):
         samples_of(list_source(manifest))
     manifest.write_text(json.dumps({"image": "a.png", "fps": 24}) + "\n")
     assert samples_of(list_source(manifest))["a.png"].extras == {"fps": 24}
@@ -172,7 +172,7 @@ def test_counts_that_the_vae_cannot_take_are_refused_at_planning(folder, tmp_pat
 
 
 def test_a_vae_of_pictures_takes_no_videos(folder, tmp_path):
-    with pytest.raises(BadInput, match="--frames is for VAEs of videos, and AutoencoderKL takes pictures alone"):
+    with pytest.raises(BadInput, match="--frames needs a VAE for videos, but AutoencoderKL takes only pictures"):
         look_ahead(asked(folder, tmp_path, model=tiny.look_alike_vae(tmp_path / "kl")))
 
 
@@ -187,10 +187,10 @@ def test_without_pyav_it_is_said_how_to_install_it_and_pictures_need_none(folder
 @pytest.mark.parametrize(
     ("row", "options", "says"),
     [
-        ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video, and nothing says how many frames to take of it: pass --frames"),
+        ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video: pass --frames"),
         ({"video": "a.mp4", "image": "a.png"}, {}, "has a video and a picture, and one of them is trained on"),
         ({"video": ["a.mp4", "b.mp4"]}, {}, "has a video and another one"),
-        ({"video": "a.mp4", "mask": "m.png"}, {}, "has a mask and no picture that it belongs to"),
+        ({"video": "a.mp4", "mask": "m.png"}, {}, "has a mask, but no picture that it belongs to"),
         ({"video": "a.mp4", "control": "c.png"}, {"clips": 2}, "has a video with control images, which --crop random and --clips"),
         ({"video": "a.mp4", "control": "c.png"}, {"crop": "random"}, "has a video with control images, which --crop random and --clips"),
     ],

@@ -260,7 +260,7 @@ def test_sd3_without_its_t5_in_memory_makes_what_its_folder_does(sd3_without_t5,
     torch.testing.assert_close(batch_of(loaded, ["a cat"])["prompt_embeds"], batch_of(folder, ["a cat"])["prompt_embeds"])
     parts = {name: one for name, one in sd3_without_t5.pipeline.components.items() if name != "transformer"}
     given = read_loaded({"_class_name": "StableDiffusion3Pipeline", **parts})
-    with pytest.raises(BadInput, match="has no 'transformer', whose configuration its text encoders need"):
+    with pytest.raises(BadInput, match="has no 'transformer': encoding text needs its configuration"):
         encoders_for(ModelRequest("", encode=["text"], loaded=given), digest)
 
 
@@ -478,8 +478,8 @@ def test_a_difference_is_one_of_names_of_shapes_or_of_more_than_rounding(dtype):
     assert difference({}, {}, bound) is None
     assert difference({"a": one[:0]}, {"a": one[:0]}, bound) is None
     assert difference({"a": one}, {"a": one * (1 + bound / 2)}, bound) is None
-    assert "apart by" in str(difference({"a": one}, {"a": one * (1 + bound * 2)}, bound))
-    assert "apart by" in str(difference({"a": one}, {"a": one * float("nan")}, bound))
+    assert "differs by" in str(difference({"a": one}, {"a": one * (1 + bound * 2)}, bound))
+    assert "differs by" in str(difference({"a": one}, {"a": one * float("nan")}, bound))
     assert "set of tensors" in str(difference({"a": one}, {"b": one}, bound))
     assert "[3, 8] for [4, 8]" in str(difference({"a": one}, {"a": one[:3]}, bound))
 

@@ -487,7 +487,7 @@ def test_a_file_outside_of_a_store_takes_the_place_of_what_stood_there(tmp_path)
 def test_a_file_that_cannot_be_written_outside_leaves_what_stood_there(tmp_path, monkeypatch):
     write_outside(tmp_path / "page.html", b"one")
     monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
-    with pytest.raises(WriteFailed, match="what stood there is as it was"):
+    with pytest.raises(WriteFailed, match="the earlier contents are unchanged"):
         write_outside(tmp_path / "page.html", b"two")
     assert (tmp_path / "page.html").read_bytes() == b"one"
     assert names_in(tmp_path) == ["page.html"]

@@ -103,20 +103,20 @@ def test_latents_of_another_picture_and_text_of_another_caption_are_wrong_values
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {(one["kind"], one["sample"]) for one in found} == {("wrong-value", "a/one.png"), ("wrong-value", "two.png")}
     assert any("from what the claimed VAE makes" in one["message"] for one in found)
-    assert all("not what it is claimed to be" in one["message"] for one in found)
+    assert all("not from the model that was claimed" in one["message"] for one in found)
 
 
 def test_a_model_that_is_not_the_claimed_one_is_refused_before_anything_is_encoded(tmp_path, data, models):
     trainers.write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
-    with pytest.raises(RecipeMismatch, match="is claimed to be of"):
+    with pytest.raises(RecipeMismatch, match="is claimed to be from"):
         cs.verify(tmp_path / "store", recompute=1, model="wrong")
 
 
 def test_what_was_imported_on_a_users_word_can_be_held_against_a_model_named_later(tmp_path, data, models):
     trainers.write_sd_scripts(data, "flux")
     bring("sd-scripts", data, tmp_path / "store", data)
-    with pytest.raises(cs.BadInput, match=r"none of the 6 entries in .*--model says which one made it"):
+    with pytest.raises(cs.BadInput, match=r"none of the 6 entries in .*pass --model with the model that made it"):
         cs.verify(tmp_path / "store", recompute=10)
     assert cs.verify(tmp_path / "store", recompute=10, model="right").recomputed["equal"] == 6
 
@@ -155,7 +155,7 @@ def test_latents_of_another_size_than_the_catalog_says_are_wrong(tmp_path, data,
     finally:
         Vae.moments = before
     assert {finding.kind for finding in report.findings} == {"wrong-value"}
-    assert "and the claimed VAE makes" in report.findings[0].message
+    assert "but the claimed VAE makes" in report.findings[0].message
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(dat
     (data / "a" / "one.txt").unlink()
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
     words = capsys.readouterr().out
-    assert "not taken: ai-toolkit reads other text in the files of 1 captions, and encodes that itself (two.png)" in words
+    assert "ai-toolkit reads other text from the files of 1 captions, and encodes that again itself (two.png)" in words
     assert "1 captions have no caption file here" in words
 
 
@@ -325,7 +325,7 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
         send("sd-scripts", store, out)
     with pytest.raises(BadInput, match="text of wan has no form in simpletuner"):
         send("simpletuner", store, out)
-    with pytest.raises(BadInput, match="can be imported, not exported"):
+    with pytest.raises(BadInput, match="can be imported, but not exported"):
         send("diffusion-pipe", store, out)
     with pytest.raises(BadInput, match=r"'kohya' is not known; what can be exported is sd-scripts, simpletuner, musubi, ai-toolkit$"):
         send("kohya", store, out)

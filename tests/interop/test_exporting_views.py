@@ -206,7 +206,7 @@ def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_and_control_im
 def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp_path, out):
     report = send("musubi", make_store(tmp_path / "store", Wanted((256,), controls=2)), out)
     assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
-    assert "2 control images, and musubi-tuner takes one for flux" in report.failures[0]["reason"]
+    assert "2 control images, but musubi-tuner takes one for flux" in report.failures[0]["reason"]
 
 
 def in_words(told):
@@ -217,7 +217,7 @@ def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(t
     """Its bucket of 600x480 at 512 is another than ours; of 512x512 it is the same."""
     store = make_store(tmp_path / "store", Wanted((512,)))
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
-    assert "not taken: ai-toolkit will not find 1 of 2 latents" in capsys.readouterr().out
+    assert "ai-toolkit will not find 1 of 2 latents" in capsys.readouterr().out
 
 
 def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
@@ -255,7 +255,7 @@ def test_flux_without_control_images_is_refused_for_musubi_which_trains_kontext(
     report = send("musubi", make_store(tmp_path / "store", Wanted((256,))), out)
     assert not report.complete
     assert {(one["sample"], one["encoder"]) for one in report.failures} == {("a/one.png", "latents"), ("two.png", "latents")}
-    assert "is FLUX.1 Kontext, which it trains on latents of control images too, and it has none" in report.failures[0]["reason"]
+    assert "is FLUX.1 Kontext, which is also trained on latents of control images, but this sample has none" in report.failures[0]["reason"]
     assert not list(out.glob("*x*_fk.safetensors"))
 
 
@@ -326,7 +326,7 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
         send("musubi", store, out, resolution_only=1024)
     with pytest.raises(BadInput, match="'faces' cannot be left out; flips and masks can"):
         send("musubi", store, out, leave_out=["faces"])
-    with pytest.raises(BadInput, match="--variant-only is a number from 0 to 0"):
+    with pytest.raises(BadInput, match="--variant-only must be a number from 0 to 0"):
         send("musubi", store, out, variant_only=1)
     assert not out.exists()
 
@@ -353,9 +353,9 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
 def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=1))
     report = send("ai-toolkit", store, out)
-    assert report.left_out == ("2 latents of control images", "2 captions after the first of their pictures")
+    assert report.left_out == ("2 latents of control images", "2 captions after the first one of their picture")
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out), "--resolution-only", "256", "--leave-out", "masks"]) == OK
-    assert "not in the files: 2 captions" in capsys.readouterr().out
+    assert "not exported: 2 captions" in capsys.readouterr().out
 
 
 def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):

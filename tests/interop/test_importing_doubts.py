@@ -57,7 +57,7 @@ def test_latents_whose_name_tells_another_size_than_the_picture_has_now_are_of_a
     os.utime(data / BIRD.reference, (1e9, 1e9))  # as a copy keeps an older time
     failed = failures_of(bring(kind, folder, store, data), "latents")
     assert failed.keys() == {BIRD.reference}
-    assert "is of a picture of 64 x 64 pixels, and it has 48 x 80: it may be of an earlier" in failed[BIRD.reference]
+    assert "is of a picture of 64 x 64 pixels, but it has 48 x 80: the file may be of an earlier" in failed[BIRD.reference]
     assert len(cs.CachedDataset(store)) == 2
 
 
@@ -76,7 +76,7 @@ def test_a_note_of_simpletuner_about_a_picture_of_another_size_is_of_an_earlier_
     Image.new("RGB", (48, 80)).save(data / BIRD.reference)
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {BIRD.reference}
-    assert "says that the picture has 64 x 64 pixels, and it has 48 x 80" in failures_of(report, "latents")[BIRD.reference]
+    assert "says that the picture has 64 x 64 pixels, but it has 48 x 80" in failures_of(report, "latents")[BIRD.reference]
 
 
 def write_older(data, size):
@@ -162,7 +162,7 @@ def test_of_two_latents_of_ai_toolkit_of_one_size_that_were_cut_otherwise_none_i
     write_more(data, BIRD, BIRD.latent, crop_x=1)
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {BIRD.reference}
-    assert "and as large: leave the one that counts" in failures_of(report, "latents")[BIRD.reference]
+    assert "and have the same size: keep only the right one" in failures_of(report, "latents")[BIRD.reference]
 
 
 def test_of_several_resolutions_that_diffusion_pipe_cached_of_a_picture_the_largest_counts(tmp_path, data, store):
@@ -184,7 +184,7 @@ def test_where_all_latents_may_be_several_files_the_reason_is_given_once_and_for
         shutil.copy(path, path.with_name(path.name.replace("0064x0064", "0032x0032")))
     report = bring("sd-scripts", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {picture.reference for picture in pictures}
-    assert all("leave the one that counts" in reason for reason in failures_of(report, "latents").values())
+    assert all("keep only the right one" in reason for reason in failures_of(report, "latents").values())
     assert [remark.partition(")")[0] for remark in report.remarks] == ["latents of 4 pictures (0.png, 1.png, 2.png, …"]
 
 
@@ -201,7 +201,7 @@ def test_of_several_latents_of_one_picture_in_simpletuners_folders_none_is_taken
     shutil.copytree(tmp_path / "vae", tmp_path / "vae" / "vae")
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", encode=["latents"])
     assert failures_of(report, "latents").keys() == {picture.reference for picture in PICTURES}
-    assert any("leave the one that counts" in remark for remark in report.remarks)
+    assert any("keep only the right one" in remark for remark in report.remarks)
 
 
 def test_a_folder_of_pictures_named_as_an_export_names_latents_pairs_nobody_wrongly(tmp_path, data, store):
@@ -384,7 +384,7 @@ def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_th
 
 def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, store):
     trainers.write_sd_scripts(data, "flux")
-    said = [remark for remark in bring("sd-scripts", data, store, data).remarks if "no data set hands" in remark]
+    said = [remark for remark in bring("sd-scripts", data, store, data).remarks if "data sets do not return" in remark]
     assert len(said) == 2
     assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in said)
     assert any(remark.startswith("latents_flipped of 3 pictures") for remark in said)
@@ -393,9 +393,9 @@ def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, sto
 def test_controls_and_further_resolutions_that_are_kept_are_said_too(tmp_path, data, store):
     trainers.write_musubi(tmp_path / "cache", "flux", [FOX])
     report = bring("musubi", tmp_path / "cache", store, data)
-    assert ["latents_control of 1 pictures" in remark for remark in report.remarks if "no data set hands" in remark] == [True]
+    assert ["latents_control of 1 pictures" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]
     trainers.write_sd_scripts(data, "flux", [FOX], is_flipped=False)
     path = trainers.sd_latents_path(data, FOX, "flux")
     np.savez(path, **np.load(path), latents_2x4=np.ones((16, 2, 4), np.float32))
     report = bring("sd-scripts", data, tmp_path / "other", data)
-    assert ["latents of 1 pictures" in remark for remark in report.remarks if "no data set hands" in remark] == [True]
+    assert ["latents of 1 pictures" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]

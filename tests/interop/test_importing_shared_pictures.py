@@ -75,7 +75,7 @@ def test_text_of_another_width_than_the_models_is_a_failure_in_every_format(data
     """What SD3's or another model's T5 made may bear the same name, and is as long."""
     monkeypatch.setattr("cachestore.interop.import_claims._widths_of", lambda _made, _family: {"text_encoder_2": families.Width(2048)})
     report = bring_rows(kind, data, store, [row("m0")], encode=["text"])
-    assert "where its last axis should be 2048" in failures_of(report, "text")["m0"]
+    assert "but its last axis should be 2048" in failures_of(report, "text")["m0"]
     assert report.report.encoded == 0
 
 

@@ -154,7 +154,7 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
         monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
-    owner = f"rank 0, pid {os.getpid()} on {host_name()}, last beat 'planning' with count 0, unchanged for"
+    owner = f"rank 0, pid {os.getpid()} on {host_name()}, last heartbeat: 'planning' with count 0, unchanged for"
     assert f"partition 0 of recipe 0 (text) held by {owner}" in str(ended.value)
     assert beat.worker in str(ended.value)
     assert "cachestore status" in str(ended.value)
@@ -176,7 +176,7 @@ def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch
                 slow.beat.rise()
                 slow.beat.write()
 
-        with pytest.raises(Incomplete, match="nothing moved for 100 minutes"):
+        with pytest.raises(Incomplete, match="no progress for 100 minutes"):
             bench.work(clock=clock, sleep=sleep)
     assert 8970 + 6000 <= clock.now <= 9000 + 6060
 

@@ -325,7 +325,7 @@ def test_the_batch_that_loads_the_model_is_not_the_slowest(root):
 def test_a_cancelled_worker_publishes_what_it_has_encoded(root):
     encoder = FakeEncoder(limit=4)
     bench = Bench(root, captions(*map(str, range(40))), encoder)
-    with pytest.raises(Incomplete, match="goes on from there"):
+    with pytest.raises(Incomplete, match="Run the same command again"):
         bench.work(cancel=AfterSome(encoder, 3))
     assert len(encoder.encoded) == 12
     assert len(bench.present()) == 12

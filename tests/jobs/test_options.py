@@ -153,9 +153,9 @@ def test_hints_ask_for_the_same_keys_again(request):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"variants": 2}, "add --crop random"),
-        ({"fps": 16}, "for videos, of which none is encoded without --frames"),
-        ({"clips": 2}, "for videos, of which none is encoded without --frames"),
+        ({"variants": 2}, "needs --crop random"),
+        ({"fps": 16}, "only encoded with --frames"),
+        ({"clips": 2}, "only encoded with --frames"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(tmp_path, options, words):

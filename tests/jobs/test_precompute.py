@@ -92,7 +92,7 @@ def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made
 
 def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
     picture(tmp_path / "clips/a.mp4", b"a video")
-    with pytest.raises(BadUsage, match="1 videos passed over \\(--frames says"):
+    with pytest.raises(BadUsage, match=r"1 videos are ignored \(pass --frames"):
         run(tmp_path / "clips", root)
     with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
@@ -144,7 +144,7 @@ def test_a_folder_without_captions_goes_on_with_a_warning(data, root, makers, ca
         path.unlink()
     with caplog.at_level("INFO", "cachestore"):
         assert run(data, root).samples == 5
-    assert "5 without a caption (0.png, 1.png, 2.png, …): they get the empty one, or what --caption TEXT says" in caplog.text
+    assert "5 without a caption (0.png, 1.png, 2.png, …): they get the empty caption, or the one that --caption TEXT gives" in caplog.text
 
 
 # Life of a data set
@@ -447,7 +447,7 @@ def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
     said = []
     precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
     text = "\n".join(said)
-    for words in ("1 without a caption (3.png)", "1 captions of several lines (4.png)", "5 samples", "10 to encode", "free"):
+    for words in ("1 without a caption (3.png)", "1 captions have several lines (4.png)", "5 samples", "10 to encode", "free"):
         assert words in text
 
 

@@ -81,7 +81,7 @@ def made(log):
 
 def wait_until_it_stops(pid):
     """Wait until a worker, which goes on with its batch, has said that it will stop after it. Its words have no name, but a descriptor."""
-    while "stopping after the present batch" not in Path(f"/proc/{pid}/fd/2").read_text():
+    while "stopping after the current batch" not in Path(f"/proc/{pid}/fd/2").read_text():
         time.sleep(0.01)
 
 
@@ -219,7 +219,7 @@ def test_cancelled_before_it_begins_nothing_is_started(data, root, fake, no_proc
         ({"returncode": -11, "oom_kills": 2}, "was killed by SIGSEGV"),
         ({"returncode": -99}, "signal 99"),
         ({"returncode": 143}, "was stopped by SIGTERM"),
-        ({"returncode": 1, "last_words": "torch.OutOfMemoryError: CUDA out of memory."}, "out of memory by its last words"),
+        ({"returncode": 1, "last_words": "torch.OutOfMemoryError: CUDA out of memory."}, "out of memory by its last output"),
     ],
 )
 def test_an_end_is_said_in_words(ending, words):
@@ -247,7 +247,7 @@ def test_a_worker_that_hangs_is_stopped_and_said_with_its_phase(data, root, gate
     for name, seconds in (("STILL_SECONDS", 0.3), ("STOP_SECONDS", 0.3), ("WATCH_SECONDS", 0.05)):
         monkeypatch.setattr(processes, name, seconds)
     with pytest.raises(
-        Incomplete, match=r"hung: in phase 'loading' its count stood still for \d+ s; asked to stop, it was killed by SIGKILL"
+        Incomplete, match=r"hung: its count did not change for \d+ s in phase 'loading'; asked to stop, it was killed by SIGKILL"
     ):
         cs.precompute(data, model="model", store=root)
     assert not is_running(gate.wait())

@@ -67,7 +67,7 @@ def in_turn(batches):
 @pytest.mark.parametrize("sizes", [{}, {(1, 1): 0}], ids=["no buckets", "an empty bucket"])
 def test_no_samples_are_an_error_on_every_rank(sizes, tail):
     for rank in range(3):
-        with pytest.raises(cs.BadInput, match="no batch in an epoch: the data set has no samples"):
+        with pytest.raises(cs.BadInput, match="an epoch has no batch: the data set has no samples"):
             sampler(sizes, rank=rank, num_replicas=3, tail=tail)
 
 
@@ -354,7 +354,7 @@ def test_a_state_of_another_order_is_an_error(change):
 def test_what_is_no_state_is_an_error():
     with pytest.raises(cs.BadInput, match="lacks batch_size, consumed"):
         sampler().load_state_dict({"epoch": 1, "digest": "d1"})
-    with pytest.raises(cs.BadInput, match="from 0 on"):
+    with pytest.raises(cs.BadInput, match="of at least 0"):
         sampler().resume(0, -1)
 
 
@@ -364,7 +364,7 @@ def test_leaving_a_resumed_place_is_said_aloud(caplog):
     one.set_epoch(3)
     assert caplog.records == [record for record in caplog.records if "leaves out" in record.message]
     one.set_epoch(1)
-    assert "leaves the place this sampler was resumed at (epoch 3, after 2 batches)" in caplog.text
+    assert "(epoch 3, after 2 batches)" in caplog.text
     assert list(one) == at_epoch(1, None, (0, 1), "drop")
 
 
@@ -385,7 +385,7 @@ def test_what_the_rest_of_an_epoch_leaves_out_on_more_ranks_is_said_by_one_of_th
     for one in every:
         one.load_state_dict({**one.state_dict(), "consumed": 4})
     (said,) = caplog.messages
-    assert "rest of epoch 0 leaves out 2 batches of 4 samples at its end, which do not go round 3 ranks" in said
+    assert "rest of epoch 0 leaves out 2 batches of 4 samples at its end, which cannot be divided among 3 ranks" in said
     assert {one.left_out for one in every} == {8}
 
 
@@ -448,7 +448,7 @@ def test_a_world_is_found_under_launchers_that_start_ranks_of_one_training(monke
 def test_a_rank_that_nothing_tells_is_an_error(monkeypatch):
     for name, text in {"NODE_RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(cs.BadInput, match=r"cannot tell which it is .*rank=\.\.\."):
+    with pytest.raises(cs.BadInput, match=r"cannot tell which rank it is .*rank=\.\.\."):
         sampler(split="found")
 
 
@@ -528,17 +528,17 @@ def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_i
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
-        ({"batch_size": "8"}, "batch_size is a whole number from 1 on, not '8'"),
-        ({"batch_size": True}, "batch_size is a whole number from 1 on, not True"),
-        ({"batch_size": 2.0}, "batch_size is a whole number from 1 on, not 2.0"),
-        ({"seed": "x"}, "seed is a whole number from 0 on, not 'x'"),
-        ({"seed": -1}, "seed is a whole number from 0 on, not -1"),
-        ({"shuffle": "no"}, "shuffle is True or False, not 'no'"),
-        ({"tail": "keep"}, 'tail is "drop", "pad" or "wrap", not \'keep\''),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, not '8'"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, not True"),
+        ({"batch_size": 2.0}, "batch_size must be a whole number of at least 1, not 2.0"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0, not 'x'"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
+        ({"shuffle": "no"}, "shuffle must be True or False, not 'no'"),
+        ({"tail": "keep"}, 'tail must be "drop", "pad" or "wrap", not \'keep\''),
         ({"tail": ["drop"]}, "not ['drop']"),
         ({"split": "inside"}, 'split is "outside" or "found", not \'inside\''),
-        ({"rank": "0", "num_replicas": 2}, "rank is a whole number, not '0'"),
+        ({"rank": "0", "num_replicas": 2}, "rank must be a whole number, not '0'"),
     ],
     ids=str,
 )
@@ -556,20 +556,20 @@ def test_numbers_of_numpy_are_numbers_and_its_state_is_json():
 
 @pytest.mark.parametrize("state", [None, "state", [1, 2], 5])
 def test_what_is_no_state_is_an_error_that_says_where_one_comes_from(state):
-    with pytest.raises(cs.BadInput, match=r"state is what the state_dict\(\) of a BucketBatchSampler gave"):
+    with pytest.raises(cs.BadInput, match=r"state must be what the state_dict\(\) of a BucketBatchSampler gave"):
         sampler().load_state_dict(state)
 
 
 @pytest.mark.parametrize("wrong", [{"epoch": "x"}, {"epoch": -1}, {"consumed": None}, {"consumed": -4}], ids=str)
 def test_a_state_with_a_place_that_is_none_is_an_error(wrong):
     state = {**sampler().state_dict(), **wrong}
-    with pytest.raises(cs.BadInput, match=f"{next(iter(wrong))} of the state is a whole number from 0 on"):
+    with pytest.raises(cs.BadInput, match=f"{next(iter(wrong))} of the state must be a whole number of at least 0"):
         sampler().load_state_dict(state)
 
 
 @pytest.mark.parametrize("epoch", [-1, "x", None, 1.5])
 def test_what_is_no_epoch_is_an_error(epoch):
-    with pytest.raises(cs.BadInput, match="epoch is a whole number from 0 on"):
+    with pytest.raises(cs.BadInput, match="epoch must be a whole number of at least 0"):
         sampler().set_epoch(epoch)
 
 
@@ -584,4 +584,7 @@ def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
         ranks({(64, 48): 20, (48, 64): 13}, 3, tail="pad")
         ranks({(64, 48): 12}, 3)
     (said,) = caplog.messages
-    assert "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that do not go round 3 ranks" in said
+    assert (
+        "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
+        in said
+    )

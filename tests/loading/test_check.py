@@ -105,5 +105,5 @@ def test_nothing_to_compare_with_is_said(path, model, tmp_path):
         cs.CachedDataset(path).check(model="some/model-on-the-hub")
     with pytest.raises(cs.BadInput, match=r"data.check\(model="):
         cs.CachedDataset(path).check()
-    with pytest.raises(cs.BadInput, match="not made by files"):
+    with pytest.raises(cs.BadInput, match="not made from the files"):
         cs.CachedDataset(make_store(tmp_path / "other", [Row("a")], recipes())).check(model)

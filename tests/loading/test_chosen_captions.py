@@ -124,7 +124,7 @@ def test_a_policy_whose_captions_were_not_encoded_is_refused_when_the_data_set_i
 
 def test_only_the_first_captions_were_encoded_is_an_error_for_who_wants_any(path):
     encoded_for(path, cs.CaptionPolicy())
-    with pytest.raises(cs.BadInput, match="only the first was encoded"):
+    with pytest.raises(cs.BadInput, match="only the first one was encoded"):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="random"))
 
 
@@ -135,7 +135,7 @@ def test_a_catalog_that_does_not_say_how_its_several_captions_were_made_has_them
 
 def test_captions_cannot_be_dropped_where_the_empty_one_is_not_encoded(path):
     encoded_for(path, cs.CaptionPolicy(), leave_out=[""])
-    with pytest.raises(cs.MissingEntry, match="empty one is not encoded"):
+    with pytest.raises(cs.MissingEntry, match="empty caption is not encoded"):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(dropout=0.1))
     assert len(cs.CachedDataset(path, captions=cs.CaptionPolicy())) == 3
 

@@ -382,13 +382,13 @@ def test_reading_writes_nothing_to_the_store(path):
 
 def test_an_empty_or_mixed_list_is_no_batch_and_of_a_place_that_is_not_there_it_is_said_how_many_there_are(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+    with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         data.collate([])
     with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
         batch_of(data, 1, 2)
     empty = data.select([])
     for some, place in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
-        with pytest.raises(IndexError, match=f"has {len(some)} samples, and none at {place}$"):
+        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {place}$"):
             some.read_batch([place])
 
 
@@ -590,19 +590,19 @@ def test_a_pickled_copy_reads_of_the_catalog_only_the_rows_that_it_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"path": None}, "path is a path"),
-        ({"path": ""}, "path is a path"),
-        ({"name": None}, "name is a text, not None"),
-        ({"latents": ["sample"]}, 'latents is "sample", "mean", "moments" or "raw"'),
-        ({"captions": 5}, "captions is a cs.CaptionPolicy"),
-        ({"captions": "last"}, 'chooses "first", "random" or "all", not \'last\''),
-        ({"fields": 5}, "fields is a set of names, not 5"),
-        ({"fields": [5]}, "a field is a text, not 5"),
-        ({"generation": "1"}, "generation is a whole number from 0 on, not '1'"),
-        ({"generation": True}, "generation is a whole number from 0 on, not True"),
-        ({"resolution": "64"}, "resolution is a whole number from 1 on"),
-        ({"seed": "x"}, "seed is a whole number from 0 on, not 'x'"),
-        ({"seed": None}, "seed is a whole number from 0 on, not None"),
+        ({"path": None}, "path must be a path"),
+        ({"path": ""}, "path must be a path"),
+        ({"name": None}, "name must be a text, not None"),
+        ({"latents": ["sample"]}, 'latents must be "sample", "mean", "moments" or "raw"'),
+        ({"captions": 5}, "captions must be a cs.CaptionPolicy"),
+        ({"captions": "last"}, 'must be "first", "random" or "all", not \'last\''),
+        ({"fields": 5}, "fields must be a set of names, not 5"),
+        ({"fields": [5]}, "a field must be a text, not 5"),
+        ({"generation": "1"}, "generation must be a whole number of at least 0, not '1'"),
+        ({"generation": True}, "generation must be a whole number of at least 0, not True"),
+        ({"resolution": "64"}, "resolution must be a whole number of at least 1"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0, not 'x'"),
+        ({"seed": None}, "seed must be a whole number of at least 0, not None"),
     ],
     ids=str,
 )
@@ -619,18 +619,18 @@ def test_calls_with_what_cannot_be_meant_are_refused_by_name(path):
     wrong: Any = ["a"]
     number: Any = 1
     calls = {
-        "epoch is a whole number from 0 on, not -1": lambda: data.set_epoch(-1),
-        "epoch is a whole number from 0 on, not 'x'": lambda: data.set_epoch("x"),
-        "caption is a text, not None": lambda: data.prompt(None),
-        "sample_id is a text, not 5": lambda: data.index(5),
+        "epoch must be a whole number of at least 0, not -1": lambda: data.set_epoch(-1),
+        "epoch must be a whole number of at least 0, not 'x'": lambda: data.set_epoch("x"),
+        "caption must be a text, not None": lambda: data.prompt(None),
+        "sample_id must be a text, not 5": lambda: data.index(5),
         "samples is several places or ids, not None": lambda: data.select(None),
-        "a place in the data set is a whole number": lambda: data["a"],
-        r"a place in the data set is a whole number .*, not slice\(0, 1, None\)": lambda: data.read_batch([slice(0, 1)]),
-        "model is a path": lambda: data.check(5),
-        "datasets is a list of CachedDatasets": lambda: cs.MixedDataset(data),
-        "a weight is a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
-        "weights is a list of numbers": lambda: cs.MixedDataset([data], number),
-        "seed is a whole number": lambda: cs.MixedDataset([data], seed=wrong[0]),
+        "an index of the data set must be a whole number": lambda: data["a"],
+        r"an index of the data set must be a whole number .*, not slice\(0, 1, None\)": lambda: data.read_batch([slice(0, 1)]),
+        "model must be a path": lambda: data.check(5),
+        "datasets must be a list of CachedDatasets": lambda: cs.MixedDataset(data),
+        "a weight must be a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
+        "weights must be a list of numbers": lambda: cs.MixedDataset([data], number),
+        "seed must be a whole number": lambda: cs.MixedDataset([data], seed=wrong[0]),
     }
     for says, call in calls.items():
         with pytest.raises(cs.BadInput, match=says):

@@ -65,7 +65,7 @@ def test_a_data_set_without_samples_has_no_loader(tmp_path, options: Any):
 
 
 def test_an_epoch_without_a_batch_has_no_loader(data):
-    with pytest.raises(cs.BadInput, match=r"there is no batch of 100 in an epoch: .*; batch_size=\d+ is the largest that gives one"):
+    with pytest.raises(cs.BadInput, match=r"an epoch has no batch of 100: .*; batch_size=\d+ is the largest that gives one"):
         cs.make_loader(data, batch_size=100)
 
 
@@ -235,7 +235,7 @@ def test_with_an_accelerator_it_is_left_to_deal(pinned, monkeypatch):
     be_rank(monkeypatch, 1, 2)
     loader = cs.make_loader(pinned, 4)
     assert [[pinned.ids[place] for place in batch] for batch in loader.batch_sampler] == wanted(pinned, batch_size=4)[:6]
-    with pytest.raises(cs.BadInput, match=r"hand it to `accelerator\.prepare`"):
+    with pytest.raises(cs.BadInput, match=r"pass it to `accelerator\.prepare`"):
         list(loader)
 
 
@@ -283,5 +283,5 @@ def test_what_is_no_data_set_is_named_as_it_was_given(given):
 def test_pinning_without_an_accelerator_is_said_and_does_nothing(data, monkeypatch, caplog):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     batch = next(iter(cs.make_loader(data, 4, pin_memory=True)))
-    assert "means nothing without an accelerator" in caplog.text
+    assert "has no effect without an accelerator" in caplog.text
     assert not batch["latents"].is_pinned()

@@ -69,7 +69,7 @@ def family_of(text) -> Recipes:
 
 def test_no_places_make_no_batch_and_others_are_counted_as_by_getitem(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.BadInput, match="no batch of no samples"):
+    with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         data.read_batch([])
     data.ask_ahead([])
     assert data.read_batch([-1, np.int64(1)])["sample_id"] == ["d.png", "b.png"]
@@ -131,7 +131,7 @@ def test_a_caption_longer_than_its_recipe_allows_is_the_error_that_collate_gives
     read = families.text_read(PLAIN)
     text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": {**read["pad"]["prompt_embeds"], "length": 3}}})
     data = cs.CachedDataset(make_store(path, [Row("a", ("longer",), bucket=None)], Recipes(text)))
-    with pytest.raises(cs.FormatError, match="has length 6 where its recipe allows 3"):
+    with pytest.raises(cs.FormatError, match="has the length 6, but its recipe allows 3"):
         data.read_batch([0])
 
 
@@ -184,7 +184,7 @@ def test_lists_of_control_latents_are_the_callers_own(path, latents):
 
 def test_an_extra_column_under_a_name_of_the_batch_is_an_error(path):
     data = cs.CachedDataset(make_store(path, [Row("a", extras='{"prompt_embeds": 1}')], recipes()))
-    with pytest.raises(cs.BadInput, match="'a' has a column 'prompt_embeds'"):
+    with pytest.raises(cs.BadInput, match="'a' has its own column 'prompt_embeds'"):
         data.read_batch([0])
 
 

@@ -38,5 +38,5 @@ def test_no_places_have_no_rows_and_are_no_part(selection):
 
 
 def test_a_place_that_there_is_not_is_named_with_the_data_set(selection):
-    with pytest.raises(IndexError, match=r"the data set 'train' of .* has 3 samples, and none at 3"):
+    with pytest.raises(IndexError, match=r"the data set 'train' of .* has 3 samples, but none at 3"):
         selection.rows_at([0, 3])

@@ -234,10 +234,10 @@ def test_a_source_that_did_not_move_is_not_named(tmp_path, several):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["elsewhere"], "2 sources (data, faces): say by --source NAME=PATH"),
-        (["data=x", "fases=y"], "no data set here was made of a source called 'fases'; sources are data, faces"),
-        (["data=x", "y"], "NAME=PATH, not as 'y' beside others"),
-        (["data=x", "data=y"], "of one source twice"),
+        (["elsewhere"], "2 sources (data, faces): pass --source NAME=PATH"),
+        (["data=x", "fases=y"], "no data set here was made from a source called 'fases'; sources are data, faces"),
+        (["data=x", "y"], "--source 'y' has no name"),
+        (["data=x", "data=y"], "several paths for one source"),
         (["data="], "NAME=PATH"),
     ],
 )

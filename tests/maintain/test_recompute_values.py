@@ -110,7 +110,7 @@ def test_an_empty_store_has_nothing_to_make_again(tmp_path, makers):
 
 
 def test_a_count_below_nothing_is_refused(store):
-    with pytest.raises(BadInput, match="recompute is a whole number from 0 on, not -1"):
+    with pytest.raises(BadInput, match="recompute must be a whole number of at least 0, not -1"):
         cs.verify(store, recompute=-1)
 
 
@@ -172,7 +172,7 @@ def test_an_entry_that_says_it_was_made_of_another_input_is_found_before_anythin
     put_instead(store, lambda entries: {one: (entries[one][0], entries[two][1])})
     report = cs.verify(store, recompute=100)
     assert [(found.kind, found.sample) for found in report.findings] == [("wrong-value", "1.png")]
-    assert "another input" in report.findings[0].message
+    assert "is not the input" in report.findings[0].message
     assert "caption 1" not in makers.encoded("text")
 
 
@@ -192,7 +192,7 @@ def test_a_catalog_that_pairs_a_sample_with_anothers_entry_is_found(store, monke
         ("wrong-value", str(two), "1.png"),
         ("wrong-value", str(one), "4.png"),
     }
-    assert all("is paired with it, but makes entry" in found.message for found in report.findings)
+    assert all("now makes entry" in found.message for found in report.findings)
 
 
 def test_findings_are_told_as_they_are_made(store):
@@ -252,7 +252,7 @@ def test_a_data_set_that_does_not_say_how_it_was_made_is_told(store, monkeypatch
     monkeypatch.setattr("cachestore.maintain.recompute.newest_catalog", silent)
     report = cs.verify(store, recompute=100)
     assert report.recomputed["equal"] == report.recomputed["of"] == COUNT
-    assert "text of the data set 'train' was not looked at" in report.recomputed["remarks"][0]
+    assert "text of the data set 'train' was not checked" in report.recomputed["remarks"][0]
 
 
 def test_a_damaged_entry_is_damage_and_not_a_wrong_value(store):
@@ -351,7 +351,7 @@ def test_the_command_is_4_on_a_wrong_value_and_tells_what_it_chose(run, store):
     code, out, _err = run("verify", store, "--recompute=100", "--seed", "3")
     assert code == DAMAGE
     assert out.count("wrong-value: ") == 2
-    assert f"{2 * COUNT} of {2 * COUNT} entries made again (seed 3): {2 * COUNT - 2} as stored, up to rounding, 2 wrong" in out
+    assert f"{2 * COUNT} of {2 * COUNT} entries encoded again (seed 3): {2 * COUNT - 2} equal up to rounding, 2 wrong" in out
     code, out, _err = run("verify", store, "--recompute=100", "--json")
     assert (code, json.loads(out)["recomputed"]["wrong"]) == (DAMAGE, 2)
 
@@ -368,7 +368,7 @@ def test_the_command_takes_what_moved_and_refuses_it_without_recompute(run, stor
     code, out, _err = run("verify", store, "--recompute=100", "--source", tmp_path / "moved", "--model", "model", "--json")
     assert (code, json.loads(out)["recomputed"]["equal"]) == (OK, 2 * COUNT)
     code, _out, err = run("verify", store, "--source", tmp_path / "moved")
-    assert (code, "--source goes with --recompute" in err) == (USAGE, True)
+    assert (code, "--source needs --recompute" in err) == (USAGE, True)
     code, _out, err = run("verify", store, "--recompute", 1, "--model", "other")
     assert (code, "nothing was encoded" in err) == (ERROR, True)
 

@@ -30,7 +30,7 @@ def test_each_segment_has_its_square_and_what_is_not_sound_has_a_sign():
     drawn = segment_map(segments(130, n7="damaged", n9="gone"))
     assert drawn.count("<g>") == 130
     assert drawn.count('class="sign"') == 2
-    assert "130 segments, 2 of them not sound" in drawn
+    assert "130 segments, 2 of them damaged or missing" in drawn
 
 
 def test_very_many_segments_share_squares_that_show_the_worst_of_them():

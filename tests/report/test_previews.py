@@ -118,7 +118,7 @@ def test_without_the_pictures_it_is_grey_and_says_so_and_a_source_that_moved_can
 def test_pictures_of_several_sources_are_found_in_their_own(tmp_path):
     path = make(tmp_path, others=[tmp_path / "another"])
     assert preview(path).colours.fitted_to == 3
-    with pytest.raises(BadInput, match=r"made of 2 sources \(data, another\): say by --source NAME=PATH"):
+    with pytest.raises(BadInput, match=r"made from 2 sources \(data, another\): pass --source NAME=PATH"):
         preview(path, source=tmp_path / "data")
     (tmp_path / "data").rename(tmp_path / "moved")
     assert preview(path).colours.fitted_to == 0
@@ -132,12 +132,12 @@ def test_a_catalog_whose_crops_are_nonsense_gives_grey(tmp_path, facts):
 
 def test_a_damaged_entry_and_a_sample_nobody_knows_are_said(tmp_path):
     path = make(tmp_path)
-    with pytest.raises(BadInput, match="holds no latents of a sample 'nobody'"):
+    with pytest.raises(BadInput, match="has no latents of the sample 'nobody'"):
         preview(path, "nobody")
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)
         segment.write_bytes(segment.read_bytes()[:-40_000])
-    with pytest.raises(BadInput, match="holds no latents"):
+    with pytest.raises(BadInput, match="has no latents"):
         preview(path)
 
 

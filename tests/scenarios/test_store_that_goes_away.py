@@ -23,7 +23,7 @@ from tests.fakes import ROOT
 KEYS = [cs.key("gone", str(n)) for n in range(4)]
 VALUE = {"value": np.arange(8)}
 GONE = r"is not there any more \(was its disk unmounted, or the folder moved\?\)"
-ANOTHER = r"is not the one that was opened there"
+ANOTHER = r"is not the one that was opened"
 
 
 def encode(batch):
@@ -251,7 +251,7 @@ def test_a_marker_made_anew_ends_handles_that_were_open_before(root):
         with pytest.raises(cs.WriteFailed, match=GONE):
             put(store, KEYS[1])
         assert cs.repair(root).rebuilt == ("cachestore.json",)
-        with pytest.raises(cs.WriteFailed, match=r"is not the one that was opened there .+ open this one anew"):
+        with pytest.raises(cs.WriteFailed, match=r"is not the one that was opened .+ open this one"):
             put(store, KEYS[1])
     with cs.open(root, mode="a") as store:
         put(store, KEYS[1])
@@ -330,5 +330,5 @@ def test_a_disk_that_is_unmounted_takes_no_entry_below_its_mount_point(tmp_path)
     assert said["made below the mount point"] == []
     for what in ("another, put", "another, fill"):
         assert said[what].startswith("WriteFailed"), said
-        assert "is not the one that was opened there" in said[what]
+        assert "is not the one that was opened" in said[what]
     assert (said["another holds"], said["back"], said["kept"]) == (1, [3, True], 3)

@@ -25,7 +25,7 @@ def test_a_caption_file_is_read_as_asked(tmp_path, lines, expected):
 def test_a_caption_of_several_lines_is_said_only_where_it_is_taken_whole(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": LINES, "b.png": "", "b.txt": "one line\n"})
     [remark] = listed(tmp_path).remarks
-    assert remark.startswith("1 captions of several lines (a.png)")
+    assert remark.startswith("1 captions have several lines (a.png)")
     assert listed(tmp_path, caption_lines="each").remarks == ()
 
 
@@ -42,7 +42,9 @@ def test_a_missing_caption_is_the_empty_one_and_is_said(tmp_path):
     folder(tmp_path, {f"{n}.png": "" for n in range(5)})
     listing = listed(tmp_path)
     assert set(captions(listing).values()) == {("",)}
-    assert listing.remarks == ("5 without a caption (0.png, 1.png, 2.png, …): they get the empty one, or what --caption TEXT says",)
+    assert listing.remarks == (
+        "5 without a caption (0.png, 1.png, 2.png, …): they get the empty caption, or the one that --caption TEXT gives",
+    )
 
 
 def test_a_missing_caption_may_be_given(tmp_path):

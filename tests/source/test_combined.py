@@ -121,7 +121,7 @@ def test_repeats_and_weight_are_columns_where_sources_differ_in_them(tmp_path):
 def test_a_column_that_says_something_else_is_not_overwritten(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"id": "x", "caption": "a", "source": "the web"}) + "\n")
-    with pytest.raises(BadInput, match="column 'source' of its own"):
+    with pytest.raises(BadInput, match="its own column 'source'"):
         rows(together(path, folder(tmp_path / "b")))
     assert rows(together(path))["x"].extras == {"source": "the web"}
 
@@ -198,5 +198,5 @@ def test_sources_that_cannot_be_listed_are_named_all_at_once(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     paths = [tmp_path / "a", there, tmp_path / "b.tar"]
-    with pytest.raises(BadInput, match=r"2 things in these sources cannot be used: .*a does not exist.*; .*b\.tar does not exist"):
+    with pytest.raises(BadInput, match=r"2 problems in these sources: .*a does not exist.*; .*b\.tar does not exist"):
         list_sources([Source(str(path)) for path in paths], {})

@@ -56,9 +56,9 @@ def test_a_fifo_that_a_manifest_names_cannot_be_read_and_is_not_waited_for(tmp_p
     os.mkfifo(tmp_path / "x.png")
     (tmp_path / "m.jsonl").write_text('{"image": "x.png", "caption": "a"}\n')
     listing = list_source(tmp_path / "m.jsonl")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         listing.read("x.png")
-    with pytest.raises(OSError, match="no regular file"), listing.open("x.png"):
+    with pytest.raises(OSError, match="not a regular file"), listing.open("x.png"):
         pass
 
 

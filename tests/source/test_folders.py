@@ -86,7 +86,7 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
     listing = listed(tmp_path / "data", caption="x")
     assert ids(listing) == ["k/b.png", "z/a.png"]
     assert listing.remarks == (
-        "4 folders are passed over, as they are listed under another name already or the source lies in them (a, l/deep, m, …)",
+        "4 folders are ignored, as they are listed under another name already or contain the source itself (a, l/deep, m, …)",
     )
     monkeypatch.setattr(os, "scandir", Backwards)
     assert listed(tmp_path / "data", caption="x").content == listing.content
@@ -125,7 +125,7 @@ def test_links_that_lead_nowhere_are_passed_over_with_a_remark_and_fail_alone_wh
         (tmp_path / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path, caption="x")
     assert ids(listing) == ["a.png", "self.png"]
-    assert listing.remarks == ("2 links lead nowhere (gone, self): what they should lead to is not in the data set",)
+    assert listing.remarks == ("2 broken links are ignored (gone, self)",)
     with pytest.raises(OSError, match="symbolic links"):
         listing.read("self.png")
 
@@ -141,16 +141,16 @@ def test_what_cannot_be_taken_of_a_folder_is_named_all_at_once(tmp_path, monkeyp
     with pytest.raises(BadInput) as refused:
         list_source(tmp_path)
     named = str(refused.value)
-    assert named.startswith(f"6 things in {tmp_path} cannot be used: ")
+    assert named.startswith(f"6 problems in {tmp_path}: ")
     for one in (
         "secret cannot be listed (Permission denied)",
-        "fifo.png is no regular file",
+        "fifo.png is not a regular file",
         "00.txt is not UTF-8",
         "01.txt cannot be read",
     ):
         assert one in named
     assert "02.caption cannot be read" in named
-    assert f"{tmp_path}/linked may not be looked at (Permission denied)" in named
+    assert f"{tmp_path}/linked (Permission denied)" in named
 
 
 def refuse_a_folder(monkeypatch, name):
@@ -223,7 +223,7 @@ def test_prompts_are_one_a_line_without_blanks_and_duplicates(tmp_path):
     folder(tmp_path, {"p.txt": "a cat\n\n  a dog \na cat\r\na dog\n"})
     listing = listed(tmp_path / "p.txt")
     assert captions(listing) == {digest_text("a cat"): ("a cat",), digest_text("a dog"): ("a dog",)}
-    assert listing.remarks == ("2 duplicate prompt lines collapsed",)
+    assert listing.remarks == ("2 duplicate prompt lines are encoded once",)
     assert all(not sample.images for sample in listing.samples)
 
 
@@ -241,7 +241,7 @@ def test_a_form_feed_ends_no_prompt(tmp_path):
 def test_a_fifo_that_is_named_like_a_picture_is_refused_and_not_waited_for(tmp_path):
     (tmp_path / "a.png").write_bytes(b"a")
     os.mkfifo(tmp_path / "x.png")
-    with pytest.raises(BadInput, match=r"x\.png is no regular file"):
+    with pytest.raises(BadInput, match=r"x\.png is not a regular file"):
         list_source(tmp_path)
 
 
@@ -267,4 +267,4 @@ def test_a_link_to_a_folder_that_the_source_lies_in_is_passed_over(tmp_path):
     (folder / "up").symlink_to("..")
     listing = list_source(folder)
     assert [sample.id for sample in listing.samples(Remarks())] == ["0.png", "1.png"]
-    assert any("the source lies in them (up)" in words for words in remarks_of(listing))
+    assert any("contain the source itself (up)" in words for words in remarks_of(listing))

@@ -221,7 +221,7 @@ def test_a_worker_reads_files_itself(tmp_path):
 
 def test_a_file_of_other_rows_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"{}\n")
-    with pytest.raises(BadInput, match="no rows"):
+    with pytest.raises(BadInput, match="not a list of samples"):
         list_rows(tmp_path / "x", Asked(*os.pipe()))
 
 
@@ -247,12 +247,12 @@ def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(
 
 def test_a_row_of_a_data_set_says_one_caption_and_something_to_encode():
     assert [sample.captions for sample in gather(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
-    with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same and differ"):
+    with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same but differ"):
         gather(hugging_face(caption=["a"], text=["b"]))
     with pytest.raises(BadInput, match=r"row 1 of the data set: .* neither a picture, a video nor a caption: its columns are text, label"):
         gather(hugging_face(text=["a", None], label=[1, 2]))
 
 
 def test_malformed_samples_are_named_all_at_once():
-    with pytest.raises(BadInput, match=r"2 things in the samples given cannot be used: sample 0 .*; sample 2 .*"):
+    with pytest.raises(BadInput, match=r"2 problems in the samples given: sample 0 .*; sample 2 .*"):
         gather([Sample("a", {"image": (7,)}), Sample("b"), Sample("c", {"depth": (b"",)})])

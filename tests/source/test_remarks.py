@@ -10,7 +10,7 @@ from tests.source.sources import listed, manifest
 def test_malformed_rows_are_named_all_at_once_the_first_twenty_and_a_count(tmp_path):
     rows = [row for n in range(25) for row in ({"image": 7}, {"image": f"{n}.png", "caption": "a"})]
     manifest(tmp_path / "m.jsonl", *rows)
-    with pytest.raises(BadInput, match=r"25 things in .*m\.jsonl cannot be used: line 1: image is .*; line 39: .*; and 5 more$") as refused:
+    with pytest.raises(BadInput, match=r"25 problems in .*m\.jsonl: line 1: image must be .*; line 39: .*; and 5 more$") as refused:
         listed(tmp_path / "m.jsonl")
     assert str(refused.value).count("line ") == 20
 
@@ -31,7 +31,7 @@ def test_items_that_can_be_parsed_come_before_the_error_that_names_the_others():
 
     found = taken(range(4), parse, "these")
     assert [next(found), next(found)] == [0, 2]
-    with pytest.raises(BadInput, match="2 things in these cannot be used: 1 is odd; 3 is odd"):
+    with pytest.raises(BadInput, match="2 problems in these: 1 is odd; 3 is odd"):
         next(found)
 
 

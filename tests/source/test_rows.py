@@ -132,17 +132,17 @@ def test_equal_values_under_two_names_are_one_and_null_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"image": "a.png", "caption": "x", "text": "y"}, "caption and text mean the same and differ ('x' and 'y')"),
-        ({"image": "a.png", "caption": "", "text": "y"}, "caption and text mean the same and differ ('' and 'y')"),
-        ({"image": "a.png", "path": "b.png"}, "image and path mean the same and differ ('a.png' and 'b.png')"),
-        ({"video": "a.mp4", "path": "b.mp4"}, "video and path mean the same and differ"),
-        ({"file_name": "a.png", "path": "a.mp4"}, "file_name and path mean the same and differ"),
+        ({"image": "a.png", "caption": "x", "text": "y"}, "caption and text mean the same but differ ('x' and 'y')"),
+        ({"image": "a.png", "caption": "", "text": "y"}, "caption and text mean the same but differ ('' and 'y')"),
+        ({"image": "a.png", "path": "b.png"}, "image and path mean the same but differ ('a.png' and 'b.png')"),
+        ({"video": "a.mp4", "path": "b.mp4"}, "video and path mean the same but differ"),
+        ({"file_name": "a.png", "path": "a.mp4"}, "file_name and path mean the same but differ"),
         (
             {"imgae": "a.png", "captoin": "x"},
             "its columns are imgae, captoin; the known ones are caption, text, image, control, mask, video, file_",
         ),
         ({"id": 7, "image": None, "caption": []}, "neither a picture, a video nor a caption: its columns are id, image, caption"),
-        ({"path": {"bytes": "x"}}, "path is a text or a list of texts"),
+        ({"path": {"bytes": "x"}}, "path must be a text or a list of texts"),
     ],
 )
 def test_a_row_that_says_two_things_or_nothing_is_refused(tmp_path, row, says):
@@ -158,15 +158,15 @@ def test_a_row_that_says_two_things_or_nothing_is_refused(tmp_path, row, says):
         ("not json", "not JSON"),
         ("[1]", "a row is an object, this is a list"),
         ("null", "a row is an object"),
-        ('{"id": [1], "caption": "a"}', "an id is a text or a whole number"),
-        ('{"id": true, "caption": "a"}', "an id is a text or a whole number"),
-        ('{"id": 1.5, "caption": "a"}', "an id is a text or a whole number"),
+        ('{"id": [1], "caption": "a"}', "an id must be a text or a whole number"),
+        ('{"id": true, "caption": "a"}', "an id must be a text or a whole number"),
+        ('{"id": 1.5, "caption": "a"}', "an id must be a text or a whole number"),
         ('{"id": "", "caption": "a"}', "an id"),
-        ('{"id": "x", "caption": 7}', "caption is a text or a list of texts"),
-        ('{"id": "x", "caption": ["a", 7]}', "caption is a text or a list of texts"),
-        ('{"id": "x", "image": {"path": "a.png"}}', "image is a text or a list of texts"),
+        ('{"id": "x", "caption": 7}', "caption must be a text or a list of texts"),
+        ('{"id": "x", "caption": ["a", 7]}', "caption must be a text or a list of texts"),
+        ('{"id": "x", "image": {"path": "a.png"}}', "image must be a text or a list of texts"),
         ('{"id": "x", "image": ""}', "image"),
-        ('{"id": "x", "video": 7}', "video is a text or a list"),
+        ('{"id": "x", "video": 7}', "video must be a text or a list"),
         ('{"id": "x", "caption": "a", "prompt_embeds": 1}', "'prompt_embeds'"),
         ('{"id": "x", "score": NaN}', "not JSON"),
     ],
@@ -195,15 +195,15 @@ def test_size_and_crop_of_a_table_are_spelled_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"size": "large"}, r"size is \[width, height\] of the picture in whole pixels, not 'large'"),
-        ({"size": [100]}, "size is"),
-        ({"size": [100, 0]}, "size is"),
-        ({"size": [100.0, 70]}, "size is"),
-        ({"crop": [1, 2, 3]}, r"crop is \[left, top, right, bottom\]"),
-        ({"crop": [5, 0, 5, 9]}, "crop is"),
-        ({"crop": [-1, 0, 5, 9]}, "crop is"),
-        ({"crop": [0, 0, True, 9]}, "crop is"),
-        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "sticks out of a picture of the size"),
+        ({"size": "large"}, r"size must be \[width, height\] of the picture in whole pixels, not 'large'"),
+        ({"size": [100]}, "size must be"),
+        ({"size": [100, 0]}, "size must be"),
+        ({"size": [100.0, 70]}, "size must be"),
+        ({"crop": [1, 2, 3]}, r"crop must be \[left, top, right, bottom\]"),
+        ({"crop": [5, 0, 5, 9]}, "crop must be"),
+        ({"crop": [-1, 0, 5, 9]}, "crop must be"),
+        ({"crop": [0, 0, True, 9]}, "crop must be"),
+        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "exceeds the picture, whose size is"),
         ({"crop": [0, 0, 9, 9], "image": None}, "this row has no image"),
     ],
 )
@@ -227,5 +227,5 @@ def test_a_row_may_hold_unicode_separators(tmp_path):
 
 @pytest.mark.parametrize("name", ["latents", "control_latents", "prompt_embeds", "sample_id", "target_size"])
 def test_a_column_named_as_what_a_batch_holds_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match=f"a value of its own named '{name}'"):
+    with pytest.raises(BadInput, match=f"uses the name '{name}'"):
         list(listed(manifest(tmp_path / "m.jsonl", {"id": "x", "caption": "c", name: 1})).samples)

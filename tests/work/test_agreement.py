@@ -63,7 +63,7 @@ def test_a_start_with_other_captions_of_the_same_samples_is_named_with_them(layo
     here, there = published(layout, captions("a", "b")), published(layout, captions("a", "c"))
     with meaning(layout, there, content="other"):
         [found] = who_differs(layout, intent(here), worker="mine")
-    assert "other captions or files of '0001'" in in_words(layout, intent(here), found)
+    assert "other captions or files for '0001'" in in_words(layout, intent(here), found)
 
 
 def test_a_start_with_another_model_is_named_with_its_fingerprint(layout):

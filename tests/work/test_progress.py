@@ -251,6 +251,6 @@ def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):
     one, ref = three
     body = {"units": [None, None], "launch": "", "started": 0.0, "generation": None}
     ref.folder(one.layout).round(1).write_bytes(encode_record("cachestore-round", 1, body))
-    with pytest.raises(FormatError, match="2 recipes, its plan 1"):
+    with pytest.raises(FormatError, match="2 recipes, but its plan has 1"):
         pass_status(one.layout, ref)
     assert all_status(one.layout) == []

@@ -407,6 +407,6 @@ def test_messages_name_a_worker_by_rank_process_host_and_last_beat(layout):
     watch.look(worker)
     clock.sleep(12)
     assert watch.name_of(worker) == "pid 77 on there"
-    assert watch.last_beat(worker) == "rank 3, pid 77 on there, last beat 'working' with count 9, unchanged for 12 s"
+    assert watch.last_beat(worker) == "rank 3, pid 77 on there, last heartbeat: 'working' with count 9, unchanged for 12 s"
     assert "without a rank" in watch.last_beat(show(layout, "b" * 32, rank=None))
-    assert watch.last_beat("c" * 32) == f"worker {'c' * 32} (beat gone)"
+    assert watch.last_beat("c" * 32) == f"worker {'c' * 32} (heartbeat gone)"

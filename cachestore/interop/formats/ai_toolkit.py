@@ -83,7 +83,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
         elif those:
             references = [reference for reference, _sharing in those]
-            matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is nobody's")
+            matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is not used")
     for reference, places in latents.items():
         matches.take_latents(reference, places)
 
@@ -117,10 +117,11 @@ def _check_own(info: Mapping[str, Json], place: Place) -> None:
     """Refuse latents that say they are of another picture, or of this one mirrored. Raises Misplaced."""
     said, expected = info.get(_INFO[0]), place.expected
     if isinstance(said, str) and expected is not None and normalize("NFC", said) != normalize("NFC", expected):
-        raise Misplaced(f"it says it is of {said!r}, and its name makes it one of {expected!r}")
+        raise Misplaced(f"it says it is of {said!r}, but its name says {expected!r}")
     if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
-            f"it says it is of the mirrored picture ({turned[0]}), and a data set has no such picture: leave the plain one in the folder"
+            f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have: keep the file of the"
+            " unmirrored one in the folder"
         )
 
 

@@ -52,7 +52,9 @@ def read_npz(data: bytes) -> Contents:
 def _check_size(members: Sequence[zipfile.ZipInfo]) -> None:
     size = sum(member.file_size for member in members)
     if len(members) > _MEMBERS or size > LARGEST_BYTES:
-        raise EncodeFailed(f"it unpacks to {len(members)} arrays of {size >> 20} MiB, of at most {_MEMBERS} of {LARGEST_BYTES >> 20} MiB")
+        raise EncodeFailed(
+            f"it unpacks to {len(members)} arrays of {size >> 20} MiB; at most {_MEMBERS} arrays of {LARGEST_BYTES >> 20} MiB are read"
+        )
 
 
 def _read_npy(data: bytes) -> Raw:

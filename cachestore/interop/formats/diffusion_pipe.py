@@ -74,7 +74,7 @@ def places_in(root: Path, table: str) -> list[Place]:
         raise EncodeFailed(f"{path} is no readable table ({error})") from error
     are_whole = all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row)
     if not are_whole or any(row[2] > LARGEST_BYTES for row in rows):
-        raise EncodeFailed(f"{path} tells of values of impossible places or sizes")
+        raise EncodeFailed(f"{path} lists values at impossible places or of impossible sizes")
     return [Place(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
 
 
@@ -100,7 +100,7 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         _match_text(reference, those, said, pictures[reference], matches)
     if doubted:
         what = f"{doubted} values are of paths that may be of {known.may_be()}"
-        matches.doubt_latents((reference for reference in known.open_to() if reference not in latents), f"{what}, so they are nobody's")
+        matches.doubt_latents((reference for reference in known.open_to() if reference not in latents), f"{what}, so they are not used")
         samples_of = (sample for reference in known.open_to() if reference not in text for sample in pictures[reference])
         matches.doubt_text(map(first_caption, samples_of), what)
     if strangers:
@@ -110,14 +110,14 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
 def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Take the parts of a picture's text; `said` are the captions that its latents name, if any."""
     if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
-        what = f"{those[0].place.path} holds one of {len(those)} texts of {reference!r}, and nothing says which counts"
+        what = f"{those[0].place.path} holds one of {len(those)} texts of {reference!r}, and nothing says which is the right one"
         matches.doubt_text(map(first_caption, samples), what)
         return
     first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
     captions = dict.fromkeys(map(first_caption, samples))
     if said and len(captions) == 1 and not captions.keys() & set(said):
         named = " or ".join(repr(caption[:60]) for caption in said[:3])
-        what = f"{first.path} is beside latents that say they are of the caption {named}, and the picture's is another now"
+        what = f"{first.path} is beside latents that say their caption is {named}, but the picture has another caption now"
         matches.doubt_text(captions, what)
     else:
         matches.take_text_of(samples, replace(first, more=tuple(rest)))

@@ -59,7 +59,7 @@ class Family:
         """The family's name in files of a trainer. Raises BadInput where it has none."""
         if trainer not in self.names:
             known = ", ".join(family.name for family in FAMILIES if trainer in family.names)
-            raise BadInput(f"caches of {self.name} are not known of {trainer}; known are {known}")
+            raise BadInput(f"caches of {self.name} are not known for {trainer}; known are {known}")
         return self.names[trainer][0]
 
     def latents(self, trainer: str, tensor: Raw, others: Mapping[str, Raw], facts: Mapping[str, Json]) -> Latents:

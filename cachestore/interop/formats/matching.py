@@ -122,12 +122,12 @@ class Matches:
             self.take_text(captions[0], replace(place, beside=samples[0].images[IMAGE][0]))
             return
         names = first_of((sample.id for sample in samples), _NAMED)
-        self.doubt_text(captions, f"{place.path} is of a picture that {len(samples)} samples with other captions share ({names})")
+        self.doubt_text(captions, f"{place.path} belongs to a picture that {len(samples)} samples with different captions share ({names})")
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:
         """A file may be of each of these captions, and is of none."""
         for caption in captions:
-            self.doubtful.setdefault(caption, f"{reason}, so it is nobody's")
+            self.doubtful.setdefault(caption, f"{reason}, so it is not used")
 
     def take_latents(self, reference: str, places: Sequence[Place]) -> None:
         """One of these files is of this picture. What else may be of it no longer matters."""
@@ -141,7 +141,7 @@ class Matches:
             self.take_latents(reference, places)
         else:
             paths = " and ".join(place.path for place in places[:3])
-            self.doubt_latents([reference], f"{paths} are all of {reference!r}: leave the one that counts in the folder")
+            self.doubt_latents([reference], f"{paths} all belong to {reference!r}: keep only the right one in the folder")
 
     def doubt_latents(self, references: Iterable[str], reason: str) -> None:
         """Of these pictures it is not known which latents are theirs, or how they were cut."""
@@ -248,7 +248,7 @@ def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> di
         found.setdefault(PurePosixPath(stem).name if is_flat else stem, []).append((reference, sharing))
     shared = {name: [reference for reference, _sharing in those] for name, those in found.items() if len(those) > 1}
     for name, references in sorted(shared.items()):
-        matches.remarks.append(f"{' and '.join(references[:3])} share the name {name!r}, so files of that name are nobody's")
+        matches.remarks.append(f"{' and '.join(references[:3])} share the name {name!r}, so files of that name are not used")
     return {name: those[0] for name, those in found.items() if len(those) == 1}
 
 

@@ -82,7 +82,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
     said = contents.values.get("caption1")
     if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
-        raise refuse(f"it says it is of the caption {said[:60]!r}, and the picture's is {place.expected[:60]!r} now")
+        raise refuse(f"it says its caption is {said[:60]!r}, but the picture's caption is {place.expected[:60]!r} now")
     names = _TEXTS[family.name]
     found = {key: names.get(parts["name"]) for key in contents.tensors if (parts := _KEY.fullmatch(key)) is not None}
     others = {key: raw for key, raw in contents.tensors.items() if found.get(key) is None}
@@ -100,8 +100,8 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, views[0].controls)}
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(
-            f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which it trains on latents of control images too,"
-            " and it has none: precompute the source with a column `control`"
+            f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which is also trained on latents of control images,"
+            " but this sample has none: precompute the source with a column `control`"
         )
     width, height = named.size
     metadata = {"architecture": family.names[MUSUBI][1], "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
@@ -117,7 +117,7 @@ def _key(prefix: str, raw: Raw) -> str:
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
-        raise refuse(f"it has {len(controls)} control images, and musubi-tuner takes one for {family.name}")
+        raise refuse(f"it has {len(controls)} control images, but musubi-tuner takes one for {family.name}")
     is_numbered = family.name in _SEVERAL_CONTROLS
     return {_key(f"latents_control_{number}_" if is_numbered else "latents_control_", raw): raw for number, raw in enumerate(controls)}
 

@@ -72,7 +72,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
         reference, sharing = pictures[look.stem]
         if older != look.stem and older in stems:
             those = (reference, stems[older])
-            matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is nobody's")
+            matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is not used")
         elif look.kind == "text":
             matches.take_text_of(sharing, Place(path))
         else:
@@ -161,7 +161,7 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     for view in views:
         for name, raw in _arrays_of(family, view, named.size).items():
             if made.setdefault(name, raw) != raw:
-                raise refuse(f"two resolutions share the bucket of {name}, and its values differ")
+                raise refuse(f"two resolutions share the bucket of {name}, but have different values")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
     return path, Contents(made)
 

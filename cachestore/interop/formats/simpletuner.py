@@ -91,7 +91,7 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
         if len(references) == 1:
             latents.setdefault(next(iter(references)), []).append(Place(path))
         elif references:
-            matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is nobody's")
+            matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is not used")
     for reference, places in latents.items():
         digest = PurePosixPath(latents_name(reference)).name
         newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now
@@ -107,7 +107,9 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
     try:
         body: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{name} is no JSON ({error}): mend it, or move it away, and crops are taken to be at the centre") from error
+        raise BadInput(
+            f"{name} is not JSON ({error}): fix it, or move it away; without it, all crops are assumed to be at the centre"
+        ) from error
     found = TELLS.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
@@ -126,7 +128,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
         matches.remarks.append(what)
         matches.doubt_latents((reference for reference in known.open_to() if reference in matches.latents), what)
     if senseless:
-        matches.remarks.append(f"{senseless} entries of {name} have no sizes that make sense, and are passed over")
+        matches.remarks.append(f"{senseless} entries of {name} have impossible sizes, and are ignored")
 
 
 def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:

@@ -171,5 +171,5 @@ def written_format(name: str) -> tuple[Format, Writing]:
     if name in able:
         return able[name]
     if name in FORMATS:
-        raise BadInput(f"{name} can be imported, not exported: it throws away a cache that its own code did not make")
+        raise BadInput(f"{name} can be imported, but not exported: it deletes a cache that its own code did not make")
     raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")

@@ -48,7 +48,7 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
             _check(PROMPT, prompt, widths[THIRD].rows)
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
-                raise EncodeFailed(f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are filled up with zeros")
+                raise EncodeFailed(f"prompt_embeds do not begin with {CLIP_ROWS} rows of CLIP that are padded with zeros")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
@@ -110,4 +110,4 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        raise EncodeFailed(f"{name} is {list(raw[1])}, where its last axis should be {width}")
+        raise EncodeFailed(f"{name} has the shape {list(raw[1])}, but its last axis should be {width}")

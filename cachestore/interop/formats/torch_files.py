@@ -51,7 +51,7 @@ def _unpacked(data: bytes) -> bytes:
 
 def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > _DEPTH:
-        raise EncodeFailed(f"it is nested deeper than {_DEPTH}")
+        raise EncodeFailed(f"it is nested deeper than {_DEPTH} levels")
     if isinstance(value, Mapping | list | tuple):
         parts = cast("Mapping[object, object]", value).items() if isinstance(value, Mapping) else enumerate(cast("list[object]", value))
         for key, part in parts:
