@@ -264,11 +264,12 @@ def _look_first(
     with _as_it_was(os.environ), noticing_its_end(layout), beating as beat:
         wanted = look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
         launch = numbered(launch, start_of(layout, wanted.plan, placement))
-        if not _unknown(wanted, beat.rise)[1]:
+        reconciler, missing = _unknown(wanted, beat.rise)
+        if not missing:
             before_any_work = threading.Event()  # cancels what would encode or wait: a pass with nothing to do never asks
             before_any_work.set()
             with suppress(Incomplete):
-                return _run(wanted, placement, beat, number, cancel=before_any_work), launch
+                return _run(wanted, placement, beat, number, cancel=before_any_work, complete=reconciler), launch
     return None, launch
 
 
@@ -353,8 +354,12 @@ def _run(
     say: Say = _to_log,
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
+    complete: Reconciler | None = None,
 ) -> Report:
-    """Take part in the pass over what was looked at, as the worker that this beat shows. `listed` is the number of the listing."""
+    """Take part in the pass over what was looked at, as the worker that this beat shows. `listed` is the number of the listing.
+
+    `complete` is the reconciler that found every unit present a moment ago.
+    """
     layout, request = wanted.layout, wanted.request
     check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
     tells = placement.rank in {0, None}
@@ -369,7 +374,7 @@ def _run(
         threads=threads_for(request.workers, placement.local_world_size),
         cancel=cancel,
         on_progress=on_progress,
-        on_open=partial(_tell_beforehand, wanted, beat.rise, say) if tells else None,
+        on_open=partial(_tell_beforehand, wanted, beat.rise, say, complete) if tells else None,
         on_loaded=partial(_look_again, wanted, beat.rise, say),
         beat=beat,
         listing=listed,
@@ -399,19 +404,21 @@ def _look_ahead(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel
     return _forecast(look_at_request(layout, request, loaded=loaded, brought=brought), lambda: None, look_at_all=True)[0]
 
 
-def _forecast(wanted: Wanted, rise: Callable[[], None], *, look_at_all: bool = False) -> tuple["Forecast", int]:
-    """What a run would do, and the number of the pass that it would join or begin; none is begun here."""
+def _forecast(
+    wanted: Wanted, rise: Callable[[], None], complete: Reconciler | None = None, *, look_at_all: bool = False
+) -> tuple["Forecast", int]:
+    """What a run would do, and the number of the pass that it would join or begin; none is begun here. `complete` as for `_run`."""
     from cachestore.jobs.forecast import make_forecast
 
-    reconciler, missing = _unknown(wanted, rise)
+    reconciler, missing = _unknown(wanted, rise) if complete is None else (complete, list[int]())
     return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all), reconciler.ref.number
 
 
-def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say) -> None:
+def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say, complete: Reconciler | None) -> None:
     """Say what will be done, and refuse what the disk cannot hold."""
     from cachestore.jobs.forecast import in_words
 
-    looked, number = _forecast(wanted, rise)
+    looked, number = _forecast(wanted, rise, complete)
     if number > 1 or looked.present:
         say(f"{looked.present} of {looked.wanted} units are present already, and are not encoded again")
     for line in in_words(looked, wanted.layout.root):

@@ -6,7 +6,7 @@ on columns, so that a pass over a million units that are there takes seconds.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from cachestore.jobs.columns import count_complete, lists_the_same, numbers
 from cachestore.jobs.pass_counts import count_made, list_changed, list_failures
 from cachestore.jobs.presence import Presence, held_keys
 from cachestore.jobs.task import Job
-from cachestore.storage.catalog import FACTS, Catalog, last_generation, newest_catalog, read_catalog
+from cachestore.storage.catalog import FACTS, Catalog, last_generation, list_generations, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
 from cachestore.storage.commit import commit
 from cachestore.storage.listing_numbers import listing_numbers
@@ -57,6 +57,8 @@ class Reconciler:
     seconds: Callable[[], float] = lambda: 0.0
     """How long the pass has gone on, as far as this worker knows."""
     _presence: Presence = field(init=False)
+    _read: Catalog | None = field(init=False, default=None)
+    """The catalog that was read last."""
 
     def __post_init__(self) -> None:
         self._presence = Presence(self.job.plan, self.job.source, self.key_of, self.rise)
@@ -121,16 +123,19 @@ class Reconciler:
     # What is known
 
     def _newest(self) -> Catalog | None:
-        return newest_catalog(self.job.layout, self.job.plan.catalog, io="mmap") if self.job.plan.catalog else None
+        """The newest catalog of the plan's name that can be read; None without one."""
+        for generation in reversed(list_generations(self.job.layout, self.job.plan.catalog) if self.job.plan.catalog else []):
+            with suppress(OSError):
+                if (catalog := self._catalog(generation)) is not None:
+                    return catalog
+        return None
 
     def _catalog(self, generation: int | None) -> Catalog | None:
         """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
-        if generation is None:
-            return None
-        try:
-            return read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
-        except (FormatError, FileNotFoundError):
-            return None
+        if generation is not None and (self._read is None or self._read.generation != generation):
+            with suppress(FormatError, FileNotFoundError):
+                self._read = read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
+        return self._read if self._read is not None and self._read.generation == generation else None
 
     # What is missing
 

@@ -22,6 +22,9 @@ from cachestore.loading.order import Places
 
 Batch = dict[str, Any]
 
+_READER: Final = "cachestore-read"
+"""How the names of reading threads begin."""
+
 
 class Batched(Bucketed, Protocol):
     """A data set that makes batches.
@@ -129,12 +132,14 @@ class ReadAhead(Dataset[Any]):
         try:
             yield
         finally:
-            # Dropped late, it must not end its successor; dropped by the garbage collector in a reading thread, it cannot join that one.
-            if self._iteration is iteration and threading.current_thread() is owner:
-                with self._guard:
-                    self._end_reads()
-                    self._plan = self._plan[:0]
-                    _iterating.discard(self)
+            # Dropped late, it must not end its successor. Dropped by the garbage collector in another thread, it must not wait for a
+            # thread that waits for this one; the next iteration then ends what is left.
+            is_owner, is_reading = threading.current_thread() is owner, threading.current_thread().name.startswith(_READER)
+            if self._iteration is iteration and not is_reading and self._guard.acquire(blocking=is_owner):
+                self._end_reads()
+                self._plan = self._plan[:0]
+                _iterating.discard(self)
+                self._guard.release()
 
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
         """Have the batches read that follow this one; returns the reading of this one, or None where it was not announced."""
@@ -147,7 +152,7 @@ class ReadAhead(Dataset[Any]):
             for number in range(place, min(place + self._batches + 1, len(self._plan))):
                 if number not in self._reads:
                     if self._pool is None:
-                        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="cachestore-read")
+                        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
                     self._reads[number] = self._pool.submit(self._read, self._plan[number].tolist())
             return self._reads.pop(place)
 
