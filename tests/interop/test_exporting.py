@@ -321,9 +321,9 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):
 def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_path, data, store, out):
     trainers.write_musubi(tmp_path / "cache", "wan")
     bring("musubi", tmp_path / "cache", store, data)
-    with pytest.raises(BadInput, match="caches of wan are not known of sd-scripts"):
+    with pytest.raises(BadInput, match="caches of wan are not known for sd-scripts"):
         send("sd-scripts", store, out)
-    with pytest.raises(BadInput, match="text of wan has no form in simpletuner"):
+    with pytest.raises(BadInput, match="simpletuner has no files for the text of wan"):
         send("simpletuner", store, out)
     with pytest.raises(BadInput, match="can be imported, but not exported"):
         send("diffusion-pipe", store, out)

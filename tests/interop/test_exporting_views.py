@@ -368,5 +368,5 @@ def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, caps
     lacking = make_column(column.encoder, column.role, column.fingerprint, column.options, cells)
     publish_catalog(layout, replace(catalog, columns=tuple(lacking if one is column else one for one in catalog.columns)))
     assert main(["export", str(store), "--format", "musubi", "-o", str(out)]) == FAILURES
-    assert "latents of 'a/one.png': it was not made" in capsys.readouterr().out
+    assert "latents of 'a/one.png': it was not encoded" in capsys.readouterr().out
     assert len(list((out / "512").glob("*_fk.safetensors"))) == 1

@@ -181,7 +181,7 @@ def test_a_note_without_sense_is_remarked_and_the_crop_is_taken_to_be_at_the_cen
 def test_a_note_that_is_no_json_is_an_error_that_names_it(tmp_path, data, store, text):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     (data / "aspect_ratio_bucket_metadata_x.json").write_text(text)
-    with pytest.raises(BadInput, match=r"metadata_x\.json is no JSON"):
+    with pytest.raises(BadInput, match=r"metadata_x\.json is not JSON"):
         bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
 
 
@@ -388,7 +388,7 @@ def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_i
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", PICTURES[2:])
     (tmp_path / "data" / "a" / "three.v2.png").unlink()
-    with pytest.raises(BadInput, match=r"nothing in .*vae.* first sample is 'a/one\.png'"):
+    with pytest.raises(BadInput, match=r"no file in .*vae.* first sample is 'a/one\.png'"):
         bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
 
 
@@ -442,7 +442,7 @@ def test_files_of_no_sample_are_listed_and_samples_without_files_are_failures(da
         (lambda path: np.savez(path, latents_6x8=np.full((16, 6, 8), np.nan, np.float32)), "NaN"),
         (lambda path: np.savez(path, latents_6x8=np.zeros(5, np.float32)), "expected"),
         (lambda path: np.savez(path, latents_6x8=np.zeros((16, 6, 8), "U3")), "cannot be stored"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_and_hides_nobody(data, store, damage, reason):
@@ -562,7 +562,7 @@ def test_scaled_latents_are_never_handed_out_as_raw(data, store):
     bring("sd-scripts", data, store, data)
     with pytest.raises(BadInput, match="another trainer normalised"):
         cs.CachedDataset(store, latents="raw")
-    with pytest.raises(BadInput, match="keeps the sample"):
+    with pytest.raises(BadInput, match="has only the sample"):
         cs.CachedDataset(store, latents="mean")
 
 
@@ -580,7 +580,7 @@ def test_repair_and_verify_know_that_a_model_cannot_make_imported_values(data, s
     bring("sd-scripts", data, store, data)
     assert cs.verify(store).ok
     with pytest.raises(
-        cs.BadInput, match="can be encoded again and compared: latents of the data set 'train' was not looked at: it was imported"
+        cs.BadInput, match="can be encoded again and compared: latents of the data set 'train' was not checked: it was imported"
     ):
         cs.verify(store, recompute=3)
     next((store / "segments").rglob("*.safetensors")).unlink()
@@ -599,7 +599,7 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
     assert main(arguments[:-1]) == FAILURES
     words = capsys.readouterr().out
     assert "one_0100x0080_flux.npz" in words
-    assert "1 files are no sample's: stray.npz" in words
+    assert "1 files belong to no sample: stray.npz" in words
     assert main(["import", "nobody", *arguments[2:]]) == ERROR
 
 

@@ -153,7 +153,7 @@ def test_of_several_resolutions_that_ai_toolkit_cached_of_a_picture_the_largest_
     write_more(data, BIRD, (16, 16), flip_x=True)
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert (report.complete, report.unmatched[:-3]) == (True, ())
-    assert report.remarks == ("1 pictures (two.png) have latents of several resolutions, and the largest are taken",)
+    assert report.remarks == ("1 pictures (two.png) have latents of several resolutions; the largest are imported",)
     assert equal(latents_by_sample(store)["two.png"], largest)
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_pictures_named_as_an_export_names_latents_pairs_nobody_wron
     report = bring("simpletuner", tmp_path / "cache", store, data, family="sdxl", encode=["latents"])
     assert inner.reference in failures_of(report, "latents")
     assert "two.png" in failures_of(report, "latents")
-    assert any("two.png or vae/two.png, so it is nobody's" in remark for remark in report.remarks)
+    assert any("two.png or vae/two.png, so it is not used" in remark for remark in report.remarks)
 
 
 @pytest.mark.parametrize("kind", ["sd-scripts", "ai-toolkit"])
@@ -224,7 +224,7 @@ def test_a_cache_beside_pictures_is_not_taken_from_a_folder_above_or_below_the_s
     folder, source = (data / "a", data) if outer == "source" else (data, data / "a")
     if outer == "cache":
         {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data, "flux", inner)
-    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}: .* or {folder} as --data"):
+    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}; .* or {folder} as --data"):
         bring(kind, folder, store, source, encode=["latents"])
     assert not store.exists()
 
@@ -242,7 +242,7 @@ def test_an_older_name_of_sd_scripts_that_is_another_pictures_newer_one_is_nobod
     trainers.write_sd_scripts(data, "sdxl")
     report = bring("sd-scripts", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {"two.png", "two_0064x0064_sdxl.png"}
-    assert any("two.png or two_0064x0064_sdxl.png, so it is nobody's" in remark for remark in report.remarks)
+    assert any("two.png or two_0064x0064_sdxl.png, so it is not used" in remark for remark in report.remarks)
 
 
 # Paths of another machine
@@ -337,7 +337,7 @@ def test_of_two_texts_of_one_caption_that_differ_nobody_gets_either(data, store)
     report = bring("sd-scripts", data, store, write_rows(data, [BIRD.caption, BIRD.caption, OTHER.caption]), encode=["text"])
     failed = failures_of(report, "text")
     assert failed.keys() == {FOX.reference, BIRD.reference}
-    assert "a/one_flux_te.npz and two_flux_te.npz are all of its caption and hold different values" in failed[FOX.reference]
+    assert "a/one_flux_te.npz and two_flux_te.npz all belong to its caption, but hold different values" in failed[FOX.reference]
 
 
 @pytest.mark.parametrize("off", [0.0, 0.01])

@@ -46,7 +46,7 @@ class TestInAProcessOfItsOwn:
             first = files._child
             first.kill()
             first.wait()
-            with pytest.raises(EncodeFailed, match=r"end \(signal 9\)"):
+            with pytest.raises(EncodeFailed, match=r"read it \(signal 9\)"):
                 files.read(saved(tensor))
             assert files.read(saved(tensor)).tensors["value"][1] == (2, 3)
             second = files._child

@@ -94,7 +94,7 @@ def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, r
     picture(tmp_path / "clips/a.mp4", b"a video")
     with pytest.raises(BadUsage, match=r"1 videos are ignored \(pass --frames"):
         run(tmp_path / "clips", root)
-    with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video, .*: pass --frames"):
+    with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
     prompts = picture(tmp_path / "prompts.txt", b"a cat\na dog\n")
     with pytest.raises(BadUsage, match="none of 2 samples has a picture, and --encode asks for latents alone"):
