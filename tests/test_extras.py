@@ -94,3 +94,10 @@ def test_reading_without_torch_says_so_and_as_numpy_works(python, store):
 def test_what_is_missing_of_other_packages_stays_what_it_is(python):
     lines = "from cachestore.core.errors import naming_extras\nwith naming_extras():\n    import no_such_package"
     assert "ModuleNotFoundError: No module named 'no_such_package'" in python("-c", lines).stderr
+
+
+def test_ray_is_named_where_it_is_missing_and_nothing_else_needs_it(python, store):
+    ended = python("-c", "import cachestore.ray", hidden="ray")
+    assert ended.stderr.splitlines()[-1].startswith("cachestore.core.errors.MissingExtra: ray is not installed")
+    assert "'.[ray]'" in ended.stderr
+    assert python("-m", "cachestore", "verify", store, hidden="ray").returncode == 0
