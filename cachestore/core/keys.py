@@ -65,7 +65,9 @@ def canonical(value: Json) -> bytes:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8", "surrogatepass")
     except (TypeError, ValueError) as error:
-        raise BadInput(f"this value cannot be written as JSON: {error}") from error
+        raise BadInput(
+            f"a value cannot be written as JSON ({error}): use texts, finite numbers, bools, None, lists, and dicts with texts as keys"
+        ) from error
 
 
 def digest_parts(*parts: "str | bytes") -> bytes:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+_CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)} or bfloat16"
+
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     """Named torch tensors (any device), numpy arrays or (dtype, shape, bytes) as bytes. Shares memory with contiguous CPU tensors.
@@ -56,7 +58,7 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
 
     dtype = TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout is not torch.strided:
-        raise BadInput(f"tensor {name!r} is {value.dtype} {value.layout}; it cannot be stored")
+        raise BadInput(f"tensor {name!r} ({value.dtype}, {value.layout}) cannot be stored: {_CAN_BE_STORED}")
     flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
     buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype, tuple(value.shape), buffer
@@ -67,7 +69,7 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 
     dtype = NUMPY_NAMES.get(value.dtype.name)
     if dtype is None:
-        raise BadInput(f"array {name!r} is {value.dtype}; it cannot be stored")
+        raise BadInput(f"array {name!r} ({value.dtype}) cannot be stored: {_CAN_BE_STORED}")
     little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
     buffer = little.reshape(-1).view(np.uint8).data if little.size else memoryview(b"")
     return dtype, tuple(value.shape), buffer

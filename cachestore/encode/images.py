@@ -118,7 +118,9 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
     width = sqrt(area * ratio)
     sides = (round(width / step) * step, round(width / ratio / step) * step)
     if min(sides) < step:
-        raise EncodeFailed(f"a picture of {image.width} x {image.height} is too narrow to be shown to a text encoder at {area:,} pixels")
+        raise EncodeFailed(
+            f"the picture is too long and thin for the text encoder ({image.width} x {image.height}): crop it, or remove its sample"
+        )
     return image.resize(sides, Image.Resampling.LANCZOS)
 
 
@@ -126,7 +128,7 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
 def _opened(data: bytes) -> Generator[Image.Image]:
     """An opened, not yet decoded picture; whatever goes wrong inside becomes an EncodeFailed with a reason."""
     if not data:
-        raise EncodeFailed("the file is empty (0 bytes)")
+        raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
         Image.init()
         with Image.open(BytesIO(data), formats=FORMATS) as image:
@@ -138,7 +140,9 @@ def _opened(data: bytes) -> Generator[Image.Image]:
             f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(FORMATS)}"
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise EncodeFailed(f"the picture is too large to be decoded safely: {error}") from error
+        raise EncodeFailed(
+            f"the picture has too many pixels to be decoded safely ({error}): use a smaller copy, or remove its sample"
+        ) from error
     except Exception as error:  # The boundary to Pillow's decoders, which on hostile bytes raise SyntaxError, struct.error and more.
         raise EncodeFailed(f"the picture is damaged or incomplete: {error or type(error).__name__}") from error
 

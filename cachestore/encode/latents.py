@@ -100,7 +100,7 @@ class LatentsEncoder:
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:
-            raise BadInput(f"a bucket step of {step} does not suit this VAE: the step must be a multiple of {self.setup.multiple}")
+            raise BadInput(f"--bucket-step {step} does not suit this VAE: it must be a multiple of {self.setup.multiple}")
 
     def _resolve_video(self, request: Mapping[str, Json], read: Read) -> Resolved:
         from cachestore.encode import videos

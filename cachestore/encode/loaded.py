@@ -175,7 +175,9 @@ def digest_state(name: str, module: nn.Module) -> str:
     Raises BadInput for weights that are not all there (sharded, offloaded, quantised), and for adapters, whose scale is no weight.
     """
     if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
-        raise BadInput(f"{name} of the loaded model has adapters ({type(adapter).__name__}); merge them, or save it and give the folder")
+        raise BadInput(
+            f"{name} of the loaded model has adapters ({type(adapter).__name__}): merge them into its weights, then pass it again"
+        )
     state = hashlib.sha256()
     for key, value in sorted(module.state_dict().items()):
         if type(value) is not Tensor or value.device.type == "meta":

@@ -90,7 +90,8 @@ def read_model(folder: Path) -> Model:
         class_name = index.get("_class_name")
         if not isinstance(class_name, str):
             raise BadInput(
-                f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}); a model's own code is never run"
+                f"{folder / INDEX} names no pipeline of diffusers (`_class_name` is {class_name!r}). A pipeline's own code is not run: give"
+                " the folder of its text encoder or VAE, or a model with a pipeline of diffusers"
             )
         return Model(folder, "pipeline", class_name, index)
     if not (folder / CONFIG).is_file():
@@ -147,7 +148,9 @@ def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Compone
     """A component without weights: the tokenizer's files that are present."""
     files = {file: folder / file for file in sorted(_names(folder).intersection(TOKENIZER_FILES))}
     if not _VOCABULARIES.intersection(files) and class_name not in _WITHOUT_VOCABULARY:
-        raise MissingFile(f"{folder} has no tokenizer for {name!r}: none of {', '.join(sorted(_VOCABULARIES))} is there")
+        raise MissingFile(
+            f"{folder} lacks the files of {name!r} ({' or '.join(sorted(_VOCABULARIES))}): copy them from the model that it was made from"
+        )
     config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
     return Component(name, library, class_name, folder, files, config=config)
 

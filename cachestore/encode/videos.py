@@ -119,7 +119,9 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
     for frame in _frames_at(file, list(uses)):
         picture = _upright(frame)
         if size not in (None, picture.size):
-            raise EncodeFailed(f"the size of its frames changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s")
+            raise EncodeFailed(
+                f"the frame size changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s: convert the video to one size"
+            )
         size = picture.size
         uses_here = uses[_told(frame.pts)]
         made[at : at + uses_here] = images.fit(picture, bucket, place)
@@ -176,7 +178,7 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
     """An opened container, from the file's beginning; what FFmpeg refuses becomes an EncodeFailed with a reason."""
     file.seek(0)
     if not file.read(1):
-        raise EncodeFailed("the file is empty (0 bytes)")
+        raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     file.seek(0)
     try:
         with av.open(

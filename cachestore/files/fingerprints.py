@@ -66,7 +66,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except OSError as error:
-        raise BadInput(f"cannot fingerprint {root}: {error.strerror}") from error
+        raise BadInput(f"cannot fingerprint {root}: {error.strerror}; check the path, and whether you may read it") from error
     if not is_folder:
         yield root.name, root
         return

@@ -81,7 +81,7 @@ def is_link(path: Path) -> bool:
 
 
 def _no_regular_file(path: Path) -> str:
-    return f"{path} is not a regular file; it is left alone ({to_verify(path)} lists it)"
+    return f"{path} is not a regular file, and is not read: move it out of the store, then run {to_verify(path)}"
 
 
 @contextmanager

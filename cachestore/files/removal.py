@@ -52,7 +52,7 @@ def _remove(
     except OSError as error:
         if error.errno in absent:
             return None
-        words = f"cannot remove {path}: {reason_of(error)}; what is left is intact. Run the same command again: it continues from here"
+        words = f"cannot remove {path}: {reason_of(error)}; the rest is intact. Remove the cause, then run the same command again"
         raise numbered(WriteFailed(words), error) from error
 
 

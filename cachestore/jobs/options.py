@@ -290,7 +290,9 @@ class PrecomputeRequest:
     workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by the number of processors)", "N")
     rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
     world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
-    strict: bool = _switch("how", "fail if any unit failed; refuse a model whose training needs more than is made here")
+    strict: bool = _switch(
+        "how", "end with an error if more units failed than --max-failures; refuse a model that needs inputs which are not made here"
+    )
     max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%")
 
     @property
@@ -316,7 +318,7 @@ class PrecomputeRequest:
         if self.variants > 1 and self.crop != RANDOM:
             raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
         if (self.fps is not None or self.clips > 1) and not self.frames:
-            raise BadInput("--fps and --clips are for videos, and videos are only encoded with --frames")
+            raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
 
     def as_json(self) -> dict[str, Json]:
         """Every option as JSON; the inverse is `from_json`."""

@@ -80,7 +80,8 @@ def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
     """The report, complete if no more units failed than allowed. Raises EncodeFailed where more did and the run is strict."""
     if report.failed > allowed and strict:
         named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
-        raise EncodeFailed(f"{report.failed} of {report.wanted} units could not be encoded: {named}")
+        counts = f"{report.failed} of {report.wanted} captions and pictures could not be encoded"
+        raise EncodeFailed(f"{counts}, such as {named}. Mend or remove them and run the same command again, or pass --max-failures")
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 
 

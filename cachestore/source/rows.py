@@ -77,7 +77,7 @@ def json_row(text: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise BadInput(f"{where}: a row is an object, this is a {type(row).__name__}")
+        raise BadInput(f"{where}: each row must be a JSON object such as {{'image': 'a.png'}}, not a {type(row).__name__}")
     return cast("dict[str, Any]", row)
 
 
@@ -177,7 +177,7 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
     if not has_picture:
         raise BadInput(f"{where}: crop is a part of the picture, but this row has no image")
     if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
-        raise BadInput(f"{where}: the crop {crop} exceeds the picture, whose size is {size}")
+        raise BadInput(f"{where}: the crop {crop} reaches beyond the size {size}: correct one of the two")
     return extras
 
 

@@ -97,7 +97,7 @@ class _Members:
         member = self._member(reference)
         data = member.read()
         if len(data) != member.size:
-            raise OSError(f"{member.tar} ends within {reference}")
+            raise OSError(f"{member.tar} is incomplete, it ends in the middle of {reference}: copy it again")
         return data, member.stat
 
     @contextmanager

@@ -74,7 +74,9 @@ def places_in(root: Path, table: str) -> list[Place]:
         raise EncodeFailed(f"{path} is no readable table ({error})") from error
     are_whole = all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row)
     if not are_whole or any(row[2] > LARGEST_BYTES for row in rows):
-        raise EncodeFailed(f"{path} lists values at impossible places or of impossible sizes")
+        raise EncodeFailed(
+            f"{path} is damaged: values have impossible offsets or sizes. Let diffusion-pipe make this cache again, then import it"
+        )
     return [Place(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
 
 

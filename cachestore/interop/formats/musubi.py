@@ -96,7 +96,9 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
     named, latents = views[0].named, views[0].latents
     if named.size is None:
-        raise refuse("the picture's own size is not known, and it is part of the name")
+        raise refuse(
+            "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
+        )
     made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, views[0].controls)}
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(

@@ -156,7 +156,9 @@ def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
     """
     named = views[0].named
     if named.size is None:
-        raise refuse("the picture's own size is not known, and it is part of the name")
+        raise refuse(
+            "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
+        )
     made: dict[str, Raw] = {}
     for view in views:
         for name, raw in _arrays_of(family, view, named.size).items():

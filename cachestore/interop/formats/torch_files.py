@@ -33,7 +33,7 @@ def read_torch(data: bytes) -> Contents:
         raise EncodeFailed(f"torch refuses it ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})") from error
     leaves = [(name or WHOLE, leaf) for name, leaf in islice(_leaves(loaded, "", 0), _LEAVES + 1)]
     if len(leaves) > _LEAVES:
-        raise EncodeFailed(f"it holds more than {_LEAVES} values")
+        raise EncodeFailed(f"it holds more than {_LEAVES} values: this is no cache of a trainer")
     tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
     return Contents(to_raw(tensors), {name: leaf for name, leaf in leaves if not isinstance(leaf, torch.Tensor)})
 
