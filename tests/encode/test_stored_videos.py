@@ -162,7 +162,7 @@ def test_buckets_are_told_with_their_frames_before_anything_is_encoded(folder, t
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"frames": (16,)}, "--frames 16 does not suit this VAE, .* the nearest are 13 and 17"),
+        ({"frames": (16,)}, "--frames 16 does not suit this VAE: .* the nearest are 13 and 17"),
         ({"frames": (5, 18)}, "the nearest are 17 and 21"),
     ],
 )

@@ -249,7 +249,7 @@ def test_of_sd3_without_its_t5_one_text_encoder_alone_asks_the_denoiser_for_noth
     with pytest.raises(BadInput, match=r"transformer/config.json is missing"):
         encoder_of(sd3_without_t5, digest, "text")
     (sd3_without_t5.folder / "transformer/config.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"does not say transformer\.joint_attention_dim, which StableDiffusion3Pipeline asks for"):
+    with pytest.raises(BadInput, match=r"does not set transformer\.joint_attention_dim, which StableDiffusion3Pipeline needs"):
         encoder_of(sd3_without_t5, digest, "text")
 
 
@@ -607,7 +607,7 @@ def test_statistics_are_read_from_weights_of_any_dtype_and_from_shards(built, di
     with pytest.raises(BadInput, match="lack c, which normalise its latents"):
         read_numbers(component, {"mean": "c"})
     (tmp_path / "one.safetensors").write_bytes(b"no weights")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="cannot read the weights"):
         read_numbers(component, {"mean": "a"})
 
 
