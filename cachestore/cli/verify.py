@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     level.add_argument("--full", action="store_true", help="read every byte (the default)")
     level.add_argument("--quick", action="store_true", help="check names, sizes, headers, index and catalogs only")
     level.add_argument("--subset", metavar="N/T", type=_subset, help="read only the N-th of T parts of the segments")
-    again = parser.add_argument_group("making again")
+    again = parser.add_argument_group("encoding again")
     again.add_argument("--recompute", metavar="N", type=int, default=0, help="encode N entries again and compare them, up to rounding")
     again.add_argument("--seed", metavar="S", type=int, help="the seed that chooses these entries (default 0)")
     add_moved(again.add_argument)

@@ -201,7 +201,7 @@ class CachedDataset(Dataset[SampleDict]):
         """
         if isinstance(samples, str):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
-        listed = as_many("samples", samples, "several places or ids")
+        listed = as_many("samples", samples, "several indices or ids")
         places = [self.index(one) if isinstance(one, str) else place_in(one, len(self._selection.rows)) for one in listed]
         part = CachedDataset.__new__(CachedDataset)
         part._show(self._reader, self._selection.only(np.asarray(places, dtype=np.int64)))  # noqa: SLF001 - its own class

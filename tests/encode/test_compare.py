@@ -68,8 +68,8 @@ def test_what_is_not_finite_is_never_the_same(bad):
 def test_names_dtypes_and_shapes_must_be_equal():
     assert find_difference(entry(VALUES), {}, "text").words == "is stored, but not made now"
     assert find_difference({}, entry(VALUES), "text").words == "is not stored"
-    assert find_difference(entry(VALUES), entry(VALUES, "F16"), "text").words == "is F32 [8, 32], and now F16 [8, 32]"
-    assert find_difference(entry(VALUES), entry(VALUES[:4]), "text").words == "is F32 [8, 32], and now F32 [4, 32]"
+    assert find_difference(entry(VALUES), entry(VALUES, "F16"), "text").words == "is stored as F32 [8, 32], but is now F16 [8, 32]"
+    assert find_difference(entry(VALUES), entry(VALUES[:4]), "text").words == "is stored as F32 [8, 32], but is now F32 [4, 32]"
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])

@@ -265,7 +265,7 @@ def test_numbers_that_are_not_finite_are_refused_and_named(vae_folder, digest):
     encoder.encode([(resolved.key, pixels)])
     with torch.no_grad():
         encoder._vae._vae.encoder.conv_in.bias.fill_(float("inf"))
-    with pytest.raises(EncodeFailed, match=f"the VAE made NaN in 'moments' of entry {resolved.key}"):
+    with pytest.raises(EncodeFailed, match=f"the VAE returned NaN in 'moments' for entry {resolved.key}"):
         encoder.encode([(resolved.key, pixels)])
 
 

@@ -101,13 +101,13 @@ def test_what_overflows_is_made_again_in_float32_and_nothing_else_is():
 
 
 def test_what_is_not_sound_in_float32_either_is_refused_by_name():
-    with pytest.raises(EncodeFailed, match=f"the doubler made NaN in 'x' of entry {TWO}, .* and in float32"):
+    with pytest.raises(EncodeFailed, match=f"the doubler returned NaN in 'x' for entry {TWO}, .* and in float32"):
         Doubler().make_sound([(ONE, [1, 2]), (TWO, [math.nan, 4])])
 
 
 def test_float32_is_not_tried_twice():
     doubler = Doubler("float32")
-    with pytest.raises(EncodeFailed, match=f"1e\\+39 throughout|infinite numbers in 'x' of entry {ONE}, in the precision of its weights$"):
+    with pytest.raises(EncodeFailed, match=f"1e\\+39 in 'x'|infinite numbers in 'x' for entry {ONE}, in the precision of its weights$"):
         doubler.make_sound([(ONE, [math.inf, 2])])
     assert len(doubler.asked) == 1
 
@@ -158,7 +158,7 @@ def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on
 
 def test_the_overflow_is_real_without_the_second_try(tmp_path, digest, monkeypatch):
     monkeypatch.setattr(outputs, "_is_half", lambda module: False)
-    with pytest.raises(EncodeFailed, match=r"the VAE made (NaN|infinite numbers) in 'moments' of entry"):
+    with pytest.raises(EncodeFailed, match=r"the VAE returned (NaN|infinite numbers) in 'moments' for entry"):
         half_vae(tmp_path, digest).encode([(ONE, picture(1))])
 
 

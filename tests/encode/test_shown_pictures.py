@@ -186,7 +186,7 @@ def test_the_key_is_of_the_caption_and_of_each_picture_in_order(edit_built, dige
 
 @pytest.mark.parametrize(
     ("pipeline", "count", "message"),
-    [(EDIT, 0, "exactly one control image beside a caption, and this sample has 0"), (EDIT, 2, "sample has 2"), (PLUS, 0, "at least one")],
+    [(EDIT, 0, "exactly one control image beside a caption, but this sample has 0"), (EDIT, 2, "sample has 2"), (PLUS, 0, "at least one")],
 )
 def test_another_number_of_pictures_than_the_pipeline_shows_fails_before_they_are_read(edit_built, digest, pipeline, count, message):
     encoder = encoder_of(edit_built(pipeline), digest, "text")
@@ -231,7 +231,7 @@ def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "processor": ["transformers", "NoProcessor"]}))
     encoder = encoder_of(model, digest, "text")
-    with pytest.raises(BadInput, match="is a NoProcessor, which is not known; known are Qwen2VLProcessor"):
+    with pytest.raises(BadInput, match="is a NoProcessor, which is not supported; supported are Qwen2VLProcessor"):
         encoder.prepare(encoder.resolve(request("a", ["wide.png"]), FILES.__getitem__))
     (folder / "processor/preprocessor_config.json").unlink()
     (folder / "processor/processor_config.json").unlink(missing_ok=True)

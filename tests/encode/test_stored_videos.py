@@ -162,7 +162,7 @@ def test_buckets_are_told_with_their_frames_before_anything_is_encoded(folder, t
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"frames": (16,)}, "--frames 16 does not suit this VAE, .* the nearest are 13 and 17"),
+        ({"frames": (16,)}, "--frames 16 does not suit this VAE: .* the nearest are 13 and 17"),
         ({"frames": (5, 18)}, "the nearest are 17 and 21"),
     ],
 )
@@ -188,7 +188,7 @@ def test_without_pyav_it_is_said_how_to_install_it_and_pictures_need_none(folder
     ("row", "options", "says"),
     [
         ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video: pass --frames"),
-        ({"video": "a.mp4", "image": "a.png"}, {}, "has a video and a picture, and one of them is trained on"),
+        ({"video": "a.mp4", "image": "a.png"}, {}, "has a video and a picture, but only one of them can be trained on"),
         ({"video": ["a.mp4", "b.mp4"]}, {}, "has a video and another one"),
         ({"video": "a.mp4", "mask": "m.png"}, {}, "has a mask, but no picture that it belongs to"),
         ({"video": "a.mp4", "control": "c.png"}, {"clips": 2}, "has a video with control images, which --crop random and --clips"),

@@ -334,5 +334,5 @@ def test_a_catalog_with_another_number_of_views_than_it_says_is_refused(made, tm
     found = catalog(store)
     columns = tuple(replace(one, options={**one.options, "variants": 3}) if one.role == "image" else one for one in found.columns)
     publish_catalog(Layout(store), replace(found, columns=columns))
-    with pytest.raises(FormatError, match="does not have 6 views of each image"):
+    with pytest.raises(FormatError, match="does not have 6 variants of each image"):
         cs.CachedDataset(store, resolution=64)

@@ -229,7 +229,7 @@ def test_numbers_that_are_not_finite_are_refused_and_named(tiny_model, digest):
     encode(encoder, ["a cat"])
     resolved = encoder.resolve({"caption": "a cat"}, None)
     encoder._modules._call = lambda payloads: {"prompt_embeds": torch.full((1, 77, 32), float("nan"))}
-    with pytest.raises(EncodeFailed, match=f"the text encoder made NaN in 'prompt_embeds' of entry {resolved.key}"):
+    with pytest.raises(EncodeFailed, match=f"the text encoder returned NaN in 'prompt_embeds' for entry {resolved.key}"):
         encoder.encode([(resolved.key, "a cat")])
 
 

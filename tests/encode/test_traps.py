@@ -249,7 +249,7 @@ def test_of_sd3_without_its_t5_one_text_encoder_alone_asks_the_denoiser_for_noth
     with pytest.raises(BadInput, match=r"transformer/config.json is missing"):
         encoder_of(sd3_without_t5, digest, "text")
     (sd3_without_t5.folder / "transformer/config.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"does not say transformer\.joint_attention_dim, which StableDiffusion3Pipeline asks for"):
+    with pytest.raises(BadInput, match=r"does not set transformer\.joint_attention_dim, which StableDiffusion3Pipeline needs"):
         encoder_of(sd3_without_t5, digest, "text")
 
 
@@ -292,7 +292,7 @@ def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recip
 
 def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):
     pipeline = built("sana").pipeline
-    with pytest.raises(BadInput, match="calls SanaPipeline with another complex_human_instruction than this cachestore knows"):
+    with pytest.raises(BadInput, match="another default of complex_human_instruction for SanaPipeline"):
         _default_of_call(pipeline, "complex_human_instruction", {DEFAULT_OF_CALL: "0" * 64})
     assert _default_of_call(pipeline, "max_sequence_length", 300) == 300
 
@@ -511,7 +511,7 @@ def test_a_pipeline_without_a_row_is_understood_and_kept_whole(built, digest, wi
 
 def test_a_pipeline_without_a_row_whose_length_changes_is_refused_with_what_is_not_known(built, digest, without_rows):
     encoder = encoder_of(built("zimage"), digest, "text")
-    with pytest.raises(BadInput, match=r"the length of its prompt_embeds changes with the caption .* Pass a TextFamily of your own"):
+    with pytest.raises(BadInput, match=r"the length of its prompt_embeds depends on the caption .* Pass a TextFamily of your own"):
         entries_of(encoder, ["a cat"])
 
 
@@ -604,10 +604,10 @@ def test_statistics_are_read_from_weights_of_any_dtype_and_from_shards(built, di
         component = Component("vae", "diffusers", "AutoencoderKLFlux2", tmp_path, files)
         assert read_numbers(component, {"mean": "a", "std": "b"}) == {"mean": [1.5, -2.0], "std": [3.0]}
         assert read_numbers(component, {}) == {}
-    with pytest.raises(BadInput, match="lack c, by which its latents are normalised"):
+    with pytest.raises(BadInput, match="lack c, which normalise its latents"):
         read_numbers(component, {"mean": "c"})
     (tmp_path / "one.safetensors").write_bytes(b"no weights")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="cannot read the weights"):
         read_numbers(component, {"mean": "a"})
 
 

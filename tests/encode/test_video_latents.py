@@ -148,7 +148,7 @@ def test_what_reading_raises_passes_through(look_alike):
 def test_colours_of_high_dynamic_range_are_noted_in_the_entry_and_said(look_alike, caplog):
     data = write(moving(5), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)
     assert resolve(look_alike, data).meta["transfer"] == "smpte2084"
-    assert "a.mkv is of high dynamic range (smpte2084)" in caplog.text
+    assert "a.mkv has high dynamic range (smpte2084)" in caplog.text
 
 
 @pytest.mark.parametrize(

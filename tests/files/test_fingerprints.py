@@ -126,7 +126,7 @@ def test_fingerprinting_imports_no_torch():
 def test_a_folder_without_files_and_one_that_cannot_be_listed_have_no_fingerprint(tmp_path, monkeypatch):
     (tmp_path / "model/hidden").mkdir(parents=True)
     (tmp_path / "model/.note").touch()
-    with pytest.raises(BadInput, match="holds no file"):
+    with pytest.raises(BadInput, match="holds no files"):
         fingerprint(files=[tmp_path / "model"])
     (tmp_path / "model/weights").touch()
     assert len(fingerprint(files=[tmp_path / "model"])) == 64

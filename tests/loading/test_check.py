@@ -50,8 +50,8 @@ def test_the_model_that_made_it_passes(path, model):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("vae/diffusion_pytorch_model.safetensors", b"VAE", r"diffusion_pytorch_model.safetensors \(latents\) has other bytes"),
-        ("tokenizer/vocab.json", b"Words", r"vocab.json \(text\) has other bytes"),
+        ("vae/diffusion_pytorch_model.safetensors", b"VAE", r"diffusion_pytorch_model.safetensors \(latents\) has other contents"),
+        ("tokenizer/vocab.json", b"Words", r"vocab.json \(text\) has other contents"),
         ("text_encoder/config.json", None, r"text_encoder/config.json \(text\) is missing"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_file_that_differs_or_is_missing_is_named(path, model, name, content, 
     with pytest.raises(cs.RecipeMismatch, match=says) as refused:
         data.check(model)
     assert "--replace" in str(refused.value)
-    assert str(refused.value).count("bytes") + str(refused.value).count("missing") == 1
+    assert str(refused.value).count("other contents") + str(refused.value).count("missing") == 1
 
 
 def test_what_is_not_handed_out_is_not_compared(path, model):

@@ -195,7 +195,7 @@ def test_an_entry_that_is_missing_is_told_with_its_data_set(photos, tmp_path):
 def test_samples_of_which_some_alone_have_sizes_are_refused_as_collate_does(tmp_path):
     rows = [[Row("a")], [Row("b", is_measured=False)]]
     mixed = cs.MixedDataset([cs.CachedDataset(make_store(tmp_path / str(n), some, recipes())) for n, some in enumerate(rows)])
-    with pytest.raises(cs.BadInput, match="has original_size and sample 'b' has none"):
+    with pytest.raises(cs.BadInput, match="has original_size, but sample 'b' has none"):
         mixed.read_batch([0, 1])
 
 
@@ -330,7 +330,7 @@ def test_the_sources_of_several_data_sets_come_by_both_weights(tmp_path):
 def test_sources_of_no_data_sets_are_none_and_a_mix_of_mixes_is_refused():
     assert len(cs.MixedDataset.of_sources([])) == 0
     mixes: list[Any] = [cs.MixedDataset([])]
-    with pytest.raises(cs.BadInput, match="not of a MixedDataset"):
+    with pytest.raises(cs.BadInput, match="not a MixedDataset"):
         cs.MixedDataset(mixes)
 
 

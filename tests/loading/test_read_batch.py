@@ -275,7 +275,7 @@ def test_samples_without_a_picture_have_no_mask_and_make_no_batch_with_others(pa
     assert "mask" not in data.read_batch([1, 2])
     alone = cs.CachedDataset(path, fields=["mask"])
     for both in ([0, 1], [3, 1]):
-        with pytest.raises(cs.BadInput, match="has mask and"):
+        with pytest.raises(cs.BadInput, match="has mask, but"):
             alone.read_batch(both)
 
 
@@ -286,7 +286,7 @@ def test_samples_whose_masks_are_of_several_shapes_make_no_batch_of_a_mix_either
     other = cs.CachedDataset(make_store(tmp_path / "other", rows[3:], made), fields=["mask", "prompt_embeds"])
     mixed = cs.MixedDataset([whole, other])
     for places in ([0, 1, 4], [0, 2, 4]):
-        with pytest.raises(cs.BadInput, match=r"mask of|has mask and"):
+        with pytest.raises(cs.BadInput, match=r"mask of|has mask, but"):
             mixed.read_batch(places)
 
 
@@ -378,7 +378,7 @@ def test_a_segment_cut_short_under_the_reader_is_a_corrupt_entry(path):
 def test_an_entry_of_another_shape_than_its_neighbours_is_left_to_collate(path, monkeypatch):
     rows = [Row("a", is_measured=False), Row("b", is_measured=False, bucket=(48, 64))]
     data = cs.CachedDataset(make_store(path, rows, recipes()))
-    with pytest.raises(cs.BadInput, match=r"latents of sample 'a' is \[4, 6, 8\], of sample 'b' \[4, 8, 6\]"):
+    with pytest.raises(cs.BadInput, match=r"latents of sample 'a' has the shape \[4, 6, 8\], but that of sample 'b' has \[4, 8, 6\]"):
         data.read_batch([0, 1])
 
 

@@ -359,7 +359,7 @@ def test_a_newest_catalog_that_is_gone_stops_it_and_is_named(root):
     run(root, "a")
     run(root, "a", "b")
     Layout(root).catalog("train", 2).unlink()
-    with pytest.raises(FormatError, match="generation 2 of the data set 'train' is gone"):
+    with pytest.raises(FormatError, match="generation 2 of the data set 'train' is missing"):
         collect(root, apply=True)
 
 
@@ -563,7 +563,7 @@ def test_a_data_set_that_is_not_there_cannot_be_dropped(root):
 
 def test_a_data_set_that_somebody_works_on_is_not_dropped(root):
     one = job(root, "a")
-    with Beat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput, match="at work"):
+    with Beat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput, match="is working on the data set"):
         drop(root, "train")
     assert drop(root, "train").plans == (one.plan.name,)
 

@@ -234,7 +234,7 @@ def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store
     makers.options["before_encode"] = refuse
     report = cs.verify(store, recompute=100)
     assert (report.recomputed["refused"], report.recomputed["equal"]) == (1, 2 * COUNT - 1)
-    assert report.recomputed["remarks"] == ["1 could not be made again (3.png): out of luck"]
+    assert report.recomputed["remarks"] == ["1 entries could not be encoded again (3.png): out of luck"]
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
@@ -268,7 +268,9 @@ def test_a_damaged_entry_is_damage_and_not_a_wrong_value(store):
 
 def test_another_model_is_said_before_anything_is_read_or_encoded(store, makers, monkeypatch):
     monkeypatch.setattr("cachestore.storage.verify.verify", lambda *arguments, **options: pytest.fail("read"))
-    with pytest.raises(RecipeMismatch, match=r"other is not what latents of the data set 'train' was made with \(another model\)"):
+    with pytest.raises(
+        RecipeMismatch, match=r"other is not the model that latents of the data set 'train' was made with \(another model\)"
+    ):
         cs.verify(store, recompute=1, model="other")
     assert makers.encoded() == []
 
@@ -360,7 +362,7 @@ def test_the_command_tells_what_it_could_not_make_again(run, store, data):
     (data / "2.png").unlink()
     code, out, _err = run("verify", store, "--recompute=100")
     assert code == OK
-    assert "note: 1 could not be made again, as their source is gone (2.png)" in out
+    assert "note: 1 entries could not be encoded again, as their source is missing (2.png)" in out
 
 
 def test_the_command_takes_what_moved_and_refuses_it_without_recompute(run, store, data, tmp_path):
@@ -472,4 +474,4 @@ def test_a_picture_of_which_the_vae_makes_nan_costs_its_own_unit_alone(tmp_path,
     assert (report.encoded, report.failed) == (2 * COUNT + 1, 1), "pictures, their captions, and the empty one"
     (failure,) = report.failures
     assert (failure["sample"], failure["encoder"]) == ("white.png", "latents")
-    assert failure["reason"].startswith("the VAE made NaN in 'moments' of entry")
+    assert failure["reason"].startswith("the VAE returned NaN in 'moments' for entry")

@@ -163,7 +163,7 @@ def test_a_catalog_that_is_read_where_it_is_looked_at_holds_the_same(path, catal
 def test_another_catalog_than_the_one_that_was_handed_over_is_refused(path):
     digest = write(path, small())
     write(path, small(n=4))
-    with pytest.raises(FormatError, match="another catalog"):
+    with pytest.raises(FormatError, match="not the catalog"):
         open_catalog(path, generation=1, digest=digest)
 
 

@@ -59,7 +59,7 @@ def test_where_there_is_no_store_it_is_said_and_nothing_is_made(tmp_path):
 
 @pytest.mark.parametrize("options", [{"verify": "sometimes"}, {"io": "aio"}, {"verify": None}], ids=str)
 def test_an_option_that_is_not_known_is_refused(layout, options):
-    with pytest.raises(BadInput, match=f"^{next(iter(options))} is "):
+    with pytest.raises(BadInput, match=f"^{next(iter(options))} must be "):
         Reader(layout.root, **options)
 
 
