@@ -147,7 +147,7 @@ def test_what_cannot_be_told_by_its_weights_is_refused(tiny_model):
         made_of(mapping(text_encoder=nowhere), "text")
     adapted = tiny.clip_text()
     adapted.extra = type("LoraLayer", (torch.nn.Module,), {"__module__": "peft.tuners.lora"})()
-    with pytest.raises(BadInput, match=r"text_encoder of the loaded model has adapters \(LoraLayer\); merge them"):
+    with pytest.raises(BadInput, match=r"text_encoder of the loaded model has adapters \(LoraLayer\): merge them"):
         made_of(mapping(text_encoder=adapted), "text")
     with pytest.raises(BadInput, match="is a DataParallel, which is not a class of transformers or diffusers"):
         made_of(mapping(text_encoder=torch.nn.DataParallel(tiny.clip_text())), "text")

@@ -159,7 +159,7 @@ def test_pictures_have_the_sides_that_the_pipelines_compute(size):
 
 
 def test_a_picture_too_narrow_to_be_shown_is_refused():
-    with pytest.raises(EncodeFailed, match="5000 x 1 is too narrow to be shown to a text encoder at 147,456 pixels"):
+    with pytest.raises(EncodeFailed, match="5000 x 1"):
         images.fit_area(Image.new("RGB", (5000, 1)), 384 * 384, 32)
 
 

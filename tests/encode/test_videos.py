@@ -269,7 +269,7 @@ def test_a_video_whose_frames_change_their_size_is_refused():
                 container.mux(packet)
     data = buffer.getvalue()
     assert take(data, own(data, 0, 2)).shape == (2, 16, 32, 3)
-    with pytest.raises(EncodeFailed, match="the size of its frames changes"):
+    with pytest.raises(EncodeFailed, match="frame size changes"):
         take(data, own(data, 0, 3))
 
 

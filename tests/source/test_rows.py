@@ -156,8 +156,8 @@ def test_a_row_that_says_two_things_or_nothing_is_refused(tmp_path, row, says):
     ("row", "says"),
     [
         ("not json", "not JSON"),
-        ("[1]", "a row is an object, this is a list"),
-        ("null", "a row is an object"),
+        ("[1]", "must be a JSON object"),
+        ("null", "must be a JSON object"),
         ('{"id": [1], "caption": "a"}', "an id must be a text or a whole number"),
         ('{"id": true, "caption": "a"}', "an id must be a text or a whole number"),
         ('{"id": 1.5, "caption": "a"}', "an id must be a text or a whole number"),
@@ -203,7 +203,7 @@ def test_size_and_crop_of_a_table_are_spelled_as_json(tmp_path):
         ({"crop": [5, 0, 5, 9]}, "crop must be"),
         ({"crop": [-1, 0, 5, 9]}, "crop must be"),
         ({"crop": [0, 0, True, 9]}, "crop must be"),
-        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "exceeds the picture, whose size is"),
+        ({"crop": [0, 0, 101, 9], "size": [100, 70]}, "reaches beyond the size"),
         ({"crop": [0, 0, 9, 9], "image": None}, "this row has no image"),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_link_in_place_of_a_picture_is_refused(tmp_path):
     ("member", "content", "says"),
     [
         ("a.txt", b"caf\xe9", "not UTF-8"),
-        ("a.json", "[1]", "a row is an object"),
+        ("a.json", "[1]", "must be a JSON object"),
         ("a.json", "{", "not JSON"),
         ("a.json", '{"video": 1}', "video must be a text"),
     ],
