@@ -26,7 +26,7 @@ _COLLAPSED: Final = re.compile(
 
 
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
-    """Raise the BadInput about an argument: `batch_size is a whole number from 1 on, not '8'`."""
+    """Raise the BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
     shown = repr(given)
     if len(shown) > _SHOWN or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
