@@ -109,9 +109,10 @@ class _Ranks:
             counts: Mapping[str, Json] = ray.get(ref)
         except ray.exceptions.RayError:
             return  # it died, which `run` tells
-        if not self.is_placed or _made(counts) > _made(self.newest):
-            self.is_placed, self.moved_at, self.deaths = True, time.monotonic(), 0
-            self.newest = counts
+        if not self.is_placed:
+            self.is_placed, self.moved_at = True, time.monotonic()
+        if _made(counts) > _made(self.newest):
+            self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
 
     def _note_end(self, rank: int, ref: Any) -> None:
         try:
