@@ -181,6 +181,7 @@ cs.precompute("images/", model="m", store="cache/", resolution=512, flip=True)
 """
 
 
+@pytest.mark.processes
 def test_a_type_checker_refuses_an_option_that_does_not_exist(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     settings = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name, "extraPaths": [str(Path(cs.__path__[0]).parent)]}

@@ -80,6 +80,7 @@ def test_a_side_that_was_killed_before_is_not_met(layout):
     assert check.name == "peer"
 
 
+@pytest.mark.processes
 def test_a_peer_without_a_store_is_refused():
     ended = subprocess.run([*COMMAND, "--peer"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 2

@@ -52,6 +52,7 @@ def misbehave(point):
     return ["one", "two"] if point == "find" else []
 
 
+@pytest.mark.processes
 def test_what_judges_find_raise_die_of_and_hang_in_is_told():
     found = dict(judged(["good", "signal", "raise", "hang", "find"], misbehave, seconds=2))
     assert found["good"] == []

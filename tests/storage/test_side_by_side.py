@@ -199,6 +199,7 @@ def test_whenever_an_interruption_comes_nobody_is_at_work_when_it_is_raised():
     assert seen > 0
 
 
+@pytest.mark.processes
 def test_of_two_signals_at_once_neither_leaves_somebody_at_work():
     here, met = threading.get_ident(), Meeting()
 
