@@ -274,7 +274,9 @@ class PrecomputeRequest:
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
     vae: str | None = _option(None, _PLACE, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
-    text_encoder: str | None = _option(None, _PLACE, "model", "where to take the text encoder from, likewise", "PATH")
+    text_encoder: str | None = _option(
+        None, _PLACE, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
+    )
     revision: str | None = _option(None, _TEXT, "model", "the revision of a hub model", "R")
     variant: str | None = _option(None, _TEXT, "model", "the variant of the weights, such as fp16", "V")
     encode_arg: Mapping[str, Json] = _option(

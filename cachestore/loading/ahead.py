@@ -136,10 +136,12 @@ class ReadAhead(Dataset[Any]):
             # thread that waits for this one; the next iteration then ends what is left.
             is_owner, is_reading = threading.current_thread() is owner, threading.current_thread().name.startswith(_READER)
             if self._iteration is iteration and not is_reading and self._guard.acquire(blocking=is_owner):
-                self._end_reads()
-                self._plan = self._plan[:0]
-                _iterating.discard(self)
-                self._guard.release()
+                try:
+                    self._end_reads()
+                    self._plan = self._plan[:0]
+                    _iterating.discard(self)
+                finally:
+                    self._guard.release()
 
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
         """Have the batches read that follow this one; returns the reading of this one, or None where it was not announced."""

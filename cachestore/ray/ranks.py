@@ -23,7 +23,7 @@ Work = Callable[[Cancel, OnProgress], Report]
 """One rank's part of the job."""
 
 RESTARTS: Final = 2
-"""So often a rank that died is started again while nothing is encoded between: a model may kill whoever loads it."""
+"""How often dead ranks are started again while nothing is encoded in between: a model may kill every process that loads it."""
 
 PLACE_SECONDS: Final = 1800.0
 """How long Ray may take until the first rank runs: an autoscaler may have to start machines."""
@@ -158,7 +158,7 @@ class _Ranks:
 def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_progress: OnProgress | None) -> Report:
     """Let one actor do each of these parts, until one of them has the report; then end the others.
 
-    Raises what the ranks ended with if none has it; BadInput where no cluster is connected.
+    Starts Ray on this machine if the driver is connected to no cluster. Raises what the ranks ended with if none has the report.
     """
     if not ray.is_initialized():
         ray.init()
