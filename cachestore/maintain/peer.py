@@ -1,7 +1,8 @@
 """`doctor --peer`: two machines that look at one store at the same time say what each sees of the other, and how late.
 
 Each side shows itself as workers do: by a beat, which is replaced several times a second, and by a lock that it holds. Meanwhile it
-creates small files in `tmp/`, finds those of the other side by listing, and answers in its beat. Only its own clock is used. The beat and the lock stay until `gc`.
+creates small files in `tmp/`, finds those of the other side by listing, and answers in its beat. Only its own clock is used. The files
+of the beat and the lock stay until `gc` removes them.
 """
 
 import time
