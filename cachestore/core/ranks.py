@@ -1,6 +1,6 @@
-"""Who am I among the processes of this job, by the environment. Rank and world size are hints for the order of work.
+"""Find this process's rank and world size in the environment. They are only hints for the order of work.
 
-A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
+A wrong answer costs time, never correctness. So unknown or contradictory values mean "no preference", never rank 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from cachestore.core.arguments import as_whole
 from cachestore.core.errors import BadInput
 
 _Said = tuple[str, int | None, int | None]
-"""Where, rank, world size; None for what is not said."""
+"""(where it was found, rank, world size); None for an unknown number."""
 
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
-"""How the names of a launcher's variables begin, before `_RANK` and `_SIZE`."""
+"""The prefixes of each launcher's variables, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _LOCAL_SIZES: Final = (
     "LOCAL_WORLD_SIZE",
@@ -27,18 +27,18 @@ _LOCAL_SIZES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where this process stands. `rank` and `world_size` are both known, or `rank` is None: no preference."""
+    """The rank of this process. `rank` and `world_size` are both known, or `rank` is None: no preference."""
 
     rank: int | None = 0
     world_size: int = 1
     local_rank: int = 0
     launch: str | None = None
-    """Names the launch this process belongs to, the same in all its processes; None where nothing tells."""
+    """The name of the launch, the same in all its processes; None if unknown."""
     found_in: str = "single process"
     conflict: str | None = None
-    """What contradicts itself, in words, to be said once."""
+    """The contradiction that was found, in words, to be reported once."""
     local_world_size: int = 1
-    """Processes of this launch on this machine; 1 where nothing tells."""
+    """Processes of this launch on this machine; 1 if unknown."""
 
 
 def discover(
@@ -46,8 +46,8 @@ def discover(
 ) -> Placement:
     """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
 
-    `environment` is as `os.environ`, read when called: Fabric and Ray set theirs late. `distributed` is (rank, world size) of an
-    initialised torch.distributed. Raises BadInput for a `rank` and a `world_size` that do not fit each other.
+    `environment` is like `os.environ`; read it when you need the answer, as Fabric and Ray set theirs late. `distributed` is (rank, world
+    size) of an initialised torch.distributed. Raises BadInput if `rank` and `world_size` do not fit each other.
     """
     here = Placement(
         local_rank=_first_number(environment, _LOCAL, 0),
@@ -96,7 +96,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _fabric(environment: Mapping[str, str]) -> _Said | None:
-    """Lightning Fabric's children have no RANK. Without LOCAL_WORLD_SIZE it is known on the first node only."""
+    """Lightning Fabric's child processes have no RANK. Without LOCAL_WORLD_SIZE their rank is known on the first node only."""
     node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if "RANK" in environment or node is None or local is None or world is None:
         return None
@@ -105,17 +105,17 @@ def _fabric(environment: Mapping[str, str]) -> _Said | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> _Said:
-    """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so there it says nothing."""
+    """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so it is ignored there."""
     if not environment.get("SLURM_STEP_ID", "").isdecimal() or environment.get("SLURM_JOB_NAME") in {"bash", "interactive"}:
         return "SLURM", None, None
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
     if tasks == 1 and _array(environment)[2] is not None:
-        return "SLURM", None, None  # each task of the array runs one `srun`: its place is the one in the array
+        return "SLURM", None, None  # each task of the array runs one `srun`: its rank is the one in the array
     return "SLURM", _number(environment, "SLURM_PROCID"), tasks
 
 
 def _array(environment: Mapping[str, str]) -> _Said:
-    """A job array: the task's place between the first and the last, in steps."""
+    """A job array. The rank is the task's number between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
         return "SLURM array", None, None
@@ -128,12 +128,12 @@ def _first_number(environment: Mapping[str, str], names: Sequence[str], default:
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
-    """What all processes of one launch have in common, and no other launch has; None where nothing tells."""
+    """Return a name that all processes of one launch share and no other launch has; None if unknown."""
     if name := environment.get("CACHESTORE_LAUNCH"):
         return name
     run = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if run != "none":  # torchrun's default for everybody
-        # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
+    if run != "none":  # torchrun's default
+        # Scripts often use the same id again, but the port that the agents agree on differs in each launch.
         return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
     if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:
         return f"slurm-array:{environment['SLURM_ARRAY_JOB_ID']}"

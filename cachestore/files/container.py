@@ -1,7 +1,7 @@
-"""The safetensors container: the header's length (8 bytes), a JSON header padded with spaces to 64 bytes, and the data without holes.
+"""The safetensors container: the header's length (8 bytes), a JSON header padded to 64 bytes with spaces, and data without gaps.
 
-The stock library opens such files. It also opens things that are refused here: one name twice, odd alignment, unknown fields,
-names with NUL, zero-size shapes of 2^62 and headers of a million tensors.
+The safetensors library opens these files. It also opens files that are refused here: with a name twice, odd alignment, unknown fields,
+names with NUL, zero-size shapes of 2^62, or headers of a million tensors.
 """
 
 import json
@@ -32,7 +32,7 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTY
 
 
 class TensorPlace(NamedTuple):
-    """One tensor of a container; offsets count from the start of the data."""
+    """One tensor of a container; offsets in bytes from the start of the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,19 +50,19 @@ class Header:
 
 
 def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
+    """Return the bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
     if dtype not in DTYPE_BYTES:
         raise FormatError(f"dtype {dtype!r} cannot be stored; safetensors knows {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype] * prod(shape)
 
 
 def is_shape(shape: tuple[int, ...]) -> bool:
-    """Whether a container holds tensors of this shape: at most 16 dimensions, each from 0 to below 2^50."""
+    """Return whether a container can hold a tensor of this shape: at most 16 dimensions, each from 0 to below 2^50."""
     return len(shape) <= _RANK_LIMIT and _are_sizes(list(shape))
 
 
 def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]) -> bytes:
-    """The length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the caps."""
+    """Return the length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the limits."""
     fields: dict[str, Any] = {_METADATA: dict(metadata)}
     for name, place in tensors.items():
         fields[name] = {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [place.start, place.end]}
@@ -75,7 +75,7 @@ def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]
 
 
 def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool = True) -> Header:
-    """Read and check the header of an open container; with `is_whole=False` also of one that was cut short, or grew. Raises FormatError."""
+    """Read and check the header of an open container. `is_whole=False` accepts a file that was cut short, or grew. Raises FormatError."""
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
@@ -84,7 +84,7 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
 
 
 def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path) -> Header:
-    """Check a header's text against every rule above, but for the file's size where that is None. Raises FormatError with what is wrong."""
+    """Parse a header's text and check every rule above; with `file_bytes` None the file's size is not checked. Raises FormatError."""
     try:
         fields = _parse_json(text)
         metadata = fields.pop(_METADATA, {})
@@ -99,7 +99,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
 
 
 class _Malformed(ValueError):
-    """A rule of the header does not hold; turned into FormatError at the edge, where the file's name is known."""
+    """The header breaks a rule. It becomes FormatError where the file's name is known."""
 
 
 def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
