@@ -1,4 +1,4 @@
-"""`cachestore export`: write a data set as another trainer caches it."""
+"""`cachestore export`: write a data set as another trainer's cache."""
 
 import argparse
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was written; 3 if something could not be, would have overwritten a stranger's file, or is not what the trainer takes."""
+    """Print what was written. Returns 3 if something failed, exists with other contents, or cannot be used by the trainer."""
     from cachestore.interop.exporting import export_cache
 
     report = export_cache(**options_of(arguments))

@@ -1,4 +1,4 @@
-"""`cachestore import`: take what another trainer has cached into a store."""
+"""`cachestore import`: import another trainer's cache into a store."""
 
 import argparse
 
@@ -59,7 +59,7 @@ def _argument(text: str) -> tuple[str, object]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was imported; 3 if some samples' values are missing or could not be read."""
+    """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
     from cachestore.interop.importing import import_cache
 
     report = import_cache(**options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args)))

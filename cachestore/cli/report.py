@@ -1,4 +1,4 @@
-"""`cachestore report`: a store and one of its data sets as one page."""
+"""`cachestore report`: write an HTML page about a store and one of its data sets."""
 
 import argparse
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, and say where it is. Damage is for the page and for `verify` to tell, not for the exit code."""
+    """Write the page and print its path. Damage is shown on the page; it does not change the exit code, as in `verify`."""
     from cachestore.report.write import write_report
 
     told = write_report(

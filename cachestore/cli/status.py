@@ -1,4 +1,4 @@
-"""`cachestore status`: a running or unfinished pass, seen from another shell."""
+"""`cachestore status`: how far running and unfinished passes are. It works from another shell."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_words(status: "PassStatus") -> list[str]:
-    """A pass and the workers that matter now; of one that has ended, the counts alone."""
+    """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
     from cachestore.cli.progress import in_a_line
 
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"

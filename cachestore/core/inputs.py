@@ -1,7 +1,7 @@
 """What a unit is made from: a caption, an image, an image with the one that decides its crop, or a caption with images.
 
-A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`, or `{"video":
-REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. The caller reads the files.
+A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}` (also with `"like": REF`),
+`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. The caller reads the files.
 
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
 `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is also encoded mirrored). Videos also have
