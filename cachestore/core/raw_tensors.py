@@ -62,7 +62,7 @@ def refuse(what: str) -> EncodeFailed:
 
 
 def as_array(raw: Raw) -> Array:
-    """Return a tensor as a numpy array that shares its memory; bfloat16 as uint16, float8 as uint8. Raises EncodeFailed."""
+    """Return a tensor as a numpy array that shares its memory; bfloat16 as uint16, float8 as uint8. Raises EncodeFailed for C64."""
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
         raise EncodeFailed(f"tensors of dtype {dtype} are not supported")

@@ -4,11 +4,11 @@
     -> check that the store at the path is the one that was opened
     -> place without replacing (link) -> remove the temporary name -> fsync the folder -> check again -> only then acknowledge
 
-The looks are what makes an acknowledgement true: a disk that was unmounted, or a folder that was moved, leaves a path at which files
-can be made that no reader of the store will find. There is one before the first byte too, so that little is written in vain.
+The checks are needed because a disk may be unmounted, or a folder moved: files can still be made at that path, but no reader of the
+store finds them. One more check, before the first byte, avoids writing in vain.
 
-The comparison checks memory and file system, not the platter. A failed fsync is never tried again on the same descriptor:
-the kernel marks the pages clean, so a second one would lie. Nothing else in the project makes a file in a store.
+The comparison finds faults of memory and file system, not of the disk. A failed fsync is never tried again on the same descriptor:
+the kernel has marked the pages clean, so a second one would report success. All files of a store are made here.
 """
 
 import contextlib
