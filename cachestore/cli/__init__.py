@@ -1,7 +1,6 @@
 """The command line: one file per command, each with HELP, `add_arguments` and `run`. `--help` loads neither torch nor numpy.
 
-EXIT_CODES lists the exit codes; `docs/exit-codes.md` has those of each command. stdout gets only the result; progress and logs go to
-stderr.
+EXIT_CODES lists the exit codes, `docs/exit-codes.md` those of each command. stdout gets only the result; progress and logs go to stderr.
 """
 
 import argparse
@@ -166,7 +165,7 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
 
 
 def shared_by(count: int, column: str) -> str:
-    """Return how many cells of a sample share a line about a column (`encoder/role …`), as its end; empty for one."""
+    """Return the end of a line about a column (`encoder/role …`): how many cells of the sample share the line. Empty for one cell."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
 
 

@@ -78,5 +78,4 @@ def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str)
 
 
 def _read(one: "Field[Any]", value: object, where: str) -> Any:
-    """Return a field's value. A text is read as on the command line."""
     return parse_value(one, value, where) if isinstance(value, str) else read_value(one, value, where)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path. Damage is shown on the page; it does not change the exit code, as in `verify`."""
+    """Write the page and print its path. Damage is shown on the page and changes no exit code; `verify` is for that."""
     from cachestore.report.write import write_report
 
     told = write_report(

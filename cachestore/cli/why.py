@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
-    """Return what is known about a sample in one data set."""
     cells: list[dict[str, Any]] = []
     within = framing_of(json.loads(catalog.extras[row])).get(WITHIN)
     for column in catalog.columns:
@@ -110,7 +109,6 @@ def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _in_words(cell: dict[str, Any]) -> list[str]:
-    """Return a cell's state, where it comes from, and its facts, if any."""
     state = cell["state"] + (f": {cell['reason']}" if cell["reason"] else "")
     origin = f"key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…"
     facts = ", ".join(f"{name} {values}" for name, values in cell["facts"].items())

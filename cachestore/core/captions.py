@@ -41,7 +41,7 @@ class CaptionPolicy:
     """Which of a sample's captions: the "first"; one at "random" in each epoch; or "all" in turn, one in each epoch, with a start that
     differs between samples. "random" and "all" encode every caption."""
     dropout: float = 0.0
-    """The fraction of samples, from 0 to 1, that get the empty caption (without the prefix). These are other samples in each epoch."""
+    """The fraction of samples, from 0 to 1, that get the empty caption (without the prefix). Each epoch drops other samples."""
     shuffle_tags: bool = False
     """Whether to split a caption at `separator` and put its tags in another order. `variants` orders of each caption are encoded, and each
     epoch draws one of them."""

@@ -133,8 +133,7 @@ class Recipe:
     encoder: str
     """What it makes: `text`, `latents`, or a name of your own. A catalog column is compared with earlier ones by this name."""
     make: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. Part of the
-    fingerprint."""
+    """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. In the fingerprint."""
     read: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How to normalise, join, pad and mask when reading. Not part of the fingerprint: it can be corrected without encoding again."""
 

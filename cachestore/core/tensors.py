@@ -31,7 +31,7 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
 
 
 def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
-    """Return whether all bytes of BOOL are 0 or 1: libraries do not define other values. True for every other dtype."""
+    """Return whether all bytes of a BOOL are 0 or 1: libraries may do anything with others. True for every other dtype."""
     return dtype != "BOOL" or not bytes(buffer).strip(b"\0\1")
 
 

@@ -116,7 +116,6 @@ class FileKind(Generic[Value]):
 
 
 def _pattern_of(template: str) -> str:
-    """Return a template as a regular expression with a group for each field."""
     parts = _FIELD.split(template)
     return "".join(_TEXTS.get(part, _NUMBER) if number % 2 else re.escape(part) for number, part in enumerate(parts))
 

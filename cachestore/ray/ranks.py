@@ -184,7 +184,6 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_pro
 
 
 def _answered(asked: Mapping[Any, int]) -> list[Any]:
-    """Return the calls that have an answer by now."""
     return ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
 
 
