@@ -4,8 +4,9 @@ Names are imported when they are first used, so that `import cachestore` starts 
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cachestore.core.captions import CaptionPolicy as CaptionPolicy
@@ -108,11 +109,6 @@ __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
-    if name == "__version__":
-        try:
-            return version("cachestore")
-        except PackageNotFoundError:
-            return "0"
     if name not in _HOMES:
         raise AttributeError(f"module 'cachestore' has no attribute {name!r}")
     from cachestore.core.errors import naming_extras

@@ -12,6 +12,8 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
 
+from cachestore import __version__
+
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
     *("gc", "compact", "drop", "doctor", "import", "export"),
@@ -72,7 +74,7 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit")
+    parser.add_argument("--version", action="version", version=f"cachestore {__version__}", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Any = _module_of(name)
@@ -80,16 +82,6 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
         if name in spelled:
             command.add_arguments(added)
     return parser
-
-
-class _Version(argparse.Action):
-    """Prints the version. It is looked up only when needed, as that takes time."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
-        import cachestore
-
-        print(f"cachestore {cachestore.__version__}")
-        parser.exit()
 
 
 def _module_of(command: str) -> Any:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from cachestore import __version__
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import WITHIN, framing_of
@@ -104,7 +104,7 @@ def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, bat
     others = [size for key, size in sizes.items() if key not in named]
     numbers = Numbers(
         written=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
-        version=version("cachestore"),
+        version=__version__,
         entries=len(sizes),
         segments=len(segments),
         bytes=sum(ref.size_bytes for ref in segments),
