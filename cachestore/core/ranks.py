@@ -105,7 +105,7 @@ def _fabric(environment: Mapping[str, str]) -> _Said | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> _Said:
-    """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so it is ignored there."""
+    """Return the rank in a SLURM step. In a batch script or an interactive allocation it is unknown: SLURM_PROCID is 0 everywhere."""
     if not environment.get("SLURM_STEP_ID", "").isdecimal() or environment.get("SLURM_JOB_NAME") in {"bash", "interactive"}:
         return "SLURM", None, None
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
@@ -115,7 +115,7 @@ def _slurm(environment: Mapping[str, str]) -> _Said:
 
 
 def _array(environment: Mapping[str, str]) -> _Said:
-    """A job array. The rank is the task's number between the first and the last, in steps."""
+    """Return the rank in a job array: the task's number between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
         return "SLURM array", None, None

@@ -70,7 +70,7 @@ def as_array(raw: Raw) -> Array:
 
 
 def from_array(array: Array, dtype: str | None = None) -> Raw:
-    """Return a numpy array as a tensor. `dtype` names a dtype that numpy lacks. Raises EncodeFailed for dtypes that cannot be stored."""
+    """Return a numpy array as a tensor. `dtype` names what uint16 or uint8 bits stand for. Raises EncodeFailed for other dtypes."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     name = dtype or NUMPY_NAMES.get(little.dtype.name)
     if name not in _NUMPY:

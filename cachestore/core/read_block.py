@@ -94,8 +94,7 @@ class LatentsBlock:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     is_scaled: bool = False
-    """Whether the stored latents are normalised already, as in another trainer's cache. The constants are those they were normalised
-    with."""
+    """Whether the stored latents are normalised already, as in another trainer's cache. The constants are the ones used for that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_parts
 
 SETTLED_NS = 2_000_000_000
-"""The digest of a file modified more recently than this is not kept: the file may change again within the same time stamp."""
+"""The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
 
 _remembered: dict[str, str] = {}
 

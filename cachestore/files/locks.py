@@ -57,7 +57,7 @@ class LifeLock:
     """A lock that a worker holds until it ends, however it ends. `is_held` is False if the file system gave no lock.
 
     Some file systems grant every lock to every process, which is tested at once. The file of a lock that does not work is removed, so that
-    other workers do not take the free lock for a death.
+    it does not look like that of a dead worker.
     """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:

@@ -1,6 +1,6 @@
 """Safe opening and reading: it follows no link, never blocks on a fifo, and trusts no size.
 
-Reads name their offset, because a forked child shares the position of a descriptor with its parent. Errors of the file system become
+Every read states its offset, because a forked child shares the position of a descriptor with its parent. Errors of the file system become
 ReadFailed, with path, reason and `errno`. A missing file stays FileNotFoundError, as callers then look elsewhere.
 """
 

@@ -292,7 +292,7 @@ class Layout:
         return self.workers / _WORKER.make(worker)
 
     def worker_lock(self, worker: str) -> Path:
-        """The path of the lock that a worker holds for life."""
+        """The path of the lock that a worker holds while it runs."""
         return self.workers / _WORKER_LOCK.make(worker)
 
     def condemned_list(self, digest: str) -> Path:

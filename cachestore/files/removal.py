@@ -24,8 +24,8 @@ _GONE: Final = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
 def remove_file(layout: Layout, path: Path) -> int:
     """Remove a regular file of a store. Returns its bytes, or 0 if it is gone already.
 
-    Raises FormatError if the path, or a folder of it, is a link or not a regular file; it then stays. Raises WriteFailed, also if the
-    opened store is no longer at its path: another store may need its file of the same name.
+    Raises FormatError if the path, or a folder above it, is a link or not a regular file; nothing is removed then. Raises WriteFailed, also
+    if the opened store is no longer at its path: another store may need its file of the same name.
     """
     return _remove(layout, path, stat.S_ISREG, os.unlink, absent=_GONE) or 0
 

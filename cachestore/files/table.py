@@ -266,7 +266,7 @@ def digest_column(rows: Sequence[bytes], *, width: int) -> Column:
 
 
 def run_of(rows: Sequence[bytes]) -> bytes | memoryview:
-    """Return byte strings concatenated, without a copy if they are so already."""
+    """Return byte strings concatenated, without a copy if they already are."""
     return rows.raw if isinstance(rows, Digests) else b"".join(rows)
 
 
