@@ -37,7 +37,7 @@ class _Row:
     """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]
     is_told_by_channels: bool = False
-    """Whether nothing is needed if the denoiser has as many input channels as latents have."""
+    """Whether nothing is needed if the denoiser's input channels are those of latents alone."""
 
 
 _FIRST_FRAME = Need("the first frame's latents")
