@@ -113,10 +113,7 @@ def as_rate(fps: float) -> Fraction:
 
 
 def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, Fraction | None]:
-    """Return the number of frames that a request takes from a video, the first of them, and the rate.
-
-    Raises EncodeFailed if the video is too short.
-    """
+    """Return a clip's number of frames, its first frame, and its rate. Raises EncodeFailed if the video is too short."""
     fps: Any = request.get("fps")
     rate = None if fps is None else as_rate(fps)
     listed, there = sorted(request["frames"]), timeline.count(rate)

@@ -132,10 +132,7 @@ def form_names(form: Json) -> list[str]:
 
 
 def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[str, int] | None = None) -> dict[str, Json]:
-    """Return the `read` block of a text recipe.
-
-    `limit` is the largest number of tokens of a caption. `widths` has the width of each encoder, and the values of the row's `asks`.
-    """
+    """Return the `read` block of a text recipe, from a caption's token limit, and the widths of encoders and of the row's `asks`."""
     pads = {name: {**pad, "length": limit if pad["length"] == LIMIT else pad["length"]} for name, pad in family.pad.items()}
     return {
         "format": READ_FORMAT,
@@ -157,10 +154,7 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """Return the `read` block of a latents recipe.
-
-    `config` is the VAE's config.json. `statistics` are the weights that normalise latents, if the VAE has such (`read_numbers`).
-    """
+    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such."""
     full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
     full |= {**family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
     return {
@@ -177,7 +171,6 @@ def latents_read(
 
 
 def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float]] | None) -> dict[str, Json]:
-    """Return mean and standard deviation from weights; nothing if there are no such weights."""
     if not statistics:
         return {}
     std = statistics.get("std") or [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]

@@ -17,8 +17,7 @@ SKIP_ARG: Final = "clip_skip"
 """How many of CLIP's last layers are left out, as diffusers counts them: 1 here is 2 in kohya's scripts and in web UIs."""
 
 EXACT_PADDING: Final = "exact_padding"
-"""An `--encode-arg` of masked families, which is not passed to the pipeline. If true, captions are padded to the limit, as by the
-pipeline itself."""
+"""An `--encode-arg` of masked families, not passed to the pipeline. If true, captions are padded to the limit, as by the pipeline."""
 
 LIMIT: Final = "limit"
 """In a row's `pad`, stands for the largest number of tokens of a caption, which depends on the request."""

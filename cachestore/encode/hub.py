@@ -72,10 +72,7 @@ def _is_taken_for_path(name: str) -> bool:
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
-    """Return which of a repository's files are needed: settings, tokenizers and safetensors weights of the parts in `encode`.
-
-    If a folder has weights of the variant, its plain weights are left out.
-    """
+    """Return the files that `encode` needs: settings, tokenizers and safetensors weights, which are of the variant if a folder has it."""
     listed = sorted(names)
     parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))

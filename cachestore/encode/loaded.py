@@ -49,10 +49,7 @@ class LoadedModel:
     """Components of the pipeline that are not used for encoding, by name."""
 
     def model(self, kind: str) -> Model:
-        """Return the model as `read_model` returns that of a folder. Without a pipeline, `kind` ("text" or "latents") selects the part.
-
-        Raises BadInput if that part is missing.
-        """
+        """Return what `read_model` returns for a folder. Without a pipeline `kind` selects the part; BadInput if that is missing."""
         index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
         if self.class_name is not None:
             return Model(PLACE, "pipeline", self.class_name, index)

@@ -167,10 +167,7 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Return small tensors of a component's weights as lists. `names` maps the name of a result to that of the tensor.
-
-    Raises BadInput if one is missing or cannot be read.
-    """
+    """Return small tensors of the weights as lists, by the keys of `names`; its values are tensor names. BadInput if one cannot be read."""
     state = component.loaded.state_dict() if names and component.loaded is not None else {}
     found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:

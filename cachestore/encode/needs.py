@@ -31,8 +31,6 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The needs of pipelines whose class name matches."""
-
     name: str
     """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]

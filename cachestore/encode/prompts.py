@@ -272,10 +272,7 @@ def picture_arguments(family: TextFamily, payload: Shown) -> dict[str, Any]:
 
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a recipe's arguments of `encode_prompt`, with defaults of which it has only the digest filled in.
-
-    Raises BadInput if the installed diffusers has another default.
-    """
+    """Return a recipe's arguments of `encode_prompt`, with digests replaced by the defaults. Raises BadInput if these have changed."""
     return {name: _default_of_call(pipeline, name, value) for name, value in args.items()}
 
 
@@ -293,10 +290,7 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
 
 
 def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json], count: int, device: torch.device) -> dict[str, Any]:
-    """Return all arguments of `encode_prompt` but the captions: the recipe's, the batch's, and None for other required ones.
-
-    Raises BadInput if the installed diffusers does not have one of the recipe's arguments.
-    """
+    """Return all arguments of `encode_prompt` but the captions; None for required ones without a value. BadInput for unknown `args`."""
     given = {
         "device": device,
         "num_images_per_prompt": 1,

@@ -304,7 +304,6 @@ def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -> None:
-    """Raise BadInput if `clip_skip` is no number of layers, or leaves no layer of a CLIP encoder."""
     skip = args.get(SKIP_ARG)
     configs = [component.config for component in components.values() if component.class_name.startswith("CLIPText")]
     layers = [(config.get("text_config") or config).get("num_hidden_layers") for config in configs]

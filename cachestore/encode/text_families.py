@@ -1,8 +1,7 @@
 """The table of text encoders, by pipeline class. A new family is a new row; `family` describes its fields.
 
-A row has the arguments that the pipeline's `__call__` passes to `encode_prompt`, and so they are in the recipe: `encode_prompt`'s own
-defaults differ from them in 28 of 122 pipelines, and planning must not import diffusers. Tests compare the rows with the installed
-diffusers.
+A row has the arguments that the pipeline's `__call__` passes to `encode_prompt`, whose own defaults differ from them in 28 of 122
+pipelines. They are part of the recipe. Planning must not import diffusers; tests compare the rows with the installed one.
 """
 
 from collections.abc import Mapping

@@ -79,7 +79,6 @@ class _Listener:
         return self._hear(self._tokenizer, text, options)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Tokenise a conversation, or raise _Heard, as `__call__`."""
         return self._hear(self._tokenizer.apply_chat_template, conversation, options)
 
     def __getattr__(self, name: str) -> Any:

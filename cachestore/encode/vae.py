@@ -24,8 +24,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Pictures = Sequence[tuple[Key, Pixels]]
 
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
-"""Pixels and pictures of a batch on a CPU. Larger batches help tiny pictures only (1.6x at 64 x 64). At 256 x 256 they are slower, as they
-do not fit into the cache."""
+"""Pixels and pictures of a batch on a CPU. Larger ones help only tiny pictures (1.6x at 64 x 64); at 256 x 256 they exceed the cache."""
 GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
 """Bytes per pixel of a VAE encoder's activations in 16 bits, about 2.8 GB at 1024 x 1024 (32 bits: twice that); the most pictures."""
 GPU_SHARE = 0.6

@@ -193,7 +193,6 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
 
 
 def _refuse(url: str, *_rest: object) -> Any:
-    """Refuse to open any other file that a video refers to."""
     raise EncodeFailed(f"the video refers to another file ({url!r}), which is not opened")
 
 

@@ -79,10 +79,7 @@ def _part(size: Size, within: Box | None) -> Size:
 
 
 def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
-    """Return the part of a picture that a request uses; None for all of it.
-
-    Raises EncodeFailed if the part exceeds the picture, or if the source states another size than `size`.
-    """
+    """Return the part that a request uses; None for all. EncodeFailed if it exceeds the picture, or the source states another size."""
     stated = request.get(STATED)
     if stated is not None and tuple(stated) != tuple(size):
         raise EncodeFailed(

@@ -263,7 +263,6 @@ def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now:
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
-    """Return the amount of segments that are marked for deletion and stay for now."""
     contents: list[SegmentContents] = []
     for digest in (condemned_segments(layout) & list_segments(layout)) - without:
         with suppress(FormatError, OSError):
@@ -384,9 +383,9 @@ def _refuse_lost_catalogs(layout: Layout) -> None:
 
 
 def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tuple[list[CondemnedList], list[str]]:
-    """Return the lists without those that are newer than a running worker, and remarks on the latter.
+    """Return the lists that are older than all running workers, and remarks on the others.
 
-    Keeping those is not needed for safety. It avoids encoding again, and old versions do not know such lists.
+    Waiting is not needed for safety. It avoids encoding again, and older versions do not read the lists.
     """
     free: list[CondemnedList] = []
     remarks: list[str] = []

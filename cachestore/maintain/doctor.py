@@ -84,9 +84,6 @@ def examine(store: str | Path | None = None, *, ask_torch: bool = False) -> list
     return checks if layout is None else [*checks, *_store(layout)]
 
 
-# Versions
-
-
 def _versions() -> Iterator[Check]:
     yield Check("python", OK, f"{platform.python_version()} on {platform.platform()}")
     needed, encoding = _installed(_NEEDED), _installed(_ENCODING)
@@ -119,11 +116,7 @@ def _named(found: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {number or '-'}" for name, number in found.items())
 
 
-# This process
-
-
 def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) -> Iterator[Check]:
-    """Check what matters when this process starts DataLoader workers, and its rank."""
     method, threads = default_start_method(sys.platform, sys.version_info[:2]), threading.active_count()
     forks = method == "fork"
     start = f"DataLoader workers start by {method} by default; this process has {threads} threads"
@@ -149,9 +142,6 @@ def default_start_method(system: str, python: tuple[int, ...]) -> str:
     return "fork" if python < (3, 14) else "forkserver"
 
 
-# This machine
-
-
 def _machine() -> Iterator[Check]:
     yield Check("processors", OK, f"{processors()} usable")
     gpus = gpu_count()
@@ -172,9 +162,6 @@ def _ask_torch() -> Check:
         said = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return Check("torch", PROBLEM, f"it could not be loaded: {said}", "reinstall torch")
     return Check("torch", OK, ended.stdout.strip())
-
-
-# A store's file system
 
 
 def _store(layout: Layout) -> Iterator[Check]:
@@ -238,7 +225,6 @@ def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check
 
 
 def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
-    """Check syncing of a file and a folder, hard links, and that a link never replaces a file."""
     try:
         with one.open("rb+") as file:
             os.fsync(file.fileno())

@@ -56,7 +56,6 @@ class _Peer:
         return len(self.delays) >= _ENOUGH and self.seen >= _ENOUGH
 
     def checks(self) -> list[Check]:
-        """Return a check of files and one of locks."""
         if not self.delays or not self.seen:
             what = f"files of {self.name} are not visible here" if not self.seen else f"{self.name} does not see the files made here"
             advice = "mount the folder without a cache of names, or try again after that cache has expired"
@@ -106,7 +105,6 @@ def _met(peers: Mapping[str, _Peer]) -> list[_Peer]:
 
 
 def _is_over(peers: Mapping[str, _Peer]) -> bool:
-    """Return whether all sides that were met have seen enough of each other."""
     found = _met(peers)
     return bool(found) and all(peer.is_known and peer.has_enough for peer in found)
 

@@ -91,12 +91,10 @@ class _Maker:
     files: Files
 
     def __call__(self, reference: str, /) -> bytes:
-        """Return the bytes of a reference. Raises OSError."""
         return self.files.read(reference)[0]
 
     @contextmanager
     def open(self, reference: str) -> Generator[BinaryIO]:
-        """Open the file of a reference. Raises OSError."""
         with self.files.open(reference) as (file, _stat):
             yield file
 
@@ -113,7 +111,6 @@ class _Tally:
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def remarks(self) -> list[str]:
-        """Return remarks on the entries that could not be compared."""
         reasons = [
             (self.gone, f", as their source is missing ({first_of(self.gone)}); pass --source with its new path"),
             (self.changed, f", as their file has changed ({first_of(self.changed)})"),
@@ -279,7 +276,6 @@ def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn
 
 
 def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:
-    """Return an error that names the first files and settings in which two recipes differ."""
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
@@ -330,7 +326,6 @@ def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, se
 
 
 def _in_turn(sources: Iterable[Iterable[_Cell]]) -> Iterator[_Cell]:
-    """Yield one cell of each source in turn, until all are used up."""
     return (cell for turn in zip_longest(*sources) for cell in turn if cell is not None)
 
 
