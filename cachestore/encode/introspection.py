@@ -99,7 +99,7 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
 
 
 def _is_of_the_prompt(name: str) -> bool:
-    """Whether an argument is a prompt for another encoder (None takes the first), negative, ready embeddings, or a number of copies."""
+    """Return whether an argument is another encoder's prompt (None: the first one), negative, ready embeddings, or a number of copies."""
     return name.startswith(("prompt_", "negative", "pooled", "num_")) and name != "prompt_template"
 
 

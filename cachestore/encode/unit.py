@@ -53,7 +53,7 @@ class Prepared:
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Facts that are known only now (`tokens`). They are added to the entry's JSON value and to the catalog."""
     cost: int = 0
-    """What the unit costs to encode, in tokens or pixels. Of incomplete batches the costliest is encoded first."""
+    """What the unit costs to encode, in tokens or pixels. At the end, incomplete batches are encoded, the costliest first."""
 
 
 class Encoder(Protocol):

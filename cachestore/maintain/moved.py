@@ -62,7 +62,7 @@ def request_at(request: PrecomputeRequest, moved: NewPlaces) -> PrecomputeReques
 
 
 def files_where_they_are(hints: Mapping[str, Json], moved: NewPlaces, layout: Layout) -> Files:
-    """Return what reads the files of a pass, from the request that it recorded. Files of a source in memory are reported as missing."""
+    """Return a reader of a pass's files, from the request that the pass recorded. Files of a source in memory are reported as missing."""
     try:
         return files_of_request(request_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
     except BadInput:

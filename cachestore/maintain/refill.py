@@ -88,7 +88,7 @@ def repair(
 
 
 def _check_use(moved: NewPlaces) -> None:
-    """Warn, without `refill`, that a model is not used, and what a source is used for."""
+    """Warn that without `refill` a model is not used, and a source only to build a lost catalog again."""
     if moved.models:
         given = next(iter(moved.models))
         _log.warning("%s needs `--refill`, which encodes again what was lost: without it no model is used", given)
