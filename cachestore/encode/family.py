@@ -86,7 +86,7 @@ class TextFamily:
 
     name: str
     pipeline: str | None
-    """`_class_name` in model_index.json; None for a transformers text encoder that stands alone."""
+    """`_class_name` in model_index.json; None for a transformers text encoder without a pipeline."""
     max_tokens: int
     """The largest number of tokens, special tokens included, unless `args` or the tokenizer allows fewer."""
     returns: tuple[str | None, ...]
