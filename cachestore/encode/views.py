@@ -1,6 +1,6 @@
-"""Which part of a picture a unit is made of: bucket, crop and side. Pure: what a request says, a picture's size and its digest.
+"""Choose the variant of a picture that a unit encodes: bucket, crop and mirroring. It follows from request, size and digest alone.
 
-A mask, and a control image whose crop is drawn, are cut as the picture they go with; two images of one shape are cut alike.
+A mask, and a control image whose crop is drawn, are cropped as the picture they belong to. Two images of one shape are cropped alike.
 """
 
 from collections.abc import Mapping
@@ -16,45 +16,45 @@ Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""
 
 STEP = 64
-"""Kohya's step between buckets, where a request gives none."""
+"""The step between buckets if a request gives none, as in kohya's scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A part of a picture, as large as its bucket once it is scaled, and which way round it stands."""
+    """A variant of a picture: the part that is scaled to the bucket and encoded, plain or mirrored."""
 
     size: Size
-    """Of the whole picture, upright."""
+    """The size of the whole picture, upright."""
     bucket: Size
     place: Placement
-    """Of the whole picture, or of its part that counts."""
+    """How the picture, or its part `within`, is scaled and cropped."""
     is_flipped: bool
-    """Whether what was cut out is mirrored, left to right."""
+    """Whether the crop is mirrored, left to right."""
     variant: int | None
-    """Number of the drawn crop; None where the centre was asked for."""
+    """The number of the drawn crop; None if it was not drawn."""
     within: Box | None = None
-    """The part of the picture that counts, which is cut out before anything else; None for all of it."""
+    """The part of the picture that is used; it is cut out first. None for the whole picture."""
 
     @classmethod
     def centred(cls, size: Size, bucket: Size) -> "View":
-        """What stands in the middle of a picture, as it is."""
+        """Return the variant with the crop at the centre, not mirrored."""
         return cls(size, bucket, placement(size, bucket), is_flipped=False, variant=None)
 
     @property
     def is_centred(self) -> bool:
-        """Whether it is what stands in the middle, drawn or not: then it has the key of the centre."""
+        """Whether the crop is at the centre, drawn or not. Both have the same key."""
         return self.place == placement(_part(self.size, self.within), self.bucket)
 
     def transform(self) -> dict[str, Json]:
-        """Its part of a key. The crop stands for seed and variant, so that equal crops have equal keys."""
+        """Return the variant's part of a key. It has the crop instead of seed and number, so that equal crops have equal keys."""
         transform: dict[str, Json] = {"bucket": list(self.bucket), "crop": "center" if self.is_centred else list(self.place.crop)}
         transform |= {} if self.within is None else {WITHIN: list(self.within)}
         return {**transform, "flip": True} if self.is_flipped else transform
 
     def facts(self) -> dict[str, Json]:
-        """What a catalog keeps of it. Of a mirrored one the crop is told in the mirrored picture, as diffusers' SDXL script does.
+        """Return the facts that a catalog records. A mirrored crop is reported in the mirrored picture, as in diffusers' SDXL script.
 
-        Sizes and crop are of the whole picture also where a part of it counts: what was cut off is what the model should know of.
+        Sizes and crop are those of the whole picture even if only a part is used, as the model is to know what was cut off.
         """
         resized, (left, top, right, bottom) = self._in_whole()
         if self.is_flipped:
@@ -65,7 +65,7 @@ class View:
         return {**facts, "flip": [1]} if self.is_flipped else facts
 
     def _in_whole(self) -> tuple[Size, Box]:
-        """How large the whole picture is where its part is scaled as it was, and where the crop lies in it."""
+        """Return the size of the whole picture, scaled like its part `within`, and the crop box in it."""
         if self.within is None:
             return self.place.resized, self.place.crop
         part, scaled, crop = _part(self.size, self.within), self.place.resized, self.place.crop
@@ -79,7 +79,7 @@ def _part(size: Size, within: Box | None) -> Size:
 
 
 def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
-    """The part that a request takes; None for all of it. Raises EncodeFailed where it sticks out, or the source states another size."""
+    """Return the part that a request uses; None for all. EncodeFailed if it exceeds the picture, or the source states another size."""
     stated = request.get(STATED)
     if stated is not None and tuple(stated) != tuple(size):
         raise EncodeFailed(
@@ -94,7 +94,7 @@ def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
 
 
 def bucket_of(request: Mapping[str, Json], size: Size) -> Size:
-    """The bucket that a request puts a picture of this size in. Raises BadInput where there is none, and as `within_of`."""
+    """Return the bucket of a picture of this size. Raises BadInput if there is none, and as `within_of`."""
     return _bucket_of(request, _part(size, within_of(request, size)))
 
 
@@ -103,7 +103,7 @@ def _bucket_of(request: Mapping[str, Json], size: Size) -> Size:
 
 
 def view_of(request: Mapping[str, Json], size: Size, digest: str) -> View:
-    """The view that is asked for; `digest` decides a drawn crop. Raises BadInput where there is no bucket, and as `within_of`."""
+    """Return the variant that is asked for. A drawn crop depends on `digest`. Raises BadInput if there is no bucket, and as `within_of`."""
     within = within_of(request, size)
     part = _part(size, within)
     bucket = _bucket_of(request, part)
@@ -113,6 +113,6 @@ def view_of(request: Mapping[str, Json], size: Size, digest: str) -> View:
 
 
 def _draw(seed: int, digest: str, variant: int) -> Fraction:
-    """A share below 1 of what sticks out. It does not depend on the bucket: a variant shows the same part at every resolution."""
+    """Draw the position of a crop, in [0, 1). It does not depend on the bucket: a variant shows the same part at every resolution."""
     drawn = digest_parts("cachestore-crop", str(seed), digest, str(variant))
     return Fraction(int.from_bytes(drawn[:8], "little"), 1 << 64)

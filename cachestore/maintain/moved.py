@@ -1,4 +1,4 @@
-"""Where the sources and models of a data set are now, if they moved since it was made."""
+"""Find the sources and models of a data set that were moved since it was made."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -19,20 +19,20 @@ from cachestore.storage.catalog import Catalog
 
 @dataclass(frozen=True, slots=True)
 class NewPlaces:
-    """Where things are now that a request says were elsewhere."""
+    """The new paths of sources and models that were moved."""
 
     source: Moved | None
     models: Mapping[str, str]
-    """By field of a request."""
+    """New paths or hub ids, by the field of a request."""
 
     @property
     def data(self) -> dict[str, str]:
-        """The field of a request for the one source of a data set that has one; nothing where it did not move, or others did."""
+        """The field `data` of a request, with the new path of its only source; empty unless `source` is one path."""
         return {"data": os.fspath(self.source)} if isinstance(self.source, str | os.PathLike) else {}
 
 
 def new_places(source: Moved | None, **places: str | Path | None) -> NewPlaces:
-    """What the arguments of `repair` and `verify` say. Raises BadInput."""
+    """Return the new paths from the arguments of `repair` and `verify`. Raises BadInput if one is no path."""
     if isinstance(source, Mapping):
         source = {name: as_place(f"source[{name!r}]", place) for name, place in source.items()}
     elif source is not None:
@@ -42,7 +42,7 @@ def new_places(source: Moved | None, **places: str | Path | None) -> NewPlaces:
 
 
 def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
-    """Raise BadInput for a source that no data set was made of."""
+    """Raise BadInput if `source` names a source that no data set was made from."""
     if not isinstance(source, Mapping):
         return
     told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
@@ -53,7 +53,7 @@ def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
 
 
 def request_at(request: PrecomputeRequest, moved: NewPlaces) -> PrecomputeRequest:
-    """A request with what moved where it is now. Raises BadInput for one path in place of several sources."""
+    """Return a request with the new paths. Raises BadInput if one path is given for several sources."""
     if moved.source is None:
         return replace(request, **moved.models)
     if request.sources:
@@ -62,7 +62,7 @@ def request_at(request: PrecomputeRequest, moved: NewPlaces) -> PrecomputeReques
 
 
 def files_where_they_are(hints: Mapping[str, Json], moved: NewPlaces, layout: Layout) -> Files:
-    """Where the files of a pass are, as far as it says so: who asks for those of a source in memory is told that they are gone."""
+    """Return a reader of a pass's files, from the request that the pass recorded. Files of a source in memory are reported as missing."""
     try:
         return files_of_request(request_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
     except BadInput:
