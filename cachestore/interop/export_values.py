@@ -1,4 +1,4 @@
-"""Entries of a data set in the state and dtype of another trainer's cache."""
+"""Reads entries and converts them to the scaling state and dtype of another trainer's cache."""
 
 import json
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from cachestore.store.reader import Reader
 
 @dataclass(frozen=True)
 class ExportValues:
-    """Reads entries and brings them into a format's form."""
+    """Reads entries and converts them for a format."""
 
     reader: Reader
     layout: ExportLayout
     casts: dict[str, None] = field(default_factory=dict[str, None])
-    """Which tensors are not bit for bit what is stored, and how they were made of it."""
+    """In words, how tensors differ from what is stored. A dict keeps the order, without repeats; its values are unused."""
 
     def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
-        """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
+        """Return a cell as a variant for the format, and its key. Raises EncodeFailed, and the errors of reading."""
         key, stored, meta = self.entry(column, place)
         trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
         if pictures > 1:
@@ -42,7 +42,7 @@ class ExportValues:
         return View(self.layout.named(row, column, place), latents, is_flipped, self.mask(row, column, number), controls), key
 
     def control_latents(self, row: int, column: KeyColumn, number: int) -> tuple[Raw, ...]:
-        """The latents of a row's control images that go with a view of its picture; none where the format keeps none."""
+        """Return the latents of a row's control images for one variant of its picture; empty if the format has none."""
         each = cells_each(column.options)
         those = (one for one in self.layout.catalog.columns if (one.role, dict(one.options)) == (CONTROL, dict(column.options)))
         controls = next(those, None) if "controls" in self.layout.writing.takes else None
@@ -52,7 +52,7 @@ class ExportValues:
         return tuple(self.latents(controls, *self.entry(controls, place)[1:], self.layout.catalog.ids[row]).tensor for place in places)
 
     def mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
-        """The mask of a view of a row's picture; None where there is none, or it is not wanted."""
+        """Return the mask for one variant of a row's picture; None if there is none, or if masks are left out."""
         masks = next((one for one in self.layout.masks if dict(one.options) == dict(column.options)), None)
         if masks is None or not masks.count(row):
             return None
@@ -60,18 +60,18 @@ class ExportValues:
         return self.entry(masks, masks.at[row] + number)[1][MASK]
 
     def entry(self, column: KeyColumn, place: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
-        """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
+        """Return key, tensors and JSON value of a cell. Raises EncodeFailed if it was not encoded, and the errors of reading."""
         key = column.cell(place).key
         if key is None:
             raise EncodeFailed("it was not encoded; run `cachestore why` for the reason")
         return key, *self.stored(key)
 
     def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
-        """Tensors and JSON value of an entry. Raises whatever reading raises."""
+        """Return the tensors and the JSON value of an entry. Raises the errors of reading."""
         return self.reader.get_raw([key])[0], self.reader.describe(key).meta
 
     def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
-        """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
+        """Return an entry's text in the dtypes of the format. Raises EncodeFailed if a tensor of the family is missing."""
         family = self.layout.family_of[column.encoder]
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
@@ -82,7 +82,7 @@ class ExportValues:
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
 
     def latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
-        """An entry's latents, in the state and dtype of the format."""
+        """Return an entry's latents in the scaling state and dtype of the format."""
         recipe, family = self.layout.catalog.recipes[column.fingerprint], self.layout.family_of[column.encoder]
         state = family.states[self.layout.format.name]
         kind = str(recipe.read["stored"])
@@ -103,7 +103,7 @@ class ExportValues:
         return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))
 
     def cast(self, name: str, raw: Raw, casts: Mapping[str, str]) -> Raw:
-        """A tensor in the dtype of the format; that it is another one is tallied."""
+        """Return a tensor in the dtype of the format; note in `casts` if that is another one."""
         dtype = casts.get(raw[0], raw[0])
         if dtype != raw[0]:
             exact = f"{raw[0]} as {dtype}, which holds each of its numbers exactly"
@@ -111,18 +111,18 @@ class ExportValues:
         return cast(raw, dtype)
 
     def say(self, tensor: str, how: str) -> None:
-        """Remember that a tensor is not bit for bit what is stored."""
+        """Note that a tensor is not written bit for bit as stored."""
         self.casts[f"{tensor}: {how}"] = None
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
-    """What the trainer wrote beside the tensors, where an entry was imported."""
+    """Return what the trainer wrote beside the tensors, if the entry was imported."""
     imported: Mapping[str, Any] = meta.get("imported") or {}
     return imported.get("info") or {}
 
 
 def _drawn(moments: Raw, sample: str | None) -> Raw:
-    """The raw latents that a data set draws of stored moments at seed 0 and epoch 0; their mean where no sample is named."""
+    """Return the raw latents that a data set samples from stored moments at seed 0 and epoch 0; their mean without a sample id."""
     from cachestore.core.read_block import LatentsBlock
     from cachestore.core.tensors import to_raw, to_torch
     from cachestore.loading.latents import noise_seed, read_latents

@@ -1,4 +1,4 @@
-"""Encoders that read what another trainer has cached in place of calling a model. Whose file is whose was found out before (`formats`)."""
+"""Encoders that read another trainer's cached files instead of calling a model. `formats` has matched the files to samples before."""
 
 import hashlib
 import re
@@ -20,35 +20,35 @@ from cachestore.interop.sandbox import CacheFiles
 from cachestore.jobs.declared_model import IMPORTED
 
 _OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
-"""What stands behind the name of a tensor for one size and dtype."""
+"""The end of a tensor's name that gives its size and dtype."""
 _TOGETHER: Final = 64
 _LOOKED_AT: Final = 3
-"""So many of the files of one caption are compared at most."""
+"""At most so many files of one caption are compared."""
 _ROUNDING: Final = 0.1
-"""Text of one caption from another batch is nearer, relative to its length: bfloat16 leaves some percent. Text of others is not."""
+"""The largest relative distance between two texts of one caption. Another batch size changes bfloat16 by some per cent."""
 
 
 @dataclass
 class FileEncoder:
-    """What implements `unit.Encoder` for imported values has in common: files are read in place of a model's being called."""
+    """What the encoders of imported values share: they implement `unit.Encoder` by reading files."""
 
     recipe: Recipe
     cache: CacheFiles
     family: Family
     places: Mapping[str, Sequence[Place]]
-    """By caption or reference, the files that may be of it."""
+    """By caption or reference: the files that may belong to it."""
     doubtful: Mapping[str, str]
-    """By caption or reference, why a file that may be of it is not taken."""
+    """By caption or reference: why a file that may belong to it is not used."""
     role: ClassVar[str]
     window: int = _TOGETHER
 
     def batch_limit(self, group: Hashable) -> int:
-        """Files are read one by one; so many are handed on together."""
+        """Return how many files are passed on together; each is read alone."""
         del group
         return _TOGETHER
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """What was read."""
+        """Return what was read."""
         return lambda: dict(batch)
 
     def close(self) -> None:
@@ -56,24 +56,24 @@ class FileEncoder:
         self.cache.torch.close()
 
     def places_of(self, what: str, words: str) -> Sequence[Place]:
-        """The files that may be of a caption or picture. Raises EncodeFailed where there is none."""
+        """Return the files that may belong to a caption or picture. Raises EncodeFailed if there is none."""
         if what not in self.places:
             raise EncodeFailed(self.doubtful.get(what, f"{self.cache.root} has no file for the {words}"))
         return self.places[what]
 
     def about(self, place: Place, **more: Json) -> dict[str, Json]:
-        """What an entry's JSON value says of where it came from."""
+        """Return what the JSON value of an entry says about its origin."""
         told = {"format": self.cache.format.name, "file": place.path, **more}
         return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: told}
 
 
 class Captions(FileEncoder):
-    """Imported text. Its key follows from the caption; of several files of one caption up to three are opened, to see that two agree."""
+    """Imported text. Its key follows from the caption. If a caption has several files, up to three are opened until two agree."""
 
     role = CAPTION
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption. Raises EncodeFailed where the cache has none of it, or several that differ; then OSError too."""
+        """Return the key of a caption. Raises EncodeFailed if the cache has no file for it, or files that differ; OSError."""
         del read
         caption = str(request["caption"])
         places = self.places_of(caption, f"caption {caption[:80]!r}")
@@ -83,15 +83,15 @@ class Captions(FileEncoder):
         return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **self.about(place)})
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Read the file, where that was not done. Raises EncodeFailed, OSError."""
+        """Read the file, unless that was done. Raises EncodeFailed, OSError."""
         place, text = resolved.item
         text = self.cache.text(place, self.family) if text is None else text
         return Prepared({**text.tensors, **text.others}, IMPORTED)
 
     def _agreed(self, places: Sequence[Place]) -> tuple[Place, Text]:
-        """The first of several files of one caption that says the same as another. Raises EncodeFailed where those that can be read differ.
+        """Return the first of several files of one caption that agrees with another. Raises EncodeFailed if the readable ones differ.
 
-        One may be of what its picture's caption was before, and nothing in it says so. Three are looked at, that one alone spoils nothing.
+        A file may belong to an earlier caption of its picture, and nothing in it says so. With three files, one such file does no harm.
         """
         read: list[tuple[Place, Text]] = []
         refused: EncodeFailed | None = None
@@ -115,33 +115,33 @@ class Captions(FileEncoder):
 
 
 def _are_alike(one: Text, other: Text) -> bool:
-    """Whether two texts are of one caption, as far as batches of another size round otherwise."""
+    """Whether two texts belong to one caption: equal up to the rounding of another batch size."""
     pairs = [(one.tensors[name], other.tensors.get(name)) for name in one.tensors]
     return all(raw is not None and raw[1] == own[1] and _distance(numbers(own), numbers(raw)) <= _ROUNDING for own, raw in pairs)
 
 
 def _distance(one: Array, other: Array) -> float:
-    """Relative."""
+    """Return the distance of two arrays, relative to the longer one."""
     length = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
     return float(np.linalg.norm(one - other)) / length if length else 0.0
 
 
 @dataclass
 class Pictures(FileEncoder):
-    """Imported latents. A key holds the digest of the file too, as a trainer's sample is one of many."""
+    """Imported latents. The key contains the digest of the file too, because a trainer's sample from the VAE is one of many."""
 
     told: Mapping[str, Sequence[Told]] = field(default_factory=dict[str, Sequence[Told]])
-    """What further files say of each picture."""
+    """By reference: what a trainer's side files report."""
     beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """By the trainer's name of what lay beside latents, the pictures whose files held it: those that were read here."""
+    """By the trainer's name of a tensor that was stored with latents: the pictures read here that had it."""
     several: set[str] = field(default_factory=set[str])
-    """Pictures that had latents of other resolutions too: those that were read here."""
+    """Pictures read here that also had latents of other resolutions."""
     turned: set[str] = field(default_factory=set[str])
-    """Pictures that their EXIF data turn by a quarter: those that were read here."""
+    """Pictures read here that are turned by a quarter by their EXIF data."""
     role = IMAGE
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read the picture for its digest, and the file. Raises EncodeFailed where the cache has none of it or of its crop, OSError."""
+        """Read the picture, for its digest, and its file. Raises EncodeFailed if the cache has nothing for it or for its crop; OSError."""
         reference = str(request["image"])
         places = self.places_of(reference, f"picture {reference!r}")
         picture = read(reference)
@@ -166,13 +166,13 @@ class Pictures(FileEncoder):
         return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, meta, facts)
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """What was read already."""
+        """Return what `resolve` read."""
         return Prepared(resolved.item, IMPORTED)
 
     def _largest(self, reference: str, places: Sequence[Place]) -> tuple[Place, bytes, Latents]:
-        """The latents of a picture and their file, of several resolutions the largest; others' are passed over.
+        """Return location, bytes and latents of the file with a picture's largest latents. Files of other pictures are ignored.
 
-        Raises EncodeFailed, also where two are as large: they were cut otherwise, and nothing says which count. OSError.
+        Raises EncodeFailed, also if two different files are equally large, because nothing says which crop is right; OSError.
         """
         channels = int(self.recipe.read["channels"])
         found: list[tuple[Place, bytes, Latents]] = []
@@ -201,10 +201,9 @@ class Pictures(FileEncoder):
         return largest[0]
 
     def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
-        """What further files say of a picture that was cut to this bucket; nothing where none does. Raises EncodeFailed.
+        """Return what side files report about a picture that was cut to this bucket; empty if there are none. Raises EncodeFailed.
 
-        A file of another resolution says nothing of these latents; where none is of theirs, or what may be is doubtful, nobody knows how
-        they were cut.
+        A file of another resolution says nothing about these latents. If none has their bucket, or it is doubtful, the crop is unknown.
         """
         those = self.told.get(reference, ())
         if not those and reference in self.doubtful:
@@ -223,7 +222,7 @@ class Pictures(FileEncoder):
 
 
 def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
-    """Facts for the catalog: what the file tells, else what follows for a picture that covers its bucket and is cut at the centre."""
+    """Return facts for the catalog. If the file reports no crop, the picture is taken to cover its bucket and to be cut at the centre."""
     facts = dict(told)
     if "size" not in facts and measured is not None:
         facts["size"] = list(measured.upright)
@@ -236,9 +235,9 @@ def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str,
 
 
 def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
-    """Refuse what is said to be of a picture of another size: it is of an earlier one under this name. Raises EncodeFailed.
+    """Raise EncodeFailed if the file reports another size of the picture: it belongs to an earlier picture of this name.
 
-    `said` begins the sentence, up to the size. Trainers take the size before or after they turn a picture upright.
+    `said` begins the message, up to the size. Trainers take the size before or after they turn a picture upright.
     """
     if "size" not in told or measured is None or tuple(told["size"]) in measured:
         return
@@ -250,10 +249,7 @@ def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None
 
 
 def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured: "_Measured | None", place: Place) -> None:
-    """Refuse latents of a whole picture for a sample with its own crop, unless something tells that they are of that part.
-
-    Raises EncodeFailed.
-    """
+    """Raise EncodeFailed if a sample has its own crop, unless the file reports that its latents were cut from that part."""
     if WITHIN not in request:
         return
     if measured is not None:
@@ -270,7 +266,7 @@ def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured:
 
 
 def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
-    """Whether what is told is a view of this part of a picture: scaled so that the part covers the bucket, and cut out of the part."""
+    """Whether the reported crop is a variant of this part of a picture: scaled so that the part covers the bucket, and cut inside of it."""
     from cachestore.encode.buckets import Placement, Size, placement
     from cachestore.encode.views import View
 
@@ -289,11 +285,11 @@ class _Measured(NamedTuple):
 
     upright: tuple[int, int]
     stored: tuple[int, int]
-    """Before it is turned as its EXIF data say."""
+    """Before it is turned according to its EXIF data."""
 
 
 def _measured(picture: bytes) -> _Measured | None:
-    """The size of a picture by its header; None without Pillow, or for what is no picture."""
+    """Return the size of a picture from its header; None without Pillow, or if it is no picture."""
     try:
         from cachestore.encode import images
 

@@ -1,4 +1,4 @@
-"""What imported values are said to be: their family, and the model and settings that made them."""
+"""Finds the family of imported values, and the model and settings that the user declares for them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,14 +21,14 @@ from cachestore.storage.model_digests import load_digests
 from cachestore.work.workers import host_name
 
 VERSION: Final = 4
-"""Raised when the code makes other tensors of the same files, or takes them for other samples'."""
+"""Raised if the code makes other tensors from the same files, or matches files to other samples."""
 
 _LIMITS: Final = {"wan": 512}
-"""Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
+"""Rows to which a family's text is padded with zeros, if `encode/families` leaves that to the request."""
 
 
 def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
-    """By encoder, who the user says made the cache; nothing without a model. Its files are digested, and nothing is loaded."""
+    """Return the encoders of the declared model; empty without a model. Its files are digested; nothing is loaded."""
     if request.model is None:
         return {}
     known = load_digests(layout, host_name())
@@ -41,16 +41,16 @@ def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encode
         except BadInput as error:
             if encoder in request.encode:
                 raise
-            refused = error  # a VAE alone has no text encoder, and says nothing of text
+            refused = error  # a VAE alone has no text encoder, which is fine for latents
     if refused is not None and not found:
         raise refused
     return found
 
 
 def family_of_cache(found: Found, made: Mapping[str, Encoder]) -> Family:
-    """The family of a cache, with the model's widths: as the user says, else as file names tell, else the model's.
+    """Return the family of a cache, with the declared model's widths. Raises BadInput if it is contradictory or unknown.
 
-    Names of files that match a sample come first, then those of all files. Raises BadInput where they contradict each other, or none tells.
+    It is the one that the user named, else that of file names (those that match a sample first), else the model's.
     """
     request, matches = found.request, found.matches
     held = {look.family.name: look.family for those in found.by_kind.values() for _path, look in those if look.family is not None}
@@ -68,12 +68,12 @@ def family_of_cache(found: Found, made: Mapping[str, Encoder]) -> Family:
         raise BadInput(
             f"the files of {request.folder} are of {family.name}, but {request.model} is of {told.name}: pass the model that made them"
         )
-    family.written_as(request.format)  # raises where the trainer has none
+    family.written_as(request.format)  # raises if the trainer has no name for it
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
 
 
 def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
-    """How wide the text of the claimed model is, by its own configuration; nothing without one."""
+    """Return the widths of the declared model's text, from its configuration; empty without one."""
     from cachestore.encode.setup import pooled_width, text_width
     from cachestore.encode.text import TextEncoder
 
@@ -84,7 +84,7 @@ def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
 
 
 def _pipeline_of(model: str | None) -> str | None:
-    """The pipeline whose folder a model is, where it is here; None of a VAE alone, which may be of several families."""
+    """Return the class of a pipeline's folder; None if it is not here, or is a VAE alone, which may belong to several families."""
     from cachestore.encode import hub, models
 
     if model is None or not hub.is_here(model, None):
@@ -104,7 +104,7 @@ def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
 
 
 def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made: Encoder | None) -> Recipe:
-    """The constants are those of the claimed VAE, else those of the family's released one."""
+    """Return the recipe, with the constants of the declared VAE, else of the family's released one."""
     if made is not None:
         read: dict[str, Json] = {**made.recipe.read, "stored": state.kind}
     else:
@@ -119,7 +119,7 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
 def file_encoders(
     cache: CacheFiles, found: Found, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
 ) -> tuple[Captions | Pictures, ...]:
-    """The encoders that read the files of each of these kinds. Raises BadInput for text that is not understood."""
+    """Return the encoders that read the files of these kinds. Raises BadInput for text that cannot be read."""
     trainer, matches = found.wanted.name, found.matches
     encoders: list[Captions | Pictures] = []
     for kind in sorted({*kinds}, reverse=True):  # text first

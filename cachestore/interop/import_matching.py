@@ -1,4 +1,4 @@
-"""The files of a cache: which of them are of which sample, and which are older than what they were made of."""
+"""The files of a cache: which samples they belong to, and which are older than their picture or caption."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,24 +27,24 @@ _TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
 FileOnDisk = tuple[str, int, int]
-"""Path relative to the cache, or name; size; mtime_ns."""
+"""Path relative to the cache, or name; size in bytes; mtime_ns."""
 
 
 @dataclass
 class Found:
-    """The files of a cache that is imported, and the samples that they may be of."""
+    """The files of a cache, and the samples that they may belong to."""
 
     request: ImportRequest
     wanted: Format
     listing: Listing
     files: Sequence[FileOnDisk]
-    """Those that may be of a cache, sorted."""
+    """Files that may belong to a cache, sorted."""
     encoded: EncodedCaptions
     samples: Sequence[Sample]
-    """With the captions that the trainer encoded."""
+    """Samples with the captions that the trainer encoded."""
     matches: Matches
     unreadable: list[str] = field(default_factory=list[str])
-    """Remarks on files that could not be looked into."""
+    """Remarks on files that could not be read."""
 
     @cached_property
     def paths(self) -> Sequence[str]:
@@ -53,12 +53,12 @@ class Found:
 
     @cached_property
     def looks(self) -> Mapping[str, Looks]:
-        """By path what files hold, of those whose names tell it."""
+        """By path: what the file holds. Files whose names do not tell are left out."""
         return {path: look for path in self.paths if (look := self.wanted.reading.looks(path)) is not None}
 
     @cached_property
     def by_kind(self) -> Mapping[Kind, Sequence[tuple[str, Looks]]]:
-        """The files of the family that is asked for, or of any that is known here."""
+        """By kind: the files of the requested family, else of all families that are known here."""
         only = self.matches.family
         there: dict[Kind, list[tuple[str, Looks]]] = {}
         for path, look in self.looks.items():
@@ -79,10 +79,7 @@ class Found:
         return data if data.is_dir() else data.parent
 
     def check_roots(self) -> None:
-        """Refuse a cache that lies beside the pictures and is looked at from above or below their root: paths then are others' paths.
-
-        Raises BadInput.
-        """
+        """Raise BadInput if a cache beside the pictures is above or below their root, and its paths could mean other pictures."""
         root, folder = self.root.resolve(), Path(self.request.folder).resolve()
         is_inside = folder.is_relative_to(root)
         if folder == root or not (is_inside or root.is_relative_to(folder)):
@@ -96,7 +93,7 @@ class Found:
             )
 
     def match(self, cache: CacheFiles) -> None:
-        """Find whose files these are, by their names; of a cache of shards by what each value says of itself."""
+        """Match the files to samples by name, or, for a cache of shards, by the metadata of each value."""
         if self.wanted.reading.match is not None:
             self.wanted.reading.match(self.paths, self.samples, self.matches)
             return
@@ -121,7 +118,7 @@ class Found:
                     self.unreadable.append(f"{place.path}, byte {place.start}: {error}")
 
     def read_sizes(self) -> list[FileOnDisk]:
-        """Take in what further files beside the pictures and beside the cache say, and give these files. Raises BadInput."""
+        """Read the side files beside the pictures and beside the cache, and return their names. Raises BadInput."""
         tells, read_told = self.wanted.tells, self.wanted.read_told
         if tells is None or read_told is None:
             return []
@@ -133,9 +130,9 @@ class Found:
         return [(path.name, *_size_and_time(path)) for path in paths]
 
     def leave_out_older(self) -> list[str]:
-        """Of several files of one caption leave out those older than the caption beside their picture, which may have been another.
+        """Of several files of one caption, leave out those older than the caption file beside their picture; return their paths.
 
-        Where all are, all count: a copied source is younger than its cache. Gives the paths of what is left out.
+        If all are older, all are kept, because copying a source makes it younger than its cache.
         """
         left_out: list[str] = []
         for caption, places in self.matches.text.items():
@@ -152,13 +149,13 @@ class Found:
         return _size_and_time(Path(self.request.folder) / place.path)[1]
 
     def _caption_time(self, reference: str) -> int:
-        """When the caption beside a picture was written; 0 where there is no such file."""
+        """Return the mtime_ns of the caption file beside a picture; 0 if there is none."""
         found = (self.listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
         return max((stat[1] for stat in found if stat is not None), default=0)
 
     @cached_property
     def _beside(self) -> Mapping[tuple[str, str], Sequence[Place]]:
-        """Text that is found by its picture's name, by caption and reference."""
+        """By caption and reference: text that was found by its picture's name."""
         beside: dict[tuple[str, str], list[Place]] = {}
         for caption, places in self.matches.text.items():
             for place in places:
@@ -167,7 +164,7 @@ class Found:
         return beside
 
     def stale(self, counted: Collection[str]) -> Iterator[str]:
-        """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
+        """Yield files older than their picture or caption. They may still be right, because copying a source makes it younger."""
         for sample in self.samples:
             for reference in sample.images.get(IMAGE, ())[:1]:
                 source = self.listing.stat(reference)
@@ -179,7 +176,7 @@ class Found:
                     yield from (place.path for place in own if self._caption_time(reference) > self._time_of(place))
 
     def kinds(self, family: Family) -> Sequence[str]:
-        """The kinds to import: those asked for, else those of this family in the folder, whether or not they match a sample."""
+        """Return the kinds to import: those requested, else those of this family in the folder, whether or not they match a sample."""
         if self.request.encode:
             return self.request.encode
         matched = {"text": self.matches.text or self.matches.doubtful, "latents": self.matches.latents or self.matches.doubtful_latents}
@@ -187,12 +184,12 @@ class Found:
         return [kind for kind, places in matched.items() if places or kind in held]
 
     def unmatched(self, counted: Collection[str]) -> list[str]:
-        """Files that are no sample's, of what was asked for."""
+        """Return the files that no sample uses for the kinds in `counted`."""
         used = set[str]().union(*(self.matches.used.get(kind, ()) for kind in counted))
         return [path for path in self.paths if path not in used and not diffusion_pipe.is_table(path)]
 
     def nothing(self) -> str:
-        """Why there is nothing to import, in words."""
+        """Return why there is nothing to import, in words."""
         folder, data = self.request.folder, self.request.data
         if not self.files:
             return f"{folder} holds no file of {self.wanted.name}'s cache: pass the folder that it wrote"
@@ -204,7 +201,7 @@ class Found:
         return "; ".join([said, *self.strangers])
 
     def remarks(self, family: Family, counted: Collection[str]) -> Iterator[str]:
-        """What a user should know of the files."""
+        """Yield what the user should know about the files."""
         yield from (*self.matches.remarks, *self.strangers, *self.encoded.remarks())
         doubtful, doubtful_latents = self.matches.doubtful, self.matches.doubtful_latents
         captions = [caption for caption in doubtful if caption not in self.matches.text and "text" in counted]
@@ -220,7 +217,7 @@ class Found:
 
 
 def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> Found:
-    """The files of a cache and the samples of a source, before any is matched. Raises BadInput."""
+    """Return the files of a cache and the samples of a source, not matched yet. Raises BadInput."""
     files = listing if Path(request.data).is_dir() else None
     encoded = EncodedCaptions(wanted, files, request.caption_lines, Added(request.trigger_word, request.caption))
     matches = Matches(None if request.family is None else family_named(request.family), encoded.read_as)
@@ -233,7 +230,7 @@ def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Rem
 
 
 def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
-    """Stores in the folder are passed over."""
+    """Return the files that may belong to the cache. Stores inside the folder are skipped."""
     found: list[FileOnDisk] = []
     for root, folders, names in os.walk(folder):
         if MARKER in names:
@@ -248,7 +245,7 @@ def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    """(size, mtime_ns) of a file; -1 where it is gone."""
+    """Return (size, mtime_ns) of a file; -1 for both if it is gone."""
     try:
         status = path.stat()
     except OSError:
@@ -257,7 +254,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _may_be_of(look: Looks, family: Family) -> bool:
-    """By name: a family that is imported has the widths of the model that is claimed."""
+    """Whether a file may be of this family, compared by name: the imported one has the declared model's widths."""
     return look.family is None or look.family.name == family.name
 
 
@@ -266,9 +263,9 @@ def _named(pictures: Collection[str]) -> str:
 
 
 def kept_apart(encoders: Iterable[FileEncoder]) -> Iterator[str]:
-    """Remarks on further resolutions, and on what lay beside latents: it comes out of an export again, and no training sees it.
+    """Yield remarks on further resolutions and extra tensors. An export writes these again, but data sets do not return them.
 
-    A mask cannot have a column: whether there is one is known when the file is opened, and a plan is laid out before.
+    A mask cannot have a column: whether there is one is known when the file is opened, and the plan is made before.
     """
     for encoder in encoders:
         if not isinstance(encoder, Pictures):

@@ -1,7 +1,7 @@
-"""`import`: a cache that another trainer made, as entries and a catalog of ours. One more caller of the loop: its encoders read files.
+"""`import`: reads another trainer's cache into a store, as a pass whose encoders read files.
 
-What is imported is never taken for what was made: its recipe says from which format it came and what the user claims made it, so that
-its fingerprint, and with it every key, is another. Whether the claim holds is found out by `verify --recompute`.
+Imported values never share a key with encoded ones: the recipe contains the format and the model that the user declares, so its
+fingerprint differs. `verify --recompute` checks what was declared.
 """
 
 import secrets
@@ -61,38 +61,38 @@ def import_cache(
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
 ) -> ImportReport:
-    """Take what another trainer has cached into a store, with a data set that `CachedDataset` reads.
+    """Import what another trainer has cached into a store, with a data set that `CachedDataset` reads.
 
-    Files are found by the trainer's own naming rules. What the store holds already is not read again; a file that cannot be read, and a
-    sample without one, is listed in `report.failures`, and hides nobody else. Run again, it goes on where it stopped.
+    Files are found by the trainer's own naming rules. Values that the store has already are not read again. A sample without a file, or
+    with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
         format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
-        folder: the cache; of sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
+        folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
         data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
-        model: which model made it. Its files are digested and become part of the fingerprint; nothing is loaded.
-        claims: settings that say so in place of a model, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
-        family: such as "flux", where neither file names nor the model tell it, or where the folder holds several.
-        name: of the data set. What it holds of other encoders is kept, so text and latents may be imported one after the other.
+        model: the model that made it. Its files are digested and become part of the fingerprint; nothing is loaded.
+        claims: settings that declare the model instead, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
+        family: such as "flux", if neither file names nor the model tell it, or if the folder holds several.
+        name: of the data set. Its values of other encoders are kept, so you can import text and latents one after the other.
         encode: "text", "latents" or both; by default what the folder holds.
-        captions: as for `precompute`; formats with one file a picture know the first caption only.
-        caption_lines: as for `precompute`. sd-scripts encodes the first line of a caption file alone, whatever this is.
-        caption: what a sample without a caption gets; ai-toolkit's `default_caption`.
+        captions: as for `precompute`; formats with one file for each picture have only the first caption.
+        caption_lines: as for `precompute`. sd-scripts always encodes only the first line of a caption file.
+        caption: the caption of samples without one; ai-toolkit's `default_caption`.
         trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
-        vae: the VAE, where it is not the model's own.
-        text_encoder: the text encoder, where it is not the model's own.
-        encode_args: what `encode_prompt` was given, where that was not the default; part of the claim.
-        replace: let it take the place of other values under the same name.
+        vae: the VAE, if it is not the model's own.
+        text_encoder: the text encoder, if it is not the model's own.
+        encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
+        replace: replace other values under the same name.
         on_progress: called with the pass's counts, as for `precompute`.
-        cancel: anything with `is_set()`; set, it stops, and Incomplete is raised.
+        cancel: anything with `is_set()`; if set, the import stops and raises Incomplete.
 
     Raises:
         BadUsage: the folder holds no file of this trainer, or none that belongs to this source; or the source has nothing of that kind.
-        BadInput: a folder, source, family or claim that cannot be used.
+        BadInput: a folder, source, family or claim cannot be used.
         RecipeMismatch: the name is used for other values, and `replace` is not given.
         Incomplete: cancelled; the same call goes on from there.
-        WriteFailed: the disk refuses.
+        WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
     places = {"model": model, "vae": vae, "text_encoder": text_encoder}
@@ -144,7 +144,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
         plan = _plan(found, encoders, cached)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
-        layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
+        layout = create_store(Path(request.store))  # only now, so that a refused import leaves no store behind
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
         job = Job(
@@ -187,7 +187,7 @@ def _check(request: ImportRequest) -> None:
 
 
 def _requests(role: str, sample: Sample) -> list[Request]:
-    """Its captions, or its picture with its own crop where it has one; of a sample without a picture nothing."""
+    """Return the requests of a sample: its captions, or its picture with its own crop; empty without a picture."""
     if role == CAPTION:
         return [request_for(role, {}, value, {}) for value in sample.captions]
     own = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
@@ -195,9 +195,9 @@ def _requests(role: str, sample: Sample) -> list[Request]:
 
 
 def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Lay out the plan; `cached` digests names, sizes and times of the cache's files.
+    """Return the plan; `cached` digests names, sizes and times of the cache's files.
 
-    It stands as an option of each column: where a file of the cache changed, all are looked at again.
+    It is an option of each column: if a file of the cache changed, all are checked again.
     """
     request, numbered = found.request, list(enumerate(encoders))
     columns = [PlanColumn(number, encoder.recipe.encoder, encoder.role, {"cached": cached}) for number, encoder in numbered]
@@ -216,7 +216,7 @@ def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
 
 
 def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
-    """Refuse to put imported values in the place of others under the same name. Raises RecipeMismatch."""
+    """Raise RecipeMismatch if imported values would replace others under the same name."""
     if previous is None or request.replace:
         return
     for column in plan.columns:

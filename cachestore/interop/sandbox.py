@@ -1,8 +1,8 @@
-"""Files of strangers: opened one at a time, and where they hold pickles read in a process that may do nothing else.
+"""Opens untrusted files one at a time. Files with pickles are read in a separate process that may do nothing else.
 
-That process is `python -m cachestore read-torch-files`. Even with `weights_only=True` a hostile file can make torch allocate without end,
-crash or hang. So the bytes go to a child through its stdin, and tensors come back through its stdout; it gets no path, may create no file,
-has a limit on memory, and a deadline for each file. What it dies of is an error of that file alone: the next one gets a new child.
+That process is `python -m cachestore read-torch-files`. Even with `weights_only=True`, a hostile file can make torch allocate without end,
+crash or hang. So the child gets the bytes through its stdin and returns tensors through its stdout. It gets no path, may create no file,
+and has a limit on memory and a deadline for each file. If it dies, only that file fails: the next one gets a new child.
 """
 
 import json
@@ -28,18 +28,18 @@ from cachestore.interop.formats.text import check_widths
 from cachestore.source.files import open_regular
 
 SECONDS: Final = 120.0
-"""For a file, and for the child to begin: importing torch from a slow disk takes most of it."""
+"""The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
 _LENGTH_BYTES: Final = 8
 _HEADER_BYTES: Final = 1 << 24
 _ROOM_BYTES: Final = 2 * LARGEST_BYTES
-"""Beside what Python and torch take: the file, and what it unpacks to."""
+"""Memory for the file and what it unpacks to, besides what Python and torch use."""
 _CPU_SECONDS: Final = 100
 
 _Value = TypeVar("_Value", Latents, Text)
 
 
 class TorchFiles(AbstractContextManager["TorchFiles"]):
-    """Reads files of `torch.save` one after the other. The child is started with the first one. Belongs to one thread."""
+    """Reads files of `torch.save` one after the other. The first one starts the child. For one thread only."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -49,7 +49,7 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         self.close()
 
     def read(self, data: bytes) -> Contents:
-        """The tensors and plain values of one file. Raises EncodeFailed: refused, too large, or the child died of it or took too long."""
+        """Return the tensors and plain values of one file. Raises EncodeFailed if it is refused or too large, or if the child fails."""
         if len(data) > LARGEST_BYTES:
             raise EncodeFailed(f"it has more than {LARGEST_BYTES >> 20} MiB")
         child = self._started()
@@ -75,11 +75,11 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         return answer
 
     def close(self) -> None:
-        """End the child; nothing where there is none."""
+        """End the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            with suppress(OSError), child:  # which closes its pipes; what was still to be written goes nowhere
+            with suppress(OSError), child:  # closes its pipes; unwritten data is dropped
                 pass
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -97,7 +97,7 @@ def _how(child: "subprocess.Popen[bytes]") -> str:
 
 
 def _exchange(child: "subprocess.Popen[bytes]", data: bytes) -> Contents | str:
-    """What the child makes of a file, or why nothing. Raises OSError, EOFError or ValueError where it is gone or talks nonsense."""
+    """Return the contents of a file, or why the child refused it. Raises OSError, EOFError or ValueError if the child fails."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
@@ -124,7 +124,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """What the child does: answer one file after the other until there is none. Limits itself first."""
+    """Run the child: set its limits, then answer one file after the other until stdin ends."""
     import torch
 
     from cachestore.interop.formats.torch_files import read_torch
@@ -148,7 +148,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _limit() -> None:
-    """No new files, no core, and so much memory; where the system knows such limits."""
+    """Forbid new files and core dumps, and limit memory, if the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
@@ -161,7 +161,6 @@ def _limit() -> None:
 
 
 def _allow_seconds() -> None:
-    """So much of a processor for the next file."""
     try:
         import resource
     except ImportError:  # Windows
@@ -172,7 +171,7 @@ def _allow_seconds() -> None:
 
 
 def _address_space() -> int | None:
-    """Bytes of address space in use; None where the system does not tell."""
+    """Return the bytes of address space in use; None if the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -189,15 +188,15 @@ class CacheFiles:
     torch: TorchFiles
 
     def latents(self, place: Place, data: bytes, family: Family) -> Latents:
-        """Latents of a picture. Raises EncodeFailed that names the file, OSError."""
+        """Return the latents of a picture. Raises OSError, and EncodeFailed that names the file."""
         return self._read(self.format.reading.latents, place, data, family)
 
     def text(self, place: Place, family: Family) -> Text:
-        """Text of a caption. Raises as `latents`."""
+        """Return the text of a caption. Raises as `latents`."""
         return self._read(self.format.reading.text, place, self.bytes_at(place), family)
 
     def _read(self, read: Callable[[Contents, Family, Place], _Value], place: Place, data: bytes, family: Family) -> _Value:
-        """One of the two: as wide as the family's, of finite numbers, and with the trainer's name before what lies beside it."""
+        """Read latents or text; check widths and for NaN. Names of extra tensors get the trainer's name in front."""
         try:
             found = read(self.contents(place, data), family, place)
             if isinstance(found, Text):
@@ -212,7 +211,7 @@ class CacheFiles:
         return replace(found, others=marked(self.format.name, found.others))
 
     def contents(self, place: Place, data: bytes) -> Contents:
-        """What is at a place, and at those that hold the rest, by the trainer's own names. Raises EncodeFailed, OSError."""
+        """Return what is at a file location and its further ones, by the trainer's own names. Raises EncodeFailed, OSError."""
         parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in place.more)]
         tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
         return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})
@@ -227,7 +226,7 @@ class CacheFiles:
                 return self.torch.read(data)
 
     def bytes_at(self, place: Place) -> bytes:
-        """The bytes at a place. Raises OSError, also for what is no regular file; EncodeFailed for what is too large or cut short."""
+        """Return the bytes at a file location. Raises OSError, also for no regular file; EncodeFailed if it is too large or cut short."""
         with open_regular(self.root / place.path) as file:
             length = os.fstat(file.fileno()).st_size
             size = length if place.size is None else place.size

@@ -1,4 +1,4 @@
-"""The page: one static file with its style inside, no script, and no address of anything else."""
+"""The page as one static file: it has its style inside, no script, and no links to other addresses."""
 
 import base64
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from cachestore.report.numbers import Bucket, Buckets, Captions, Gallery, Kind, 
 from cachestore.report.style import STYLE
 
 MOST_ROWS: Final = 50
-"""Of findings, failures and buckets; what is left out is counted."""
+"""The most findings, failures or buckets in a table; the page counts the rest."""
 MOST_PASSES: Final = 10
 MOST_NAMES: Final = 10
 _SHORT: Final = 90
@@ -37,7 +37,7 @@ _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
 
 
 def make_page(numbers: Numbers, gallery: Gallery) -> bytes:
-    """The whole report as UTF-8. A store without entries, and one without a data set, give a page that says so."""
+    """Return the whole report as UTF-8. If the store has no entries or no data set, the page says so."""
     parts = [
         ("damage", "Damage map", _damage(numbers)),
         ("buckets", "Buckets", _buckets(numbers)),
@@ -96,7 +96,7 @@ def _head(numbers: Numbers) -> Html:
 
 
 def _named(others: Sequence[str]) -> Html:
-    """The store's other data sets, as far as there is room."""
+    """Name the store's other data sets, at most `MOST_NAMES`."""
     if not others:
         return NOTHING
     more = len(others) - MOST_NAMES
@@ -146,7 +146,7 @@ def _buckets(numbers: Numbers) -> Html:
 
 
 def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
-    """One resolution's buckets; `where` tells it from others."""
+    """Show the buckets of one resolution; `where` names it if there are several."""
     total = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}"
     lost = f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})"
     batches = f"In full batches of {count(batch)} from one bucket each, on one rank"

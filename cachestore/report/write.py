@@ -1,6 +1,6 @@
-"""`report`: what is in a store and in one of its data sets, as one page. Gathers numbers and pictures; `document` turns them into HTML.
+"""`report`: writes what is in a store and in one of its data sets as one page. Collects numbers and pictures; `document` makes the HTML.
 
-Reads, and changes nothing in the store. Needs neither torch nor the models; Pillow only for the colours of thumbnails.
+It changes nothing in the store. It needs neither torch nor the models; Pillow only for the colours of thumbnails.
 """
 
 import json
@@ -42,7 +42,7 @@ DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
 _SHOWN_OF_RANK: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 LONGEST_SIDE: Final = 128
-"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page, whatever they show."""
+"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page."""
 
 
 def write_report(
@@ -54,15 +54,15 @@ def write_report(
     batch_size: int = TRAINING_BATCH,
     source: Moved | None = None,
 ) -> dict[str, Json]:
-    """Write a report of a store and one of its data sets to a file, over what stands there; returns what it says, as JSON.
+    """Write a report of a store and one of its data sets to a file, and return what it says as JSON. An existing file is replaced.
 
     Args:
         path: the store.
-        output: the file, outside of the store or not; its folder is made.
-        name: the data set; without it `train`, else the first one there is. A store without one has a report too.
+        output: the file, inside or outside of the store; its folder is made.
+        name: the data set; by default `train`, else the first one. A store without data sets has a report too.
         level: as for `verify`: "full" reads every byte.
-        batch_size: for what buckets leave out.
-        source: where the data set's pictures are now, if they moved, of several sources by name; thumbnails take their colours from them.
+        batch_size: the batch size for counting the samples that buckets leave out.
+        source: the new path of the data set's pictures if they moved, or paths by source name; thumbnails take their colours from them.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -97,7 +97,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
 
 
 def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **told: Any) -> Numbers:
-    """What a report says; `told` are the fields that its caller knows."""
+    """Collect the numbers of a report; `told` are the fields that the caller knows."""
     snapshot = reader.snapshot
     sizes, segments = sizes_of(snapshot), snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
@@ -134,7 +134,7 @@ def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, bat
 
 
 def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...]]:
-    """The passes of a data set, newest first, and what failed in the newest that ended. What cannot be read is left out."""
+    """Return the passes of a data set, newest first, and the failures of the newest that ended. Unreadable passes are left out."""
     beats = read_beats(layout)
     found: list[tuple[Pass, tuple[Failure, ...]]] = []
     for plan in list_plans(layout):
@@ -178,14 +178,14 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]])
 
 
 def _started(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -> float:
-    """When a pass began, by the clock of who began it."""
+    """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
     return min((float(beat["started"]) for beat in beats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
-    """Each segment that is there, or was when the index was made, with what verify found of it."""
+    """Return each segment that is there, or was when the index was made, with what verify found in it."""
     states: dict[str, State] = {}
     for finding in found.findings:
         if finding.kind in {"corrupt-segment", "corrupt-entry"}:

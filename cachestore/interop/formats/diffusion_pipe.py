@@ -1,9 +1,9 @@
-"""diffusion-pipe: many values in a shard, whose table lies in an SQLite file; each value is a file of `torch.save`. Read only.
+"""diffusion-pipe: shards of many values, with a table in an SQLite file; each value is a file of `torch.save`. Import only.
 
     .../cache_ARxWxHxFRAMES/latents/{metadata.db, shard_N.bin}            latents, scaled, with the picture's path and caption
-    .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  what text encoder I made, with the picture's path
+    .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  output of text encoder I, with the picture's path
 
-Writing is left out: diffusion-pipe throws away a cache whose fingerprint, a digest of its own code's state, is another.
+There is no export: diffusion-pipe deletes a cache with another fingerprint, which is a digest of its own code's state.
 """
 
 import re
@@ -30,37 +30,37 @@ _CAPTION: Final = re.compile(r"caption(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value of a shard, and what it says of itself."""
+    """One value of a shard, with its metadata."""
 
     place: Place
     values: Mapping[str, Json]
 
     @property
     def path(self) -> str:
-        """The picture's path as it was when it was cached."""
+        """The picture's path when it was cached."""
         return str(self.values.get("image_spec.1", ""))
 
     @property
     def captions(self) -> list[str]:
-        """The captions that latents say they are of: a list of them in the file, or a single one."""
+        """The captions that the metadata of latents name: a list in the file, or a single one."""
         own = (value for name, value in self.values.items() if _CAPTION.fullmatch(name))
         return [value for value in own if isinstance(value, str)]
 
 
 def looks(path: str) -> Looks:
-    """What a shard or table holds: its folder tells."""
+    """Return what a shard or table holds, by its folder."""
     return Looks("text" if _TEXT_FOLDER.fullmatch(PurePosixPath(path).parent.name) is not None else "latents")
 
 
 def is_table(path: str) -> bool:
-    """Whether a file says of others what they are of."""
+    """Whether a file is the table of a folder's shards."""
     return PurePosixPath(path).name == "metadata.db"
 
 
 def places_in(root: Path, table: str) -> list[Place]:
-    """Every value of the shards beside a table, as that tells. Raises EncodeFailed, naming the table that cannot be read."""
+    """Return the file location of every value in the shards beside a table. Raises EncodeFailed that names an unreadable table."""
     path, folder = root / table, PurePosixPath(table).parent
-    try:  # opened for reading alone, and nothing in it can run
+    try:  # opened read-only, and nothing in it is executed
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
             names = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type='table'")]
@@ -68,7 +68,7 @@ def places_in(root: Path, table: str) -> list[Place]:
             rows = [
                 (number, *row)
                 for number, name in shards
-                for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - of letters and digits alone
+                for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - `shard_` and digits only
             ]
     except sqlite3.Error as error:
         raise EncodeFailed(f"{path} is no readable table ({error})") from error
@@ -81,7 +81,7 @@ def places_in(root: Path, table: str) -> list[Place]:
 
 
 def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose values these are: by the picture's path as it was when it was cached, whose end must be a reference of the source."""
+    """Match values to pictures: the path that a value names must end with a reference of the source."""
     pictures = pictures_of(samples)
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
@@ -110,7 +110,7 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
 
 
 def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Take the parts of a picture's text; `said` are the captions that its latents name, if any."""
+    """Assign the parts of a picture's text; `said` are the captions that its latents name, if any."""
     if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
         what = f"{those[0].place.path} holds one of {len(those)} texts of {reference!r}, and nothing says which is the right one"
         matches.doubt_text(map(first_caption, samples), what)
@@ -126,12 +126,12 @@ def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samp
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed."""
+    """Return the latents of one picture. Raises EncodeFailed."""
     others = dict(contents.tensors)
     (raw,) = taken(others, "latents")
     return family.latents(DIFFUSION_PIPE, unframed(raw), others, place.facts)
 
 
 def read_text(contents: Contents, family: Family, _place: Place) -> Text:
-    """Text of one caption, of all its encoders. Raises EncodeFailed."""
+    """Return the text of one caption, from all its encoders. Raises EncodeFailed."""
     return taken_apart(family, dict(contents.tensors), "t5_embed", "clip_embed")

@@ -1,7 +1,7 @@
-"""musubi-tuner: one safetensors file for a picture's latents, one for its text, in one flat folder. Knows names, keys and shapes.
+"""musubi-tuner: one safetensors file for a picture's latents and one for its text, in one flat folder. Knows names, keys and shapes.
 
 NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
-NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtype}` where lengths differ
+NAME_ARCH_te.safetensors                  `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
 """
 
 import math
@@ -30,17 +30,17 @@ _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
     "qwen-image": {"varlen_vl_embed": PROMPT},
     "z-image": {"varlen_llm_embed": PROMPT},
 }
-"""By family: its tensors by their names in files."""
+"""By family: the names of its tensors in files, and here."""
 _VERSION: Final = "1.0.1"
 _SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
 """Families whose control images are numbered."""
 _NEEDS_CONTROL: Final = frozenset({"flux"})
 _STEP: Final = 16
-"""Of what the sides of its buckets are multiples."""
+"""The sides of its buckets are multiples of this."""
 
 
 def looks(path: str) -> Looks | None:
-    """What a file holds, by the end of its name."""
+    """Return what a file holds, by the end of its name; None if that does not tell."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
         return Looks("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
@@ -51,7 +51,7 @@ def looks(path: str) -> Looks | None:
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose files these are: by the picture's name without folder and extension."""
+    """Match files to pictures, by the picture's name without folder and extension."""
     pictures = by_name(samples, matches, is_flat=True)
     latents: dict[str, list[Place]] = {}
     for path in paths:
@@ -68,7 +68,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
 
 
 def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed."""
+    """Return the latents of one picture. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
     if len(keys) != 1:
         raise refuse(f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}")
@@ -79,7 +79,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
 
 
 def read_text(contents: Contents, family: Family, place: Place) -> Text:
-    """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
+    """Return the text of one caption. Raises EncodeFailed, also if the file names another caption."""
     said = contents.values.get("caption1")
     if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
         raise refuse(f"it says its caption is {said[:60]!r}, but the picture's caption is {place.expected[:60]!r} now")
@@ -93,7 +93,7 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
 
 
 def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
+    """Return name and contents of a picture's latents file. Raises EncodeFailed if the picture's size, which the name needs, is unknown."""
     named, latents = views[0].named, views[0].latents
     if named.size is None:
         raise refuse(
@@ -117,7 +117,7 @@ def _key(prefix: str, raw: Raw) -> str:
 
 
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
-    """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
+    """Return the latents of control images by key, numbered if the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
         raise refuse(f"it has {len(controls)} control images, but musubi-tuner takes one for {family.name}")
     is_numbered = family.name in _SEVERAL_CONTROLS
@@ -125,7 +125,7 @@ def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Name and contents of a picture's text."""
+    """Return name and contents of a picture's text file."""
     made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
     metadata = {"architecture": family.names[MUSUBI][1], "caption1": named.caption, "format_version": _VERSION}
     path = f"{PurePosixPath(named.reference).stem}_{family.written_as(MUSUBI)}_te.safetensors"
@@ -133,19 +133,19 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 
 def stacks(named: Named, resolution: int) -> tuple[int, int] | None:
-    """What musubi-tuner puts into one batch: pictures of one of its own buckets. None where the picture's own size is not known."""
+    """Return musubi-tuner's own bucket, by which it makes batches; None if the picture's own size is unknown."""
     return None if named.size is None else bucket_of(named.size, resolution)
 
 
 def bucket_of(size: tuple[int, int], resolution: int) -> tuple[int, int]:
-    """The bucket of musubi-tuner for a picture of this size: the one of the nearest aspect ratio, of equally near ones the first."""
+    """Return musubi-tuner's bucket for a picture of this size: the nearest aspect ratio, the first of equally near ones."""
     wanted = size[0] / size[1]
     return min(_buckets(resolution), key=lambda bucket: abs(bucket[0] / bucket[1] - wanted))
 
 
 @lru_cache(maxsize=64)
 def _buckets(resolution: int) -> tuple[tuple[int, int], ...]:
-    """Its buckets of a resolution, sorted."""
+    """Return its buckets for a resolution, sorted."""
     area = resolution * resolution
     side = math.isqrt(area)
     found: set[tuple[int, int]] = set()
