@@ -1,4 +1,4 @@
-"""Batches of one bucket each, the same number on every rank. Knows ranks only as two numbers, and no collective."""
+"""Batches of one bucket each, the same number on every rank."""
 
 import logging
 import os
@@ -20,52 +20,52 @@ _log = logging.getLogger(__name__)
 _NAMED_BUCKETS: Final = 5
 
 Split = Literal["outside", "found"]
-"""Who deals the batches to the ranks, where no ranks are given: somebody outside, or the sampler, to those found when it is used."""
+"""How ranks share the batches if they are not given: the trainer splits them ("outside"), or the sampler finds the ranks ("found")."""
 
 
 class Bucketed(Protocol):
     """What the sampler needs of a data set.
 
-    One with a `set_epoch` is told the epoch too; one with an `announce` is told which batches an iteration will ask for here, and is
-    given a context that lasts as long as the iteration.
+    If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
+    process, and holds the returned context during the iteration.
     """
 
     @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
-        """The places of the samples of each bucket."""
+        """The indices of the samples of each bucket."""
         ...
 
     @property
     def digest(self) -> str:
-        """Equal for equal samples in equal order."""
+        """Equal for equal samples in the same order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Which batches this process is handed: `first`, and every `step` further, of an order that goes round `world` ranks."""
+    """The batches that this process yields: number `first` and every `step`-th after it. `world` is the number of ranks."""
 
     first: int
     step: int
     world: int
     rank: int | None
-    """Which of them are for this process, whoever deals; None where nothing tells."""
+    """The number of this process among the ranks, for any `split`. None if unknown."""
 
 
 class BucketBatchSampler:
-    """For a DataLoader's `batch_sampler`: yields lists of places in the data set, each a full batch of one bucket.
+    """A `batch_sampler` for a DataLoader: yields lists of indices into the data set, each a full batch of one bucket.
 
-    The order is a pure function of (seed, epoch); ranks take turns in it, so they never share a batch, have equally many, and a run may
-    be resumed on another number of them. Each iteration that comes to its end is followed by the next epoch, unless `set_epoch` says
-    otherwise; the data set is told, so that it draws new latents.
+    The order is a pure function of (seed, epoch). Ranks take turns in it, so they never share a batch and have equally many; a run may
+    resume with another number of ranks. A complete iteration is followed by the next epoch, unless `set_epoch` says otherwise. The sampler
+    also sets the data set's epoch, so that it draws new latents.
 
     Alone, or with explicit ranks:         BucketBatchSampler(data, batch_size=8, rank=RANK, num_replicas=WORLD_SIZE)
     With accelerate, which shards itself:  BucketBatchSampler(data, batch_size=8, split="outside")
     With Fabric and Lightning's Trainer:   explicit ranks, and use_distributed_sampler=False
 
-    Deliberately no subclass of torch's BatchSampler, without `drop_last` and with a `batch_size` of None: accelerate would
-    otherwise lose or mix short batches, and Fabric would build another sampler in its place. One sampler drives one data set object.
-    Starts nothing; belongs to one thread of one process.
+    It is deliberately no subclass of torch's BatchSampler, has no `drop_last`, and its `batch_size` is None: otherwise accelerate would
+    lose or mix short batches, and Fabric would replace the sampler. Use one sampler for one data set object, in one thread of one process.
+    It starts no thread or process.
     """
 
     batch_size: Final = None
@@ -87,20 +87,20 @@ class BucketBatchSampler:
         Args:
             data: a CachedDataset.
             batch_size: samples in each batch, on each rank.
-            shuffle: another order in every epoch; else the data set's order, bucket by bucket.
-            seed: of the order.
-            tail: what becomes of samples that do not fill a batch of their bucket, and of the at most `num_replicas - 1` batches that
-                do not go round all ranks. "drop" leaves them out, "pad" repeats them in turn until they do, "wrap" adds the first ones
-                of the bucket (of the epoch). With "drop" no sample comes twice in an epoch, with the others each comes at least once.
-            rank: of this process; needs `num_replicas`.
+            shuffle: use another order in every epoch; else the data set's order, bucket by bucket.
+            seed: the seed of the order.
+            tail: what happens to samples that do not fill a batch of their bucket, and to the at most `num_replicas - 1` batches that
+                cannot be divided among all ranks. "drop" leaves them out, "pad" repeats them in turn until they fit, "wrap" adds the first
+                ones of the bucket (or of the epoch). With "drop" no sample comes twice in an epoch; else each comes at least once.
+            rank: the rank of this process; needs `num_replicas`.
             num_replicas: the number of processes that train together.
-            split: "outside" yields all batches everywhere, as many as go round, for accelerate, which hands them out to its processes.
+            split: "outside" yields the batches of all ranks everywhere, a multiple of their number, for accelerate, which splits them.
                 "found" takes rank and number from torch.distributed, else from the launcher's environment, whenever the sampler is
-                used: for samplers that are made before their trainer starts its ranks.
+                used: for samplers that are made before the trainer starts its ranks.
 
         Raises:
-            BadInput: options that do not fit; an epoch without a batch, over all ranks; or several processes were found and neither
-                ranks nor `split` were given. The latter two also at an iteration, where the ranks are found only then.
+            BadInput: wrong options; an epoch without a batch, over all ranks; or several processes were found, but neither ranks nor
+                `split` were given. The last two are also raised by an iteration, if the ranks are found only then.
         """
         check_buckets(data)
         batch_size, seed = as_whole("batch_size", batch_size, least=1), as_whole("seed", seed, least=0)
@@ -114,30 +114,30 @@ class BucketBatchSampler:
         self._order = Order(batch_size, shuffle, seed, tail)
         self._epoch = 0
         self._start = 0
-        """Batches of the epoch, over all ranks, that came before the iteration."""
+        """Batches of the epoch, over all ranks, before this iteration."""
         self._yielded = 0
-        """Batches that the present iteration has yielded here."""
+        """Batches that this iteration has yielded in this process."""
         self._delivered: int | None = None
-        """How many of them reached the trainer, as a loader that reads ahead says; None where none does, or all did."""
+        """How many of them reached the trainer, as a prefetching loader reports. None without such a report, or after all did."""
         self._is_finished = False
-        """Whether the present iteration has yielded everything, though its caller may not have asked for more yet."""
+        """Whether this iteration has yielded all batches. The caller may not have asked for more yet."""
         self._is_over = False
-        """Whether its caller has seen the end."""
+        """Whether the caller has seen the end of the iteration."""
         self._is_resumed = False
         self._epochs_before = 0
-        """What is added to the epochs a trainer sets, where it counts from 0 again after it was resumed."""
+        """Added to the epochs that a trainer sets, if it counts from 0 again after it resumed."""
         share = self._share()
         _refuse_no_batch(data, self._order, share.world)
         if share.rank == 0:
             _report_left_out(data, self._order, share.world)
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has on this rank; with `split="outside"`, on all of them."""
+        """Number of batches of a whole epoch on this rank; with `split="outside"`, on all ranks."""
         share = self._share()
         return count_even(count_batches(self._data.buckets, self._order), share.world, self._order.tail) * (share.world // share.step)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this rank: of the epoch that was set or resumed, else of the next one. Raises BadInput as the class does."""
+        """Yield the batches of this rank, for the epoch that was set or resumed, else the next one. Raises BadInput as the class."""
         share = self._share()
         _refuse_no_batch(self._data, self._order, share.world)
         if self._is_finished:
@@ -152,14 +152,14 @@ class BucketBatchSampler:
         with announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
             for batch in ours:
                 self._yielded += 1
-                # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
+                # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
                 yield batch.tolist()
         self._is_finished = self._is_over = True
 
     @property
     def sampler(self) -> Self:
-        """This object: accelerate and Fabric call `batch_sampler.sampler.set_epoch`."""
+        """This object, as accelerate and Fabric call `batch_sampler.sampler.set_epoch`."""
         return self
 
     @property
@@ -169,7 +169,7 @@ class BucketBatchSampler:
 
     @property
     def left_out(self) -> int:
-        """How many samples the epoch leaves out, on all ranks: of what it holds from where it was resumed on. 0 unless `tail="drop"`."""
+        """How many samples the rest of the epoch leaves out, on all ranks. 0 unless `tail="drop"`."""
         if self._order.tail != "drop":
             return 0
         batches = count_batches(self._data.buckets, self._order)
@@ -177,10 +177,10 @@ class BucketBatchSampler:
         return unbatched + max(batches - self._start, 0) % self._share().world * self._order.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, and tell the data set. Setting the same one again changes nothing.
+        """Set the epoch of the next iteration and of the data set. Setting the same epoch again changes nothing.
 
-        Right after a state was loaded, a 0 means the epoch that was resumed, 1 the one after it, and so on: Fabric and accelerate set
-        the epoch before each iteration, and count from 0 in each process.
+        Right after a state was loaded, 0 means the resumed epoch, 1 the one after it, and so on: Fabric and accelerate set the epoch before
+        each iteration, and count from 0 in each process.
         """
         if self._is_resumed and epoch == 0 and self._epoch > self._epochs_before:
             self._epochs_before = self._epoch
@@ -194,22 +194,22 @@ class BucketBatchSampler:
         self._tell_data()
 
     def resume(self, epoch: int, step: int) -> None:
-        """Let the next iteration be the rest of an epoch of which each rank has had `step` batches."""
+        """Continue with the rest of an epoch of which each rank has had `step` batches."""
         self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._share().world)
 
     def count_delivered(self, batches: int | None) -> None:
-        """Say how many batches of the present iteration reached the trainer here; None for all, and their end.
+        """Set how many batches of this iteration reached the trainer here. None means all, and also the end.
 
-        For loaders that read ahead. `make_loader` returns one that does it.
+        For loaders that prefetch. Those of `make_loader` call it.
         """
         self._delivered = batches
 
     def state_dict(self, *, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Where this sampler is, as JSON, to be resumed on any number of ranks.
+        """The position of this sampler, as JSON. Any number of ranks can resume from it.
 
-        A DataLoader with workers reads ahead of the trainer, so the sampler's own count is right only without workers, with the loaders
-        of `make_loader`, and with torchdata's StatefulDataLoader. With any other, and with accelerate, say `batches_consumed`: how many
-        batches the trainer has had here since it began the present iteration.
+        A DataLoader with workers prefetches, so the sampler's own count is right only without workers, with the loaders of `make_loader`,
+        and with torchdata's StatefulDataLoader. With any other loader, and with accelerate, pass `batches_consumed`: how many batches the
+        trainer has had in this process since the present iteration began.
         """
         share = self._share()
         delivered = self._delivered if batches_consumed is None else as_whole("batches_consumed", batches_consumed, least=0)
@@ -222,7 +222,7 @@ class BucketBatchSampler:
         return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another sampler was. Raises BadInput if it had another data set or another order."""
+        """Go to the position of another sampler. Raises BadInput if that had another data set or another order."""
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
@@ -260,7 +260,7 @@ class BucketBatchSampler:
         self._is_finished = self._is_over = self._is_resumed = False
 
     def _share(self) -> _Share:
-        """Which batches come here now. Raises BadInput where several ranks are found and nobody said how they share."""
+        """The batches of this process. Raises BadInput if several ranks are found, but not how they share batches."""
         if self._given is not None:
             rank, world = self._given
             return _Share(rank, world, world, rank)
@@ -282,13 +282,13 @@ class BucketBatchSampler:
 
 
 def check_buckets(data: object) -> None:
-    """Raise BadInput for what is no data set with buckets."""
+    """Raise BadInput if this is not a data set with buckets."""
     if not hasattr(data, "buckets"):
         raise BadInput(f"a {type(data).__name__} has no buckets; pass a CachedDataset (for a torch Subset: data.select(part.indices))")
 
 
 def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
-    """(rank, number of ranks) that share the order, as told; None where that is not said in numbers."""
+    """Check the given (rank, number of ranks); None if they were not given. Raises BadInput."""
     if rank is None and world is None:
         return None
     rank = None if rank is None else as_whole("rank", rank)
@@ -301,10 +301,9 @@ def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tu
 
 
 def find_ranks() -> Placement:
-    """Who trains together, as an initialised torch.distributed says, else the launcher's environment; one process where nothing does.
+    """Find the processes that train together: by torch.distributed if initialised, else by the launcher's environment, else one process.
 
-    The tasks of a job array, and processes numbered by CACHESTORE_RANK, share the encoding of a store. Nothing says that they train
-    together.
+    Tasks of a job array, and processes numbered by CACHESTORE_RANK, only encode together. They need not train together.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -313,7 +312,7 @@ def find_ranks() -> Placement:
 
 
 def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
-    """Raise BadInput where no rank has a batch in any epoch: a training would end at once and look as if it had been done."""
+    """Raise BadInput if an epoch has no batch. Otherwise training would end at once and look complete."""
     if count_even(count_batches(data.buckets, order), world, order.tail):
         return
     sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))

@@ -1,4 +1,4 @@
-"""Recipes against the files of a model: are they what made the entries? Knows no store, and loads nothing."""
+"""Compare recipes with the files of a model: did it make the entries? Loads no model."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,16 +9,16 @@ from cachestore.core.keys import Recipe
 from cachestore.files.fingerprints import digest_file
 
 _remembered: dict[str, str] = {}
-"""Digests of files that this process has looked at, for as long as they do not change."""
+"""Digests of files that this process has read, valid until a file changes."""
 
 
 def differing_files(
     recipes: Mapping[str, Recipe], *, model: str | Path | None = None, vae: str | Path | None = None, text_encoder: str | Path | None = None
 ) -> list[str]:
-    """What is not as recipes have it, in words, one for each file; nothing where all is. No recipes differ in nothing.
+    """One sentence for each file that differs from the recipes; empty if all agree.
 
-    A file that `vae` or `text_encoder` has counts before the model's. Raises BadInput for places that do not exist, and for recipes of a
-    model without files.
+    A file under `vae` or `text_encoder` takes precedence over the one under `model`. Raises BadInput for paths that do not exist, and for
+    recipes of a model without files.
     """
     given = {"model": model, "vae": vae, "text_encoder": text_encoder}
     places = {name: as_path(name, place) for name, place in given.items() if place is not None}
@@ -43,7 +43,7 @@ def _differences(encoder: str, recipe: Recipe, places: Mapping[str, Path]) -> It
 
 
 def _candidates(name: str, places: Mapping[str, Path]) -> Iterator[Path]:
-    """Where a file of a recipe may lie: in the folder of its component, or in a folder that is that component alone."""
+    """Where a file of a recipe may lie: in the folder of its component, or in a folder that is this component alone."""
     component, rest = name.split("/", 1) if "/" in name else ("", name)
     override = places.get("vae") if component == "vae" else places.get("text_encoder")
     for place in (override, places.get("model")):

@@ -1,7 +1,7 @@
-"""In which order batches come: pure functions of (buckets, batch size, tail, seed, epoch). Knows no rank's state and no data set.
+"""The order of batches: pure functions of (buckets, batch size, tail, seed, epoch).
 
-The order is this project's own, not a library's: a place is sorted by a hash of itself, so a run resumed under another version of
-numpy or torch goes on in the same order.
+The order is this project's own: an index is sorted by a hash of itself. So a run that resumes with another version of numpy or torch has
+the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from cachestore.core.keys import digest_parts
 
 Tail = Literal["drop", "pad", "wrap"]
-"""What happens to what does not fill a batch (or, for batches, a round of all ranks): it is left out; it is filled up by repeating
-itself; it is filled up with the first ones of the same bucket (or of the epoch)."""
+"""What happens to samples that do not fill a batch, and to batches that do not fill a round of all ranks. "drop" leaves them out, "pad"
+repeats them, "wrap" adds the first ones of the same bucket (or of the epoch)."""
 
 Places = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What decides the order, besides the epoch."""
+    """What determines the order, besides the epoch."""
 
     size: int
     shuffle: bool
@@ -35,7 +35,7 @@ class Order:
 
 
 def permutation(count: int, *name: str) -> Places:
-    """The numbers below `count` in an order that depends on the name alone: sorted by SplitMix64, which has no ties."""
+    """The numbers below `count`, in an order that depends only on `count` and the name: sorted by SplitMix64, which has no ties."""
     start = int.from_bytes(digest_parts("cachestore-order", *name)[:8], "little")
     mixed = np.arange(1, count + 1, dtype=np.uint64) * _STEP + np.uint64(start)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
@@ -44,7 +44,7 @@ def permutation(count: int, *name: str) -> Places:
 
 
 def turn_of(count: int, epoch: int, *name: str) -> int:
-    """Which of `count` has its turn in an epoch: each once in so many epochs, in an order that is drawn anew for each round of them."""
+    """Which of `count` things has its turn in this epoch. In `count` epochs each has one turn; then a new order is drawn."""
     if count == 1:
         return 0
     number, place = divmod(epoch, count)
@@ -52,7 +52,7 @@ def turn_of(count: int, epoch: int, *name: str) -> int:
 
 
 def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Places:
-    """Bring the number of items to a multiple. `whole` is what "wrap" takes from, from its start; nothing stays nothing."""
+    """Make the number of items a multiple of `multiple`. "wrap" takes from the start of `whole`. No items stay no items."""
     rest = len(items) % multiple
     if rest == 0:
         return items
@@ -63,7 +63,7 @@ def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Plac
 
 
 def order_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order, epoch: int) -> Places:
-    """All batches of an epoch, one a row: each of one bucket, all of one size. No samples give no rows."""
+    """All batches of an epoch, one per row, each of one bucket and `order.size` indices."""
     cut = [_cut(bucket, np.asarray(places, dtype=np.int64), order, epoch) for bucket, places in sorted(buckets.items())]
     batches = np.concatenate([np.empty((0, order.size), dtype=np.int64), *cut])
     if order.shuffle:
@@ -78,10 +78,10 @@ def _cut(bucket: tuple[int, ...], places: Places, order: Order, epoch: int) -> P
 
 
 def count_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order) -> int:
-    """How many batches an epoch has: the same in every epoch."""
+    """How many batches an epoch has. It is the same for every epoch."""
     return sum(count_even(len(places), order.size, order.tail) for places in buckets.values())
 
 
 def count_even(count: int, multiple: int, tail: Tail) -> int:
-    """How many groups of `multiple` come of `count` items."""
+    """How many groups of `multiple` `count` items make."""
     return count // multiple if tail == "drop" else -(-count // multiple)

@@ -1,4 +1,4 @@
-"""Rows of a data set with the tensors behind their keys: as samples, or as what they give to a batch. Knows no places and no ids."""
+"""Read rows of a data set with the tensors of their keys: as samples, or as a batch slice."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Rows:
         self._selection = selection
 
     def samples(self, rows: Sequence[int]) -> list[SampleDict]:
-        """One sample for each row, its tensors its own. Raises MissingEntry, CorruptEntry."""
+        """Return one sample for each row, with tensors of its own. Raises MissingEntry, CorruptEntry."""
         asked = self._selection.ask(rows)
         keys = self._selection.row_keys(asked)
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
@@ -38,12 +38,12 @@ class Rows:
         return [self._sample(*each) for each in zip(*asked, stored, strict=True)]
 
     def ask_ahead(self, rows: Sequence[int]) -> None:
-        """Have the entries of these rows brought into memory without waiting for the disk."""
+        """Ask the system to load the entries of these rows, without waiting."""
         keys = self._selection.row_keys(self._selection.ask(rows))
         self._reader.ask_ahead([key for row_keys in keys for key in row_keys if key is not None])
 
     def share(self, rows: Sequence[int]) -> Share | None:
-        """What these rows, at least one, give to a batch; None where they are not alike."""
+        """Return the batch slice of these rows, at least one. None if they differ in their fields."""
         selection, asked = self._selection, self._selection.ask(rows)
         parts = self._parts(asked)
         is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
@@ -60,7 +60,7 @@ class Rows:
         return Share(self._reader, parts, plain, pairs, clips, extras, [text.block for text in selection.texts])
 
     def outputs_of(self, caption: str) -> dict[str, Any]:
-        """What the text encoders made of a caption by itself. Raises MissingEntry, BadInput."""
+        """Return the text encoders' outputs for one caption. Raises MissingEntry, BadInput."""
         texts = self._selection.texts
         if not texts:
             is_left_out = bool(text_columns(self._selection.catalog))
@@ -81,7 +81,7 @@ class Rows:
         return found
 
     def _parts(self, asked: Asked) -> list[Part]:
-        """What each column gives to a batch of these samples; columns that none of them has a cell in give nothing."""
+        """What each column adds to the batch. A column without cells in these rows adds nothing."""
         selection, (rows, ids, texts, views) = self._selection, asked
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
@@ -96,7 +96,7 @@ class Rows:
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
     def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], views: Sequence[int]) -> Part:
-        """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
+        """Control images: stacked if every sample of the data set has exactly one, else a list for each sample."""
         if self._selection.has_one_control:
             keys = view_keys(controls.column, rows, views)
             return LatentsPart(CONTROL_LATENTS, controls.block, controls.form, keys, [0] * len(rows))
@@ -104,7 +104,7 @@ class Rows:
         return ControlsPart(CONTROL_LATENTS, controls.block, controls.form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
-        """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
+        """Masks, and the shape of the missing ones if it is the same for all. None if no sample has a picture."""
         keys = iter(view_keys(masks.column, rows, views))
         cells = [next(keys) if masks.column.count(row) else None for row in rows]
         shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
@@ -115,7 +115,7 @@ class Rows:
     def _sample(
         self, row: int, sample_id: str, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
     ) -> SampleDict:
-        """`stored` are the entries of the keys that `Selection.row_keys` gives for this row."""
+        """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
         selection, rest = self._selection, list(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}
@@ -136,14 +136,14 @@ class Rows:
         return sample
 
     def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
-        """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
+        """A sample's mask; ones if it has none; None if it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
         shape = self._empty_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
     def _empty_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
-        """The shape of the mask of a sample that has none; None where it has no picture either."""
+        """The shape of the mask that a sample lacks; None if it has no picture either."""
         column = self._selection.pictures.column if self._selection.pictures is not None else None
         bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
         if bucket is None:
@@ -153,7 +153,7 @@ class Rows:
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:
-    """Stored bytes as writable tensors of the caller's own: copied where others will use them too, or where they are a view of a file."""
+    """Make writable tensors of stored bytes. Copies them if others use them too, or if they are a view of a file."""
     return to_torch(
         {
             name: (dtype, shape, bytearray(buffer) if copy or memoryview(buffer).readonly else buffer)

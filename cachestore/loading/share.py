@@ -1,4 +1,4 @@
-"""What a data set gives to a batch, and the batch that the shares of one or several data sets make. Knows no catalog."""
+"""Batch slices: what one data set gives to a batch, and the batch that one or several of them make."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,29 +20,29 @@ T = TypeVar("T")
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 _OF_SAMPLES: Final = {"keys", "noise", "cells"}
-"""The fields of a part that have a value of each sample."""
+"""The fields of a part that have one value for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Some samples of one data set, at least one, column by column: what is to be read of them, and what stands beside it."""
+    """Samples of one data set, at least one, by column: what to read, and the other values of the batch."""
 
     source: Source
     parts: Sequence[Part]
     plain: Mapping[str, list[Any]]
-    """A value of each sample."""
+    """One value for each sample."""
     pairs: Mapping[str, Sequence[int]]
-    """Two whole numbers of each sample, those of one after those of the other."""
+    """Two integers for each sample, concatenated."""
     tensors: Mapping[str, torch.Tensor]
-    """A number of each sample."""
+    """One number for each sample."""
     extras: Sequence[Mapping[str, Any]]
-    """The columns of its own of each sample; empty where none has any."""
+    """The extra columns of each sample; empty if none has any."""
     blocks: Sequence[TextBlock]
 
 
 def read_share(share: Share, memory: BatchBuffers) -> dict[str, Any] | None:
-    """The batch, in `memory`; None where it has to be put together in the slower way. Raises MissingEntry."""
-    # Before the reads, after which the processor's cache holds little of the interpreter.
+    """Read the batch into `memory`. Returns None if the slower way must make it. Raises MissingEntry."""
+    # Before the reads, which leave little of the interpreter in the CPU cache.
     beside: dict[str, Any] = {**share.plain}
     beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in share.pairs.items()} | memory.keep(share.tensors)
     names = dict.fromkeys(name for values in share.extras for name in values)
@@ -55,8 +55,8 @@ def read_share(share: Share, memory: BatchBuffers) -> dict[str, Any] | None:
 
 
 def read_or(share: Share | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The batch of a share, and in the slower way where that gives none; in the buffers, if any."""
-    with suppress(MissingEntry):  # the slower way says what is missing, and of which data set
+    """Read the batch of a slice, or make it in the slower way; in the buffers, if given."""
+    with suppress(MissingEntry):  # the slower way names what is missing, and the data set
         batch = read_share(share, into if into is not None else BatchBuffers()) if share is not None else None
         if batch is not None:
             return batch
@@ -65,10 +65,10 @@ def read_or(share: Share | None, into: BatchBuffers | None, slower: Callable[[],
 
 
 def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Share | None:
-    """The shares of several data sets as one; None where they are not alike. At least one.
+    """Join the slices of several data sets, at least one. Returns None if they differ in their fields.
 
-    `places` says of each where in the batch its samples stand; each place of the batch is said once. An entry that several stores have is
-    read from one of them, as equal keys hold interchangeable values.
+    `places` has for each slice the positions of its samples in the batch; together they cover each position once. An entry that several
+    stores have is read from one of them, as equal keys hold interchangeable values.
     """
     first = shares[0]
     if len(shares) == 1 and list(places[0]) == list(range(len(places[0]))):
@@ -99,13 +99,13 @@ def join_shares(shares: Sequence[Share], places: Sequence[Sequence[int]]) -> Sha
 
 
 def _spread(values: Sequence[Sequence[T]], places: Sequence[Sequence[int]]) -> list[T]:
-    """Values of several data sets in the order of the batch."""
+    """Put the values of several data sets into the order of the batch."""
     found = {place: value for some, where in zip(values, places, strict=True) for place, value in zip(where, some, strict=True)}
     return [found[place] for place in range(len(found))]
 
 
 def _join_parts(parts: Sequence[Part], places: Sequence[Sequence[int]]) -> Part | None:
-    """The same part of several data sets; None where it is read otherwise there."""
+    """Join the same part of several data sets. Returns None if they read it differently."""
     if any(_without_samples(part) != _without_samples(parts[0]) for part in parts):
         return None
     own = {one.name for one in fields(parts[0])} & _OF_SAMPLES
@@ -121,13 +121,13 @@ def _without_samples(part: Part) -> list[Any]:
 
 
 class _Sources:
-    """Several stores as one `Source`: each entry is looked up and read where somebody who wants it has it."""
+    """Several stores as one `Source`. Each entry is looked up and read in a store whose data set needs it."""
 
     def __init__(self, owners: Mapping[Key, Source]) -> None:
         self._owners = owners
 
     def locate(self, keys: Sequence[Key]) -> Located:
-        """As `Reader.locate`, asking each store once."""
+        """As `Reader.locate`; asks each store once."""
         found: dict[int, Place] = {}
         for source, rows in self._by_source(keys):
             located = source.locate([keys[row] for row in rows])
@@ -135,7 +135,7 @@ class _Sources:
         return Located.of([found[row] for row in range(len(keys))])
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
-        """As `Reader.fill`, asking each store once."""
+        """As `Reader.fill`; asks each store once."""
         for source, rows in self._by_source(keys):
             own = Located.of([located.place(row) for row in rows])
             if not source.fill([keys[row] for row in rows], own, [targets[row] for row in rows], side_by_side=side_by_side):

@@ -1,7 +1,7 @@
-"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face.
+"""List samples in the caller's memory: sequences of `Sample`, and data sets of Hugging Face.
 
-A picture is never held here: what is behind a reference is asked of the caller's sequence when it is read. A worker in another process
-gets the rows as a file (`write_rows`), and what is in memory over its pipes.
+No picture is kept here: each read asks the caller's sequence for it. A worker in another process gets the rows as a file (`write_rows`),
+and the pictures through its source pipe.
 """
 
 import io
@@ -28,7 +28,7 @@ from cachestore.source.remarks import Remarks, taken
 from cachestore.source.rows import check_row, from_row, named_row
 
 MEMORY: Final = "memory:"
-"""How the reference of a picture begins that is no file: then come role, number and sample."""
+"""Prefix of the reference of a picture that is not a file. Role, number and sample follow."""
 
 _FORMAT: Final = "cachestore-rows/1"
 
@@ -39,31 +39,31 @@ class _Place:
     column: str
     number: int
     sample: str
-    """The id of the sample that stood there when it was listed."""
+    """The id of the sample in this row when it was listed."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """`Files` in a caller's memory. In the place of their time stands a part of their digest: equal ones are known to be unchanged."""
+    """`Files` in the caller's memory. A part of their digest stands in for the time, so equal ones are known to be unchanged."""
 
     fetch: Callable[[_Place], object]
     places: dict[str, _Place] = field(default_factory=dict[str, _Place])
     _stats: dict[str, Stat] = field(default_factory=dict[str, Stat])
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes of a picture; one that is no file yet is written as an uncompressed TIFF. Raises OSError."""
+        """The bytes of a picture. One that is not a file yet is written as an uncompressed TIFF. Raises OSError."""
         found = self._found(reference)
         return Folder(Path.cwd()).read(str(found)) if isinstance(found, Path) else (found, self._stat_of(reference, found))
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
+        """The picture as a file for seeking; for a path the file itself. Raises OSError."""
         found = self._found(reference)
         if isinstance(found, Path):
             return Folder(Path.cwd()).open(str(found))
         return nullcontext((io.BytesIO(found), self._stat_of(reference, found)))
 
     def stat(self, reference: str) -> Stat | None:
-        """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
+        """What stands in for (size, mtime_ns), or None if it is gone. Computed once: a sequence must not change during the work."""
         if reference in self._stats:
             return self._stats[reference]
         try:
@@ -85,7 +85,7 @@ class Memory:
 
 
 def as_bytes(picture: Any, where: str) -> bytes | Path:
-    """A picture as the bytes of a file, or the path of one. Takes bytes, paths, PIL images, and `{"bytes", "path"}`. Raises OSError."""
+    """Return a picture as the bytes of a file or as a path. Takes bytes, paths, PIL images, and `{"bytes", "path"}`. Raises OSError."""
     stored: Mapping[str, Any] = cast("Mapping[str, Any]", picture) if isinstance(picture, Mapping) else {"bytes": picture}
     found: object = stored.get("path") if stored.get("bytes") is None else stored["bytes"]
     if isinstance(found, bytes | bytearray | memoryview):
@@ -102,7 +102,7 @@ def _is_pil(picture: object) -> bool:
 
 
 def _as_tiff(picture: Any) -> bytes:
-    """A PIL image without loss, always with the same bytes: those of a PNG depend on the version of zlib."""
+    """Write a PIL image without loss. The bytes are always the same; those of a PNG depend on the version of zlib."""
     from PIL import ImageOps
 
     upright = ImageOps.exif_transpose(picture)
@@ -120,7 +120,7 @@ def _as_tiff(picture: Any) -> bytes:
 
 
 def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List a sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`. Raises BadInput, also for two with one id."""
+    """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
         return _gather_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
@@ -169,7 +169,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
 
 
 def _references(memory: Memory, place: _Place, value: object) -> list[str]:
-    """References of a sample's pictures of one role: a path is one itself. `place` is that of the first."""
+    """The references of a sample's pictures of one role; a path is its own reference. `place` is that of the first picture."""
     found: list[str] = []
     for number, picture in enumerate(_several(value)):
         if isinstance(picture, str | os.PathLike):
@@ -190,7 +190,7 @@ def _named(memory: Memory, place: _Place) -> str:
 
 
 def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
-    """As `from_row`, for values that may be anything. Raises BadInput for what JSON has no form for."""
+    """As `from_row`, for values of any type. Raises BadInput for values that JSON cannot hold."""
     if why := _why_not_json(dict(row)):
         column = next((column for column, value in row.items() if _why_not_json(value)), "")
         raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
@@ -230,7 +230,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         if found.get("id") is None:
             found["id"] = found.pop("file_name", None) or str(row)
         for role, column in columns.items():
-            # Pictures are looked at only where a column holds several.
+            # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
             found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
         check_row(found, where, dict.fromkeys(plain.column_names))
@@ -244,7 +244,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
 
 
 def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of pictures by role. One column alone may have any name. Raises BadInput for columns that cannot be used."""
+    """The picture columns by role. A single one may have any name. Raises BadInput for columns that cannot be used."""
     found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
     for name, kind in found.items():
         if getattr(kind, "decode", False):
@@ -274,9 +274,9 @@ def _picture_kind(feature: Any) -> Any:
 
 
 def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
-    """Write what was listed to a file under `tmp/`, for workers of this call alone; whoever calls removes it.
+    """Write the samples to a file under `tmp/` for the workers of this call. The caller removes it.
 
-    They ask for what is in memory as `ASKED_AS/reference`.
+    Workers ask for pictures in memory as `ASKED_AS/reference`.
     """
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
@@ -292,7 +292,7 @@ def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
 
 
 def list_rows(path: Path, files: Files | None) -> Listing:
-    """The same listing in a worker: what is in memory is asked for over `files`. Raises BadInput where it is no such file."""
+    """List the samples of `write_rows` in a worker. Pictures in memory are asked for through `files`. Raises BadInput for another file."""
     with path.open("rb") as file:
         head: Any = json.loads(file.readline() or b"null")
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:

@@ -1,7 +1,7 @@
-"""Condemned segments: those that garbage collection will remove. Read here; `gc` writes the lists and acts on them.
+"""Segments marked for deletion, which `gc` will remove. They are read here; `gc` writes the lists and acts on them.
 
-A list is a create-only record, named by the digest of its bytes. What it names is condemned for good, and the name is never given to
-another file. A condemned segment stays readable, and counts as absent for whoever plans what to encode.
+A list is a create-only record, named by the digest of its bytes. A listed segment stays marked for good, and its name is never given to
+another file. It can still be read, but planning treats it as absent.
 """
 
 from dataclasses import dataclass
@@ -18,24 +18,23 @@ from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 FORMAT: Final = "cachestore-condemned"
 VERSION: Final = 1
 NEWER: Final = "install a newer one"
-"""What the refusal of a newer format says."""
+"""Part of each message that refuses a newer format."""
 
 
 @dataclass(frozen=True, slots=True)
 class CondemnedList:
-    """One list."""
+    """A list of segments marked for deletion."""
 
     digest: str
     segments: frozenset[str]
     written: float
-    """Seconds since the epoch, by the clock of who wrote it."""
+    """Seconds since the epoch, by the clock of the writer."""
 
 
 def list_condemned(layout: Layout) -> list[CondemnedList]:
-    """All lists that can be read; none is the usual case. A damaged one counts for nobody, as nobody can act on it either.
+    """All lists that can be read, usually none. Damaged lists are ignored, as `gc` cannot act on them either.
 
-    Raises FormatError for a list of a newer format, ReadFailed for one that the file system refuses: what it condemns must not be
-    counted on.
+    Raises FormatError for a list of a newer format, and ReadFailed for one that cannot be read: its segments must not be relied on.
     """
     found: list[CondemnedList] = []
     for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
@@ -44,19 +43,19 @@ def list_condemned(layout: Layout) -> list[CondemnedList]:
         except FormatError as error:
             if NEWER in str(error):
                 raise
-        except FileNotFoundError:  # it was spent, and went meanwhile
+        except FileNotFoundError:  # `gc` removed it meanwhile
             continue
     return found
 
 
 def condemned_segments(layout: Layout) -> frozenset[str]:
-    """Digests of all condemned segments, whether they are still there or not. Raises as `list_condemned`."""
+    """Digests of all segments marked for deletion, whether they still exist or not. Raises as `list_condemned`."""
     return frozenset[str]().union(*(each.segments for each in list_condemned(layout)))
 
 
 @lru_cache(256)
 def read_condemned(path: Path) -> CondemnedList:
-    """One list; a name is never reused, so it is read once. Raises FormatError, OSError."""
+    """Read one list. Results are cached, as a name is never reused. Raises FormatError, OSError."""
     raw = read_whole(path, limit_bytes=RECORD_LIMIT_BYTES)
     body = decode_record(FORMAT, VERSION, raw, where=path)
     if digest_of([raw]) != path.stem:

@@ -1,7 +1,7 @@
-"""Where an entry stands: the value of the index, and the unit in which readers ask for bytes. Pure.
+"""Entry locations: the values of the index, and what readers ask for. Reads no file.
 
-On disk a place is 36 bytes, little-endian: segment number u32, ordinal u32, offset u64, layout number u32, checksum 16 bytes.
-Copies of one key follow each other.
+On disk a location has 36 bytes, little-endian: segment number u32, ordinal u32, offset u64, layout number u32, checksum 16 bytes. The
+copies of a key follow each other.
 """
 
 import struct
@@ -17,7 +17,7 @@ PLACE_BYTES: Final = _PACKED.size
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """A segment as index and snapshot know it."""
+    """A segment as the index and snapshots describe it."""
 
     digest: str
     size_bytes: int
@@ -26,7 +26,7 @@ class SegmentRef:
 
 
 class Place(NamedTuple):
-    """One copy of an entry: enough to read and check it without looking at the segment's header."""
+    """The location of one copy of an entry: enough to read and check it without the segment's header."""
 
     segment: SegmentRef
     ordinal: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Where several entries stand, one copy of each: the columns of as many places, which cost a batch less than the places themselves."""
+    """The locations of several entries, one copy each, as columns. That is faster for a batch than a list of `Place`."""
 
     segments: Sequence[SegmentRef]
     ordinals: Sequence[int]
@@ -51,31 +51,31 @@ class Located(NamedTuple):
 
     @classmethod
     def of(cls, places: Sequence[Place]) -> Self:
-        """The same as columns. No places are five empty columns."""
+        """Make columns from a list of locations."""
         return cls(*zip(*places, strict=True)) if places else cls((), (), (), (), ())
 
     def place(self, row: int) -> Place:
-        """One of them."""
+        """The location in this row."""
         return Place(self.segments[row], self.ordinals[row], self.offsets[row], self.specs[row], self.checksums[row])
 
 
 def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> bytes:
-    """One place as it stands in the index."""
+    """Encode one location for the index."""
     return _PACKED.pack(segment, ordinal, offset, layout, checksum)
 
 
 def unpack_firsts(values: Sequence[bytes]) -> list[tuple[int, int, int, int, bytes]]:
-    """The first place in each of these index values: the copy that is read."""
+    """The first location in each of these index values: the copy that is read."""
     if set(map(len, values)) <= {PLACE_BYTES}:
         return list(_PACKED.iter_unpack(b"".join(values)))
     return [_PACKED.unpack_from(value) for value in values]
 
 
 def unpack_first(value: bytes) -> tuple[int, int, int, int, bytes]:
-    """As `unpack_firsts`, of one value."""
+    """As `unpack_firsts`, for one value."""
     return _PACKED.unpack_from(value)
 
 
 def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
-    """All places in an index value: (segment number, ordinal, offset, layout number, checksum)."""
+    """All locations in an index value: (segment number, ordinal, offset, layout number, checksum)."""
     return [_PACKED.unpack(value)] if len(value) == PLACE_BYTES else list(_PACKED.iter_unpack(value))

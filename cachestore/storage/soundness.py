@@ -1,4 +1,4 @@
-"""Whether one segment is as it was published: its header, its bytes against its name, each entry against its checksum."""
+"""Check one segment: its header, its bytes against its name, each entry against its checksum."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ from cachestore.storage.snapshot import ref_of
 
 @dataclass(slots=True)
 class Looked:
-    """What was learned about one segment."""
+    """The result of checking one segment."""
 
     digest: str
     size_bytes: int = 0
@@ -29,11 +29,11 @@ class Looked:
     good: frozenset[Key] = frozenset()
     is_unreadable: bool = False
     told: tuple[SegmentRef, bytes] | None = None
-    """What its header says, as the index should say it: `ref_of` and `digest_table`. None where something is wrong with it."""
+    """By its header, what the index should say of it: `ref_of` and `digest_table`. None if something is wrong with it."""
 
 
 def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
-    """Check one segment. A mismatch is looked at again through a fresh open before it counts; an I/O error is `unreadable`."""
+    """Check one segment. A mismatch counts only if a second opening shows it again; an I/O error is `unreadable`."""
     first = _look_once(layout, digest, every_byte=every_byte)
     return _look_once(layout, digest, every_byte=every_byte) if first.findings else first
 
@@ -61,7 +61,7 @@ def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
-    """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
+    """The damaged entries of a segment. None if the whole file is intact; empty if only bytes between entries changed."""
     whole = Checksum()
     entries = _EntriesInPassing(contents.entries)
     with opened(path) as (descriptor, _status):
@@ -73,7 +73,7 @@ def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[Sto
 
 
 class _EntriesInPassing:
-    """Checks each entry while the file goes by in blocks, so that its bytes are read once and hashed while the cache holds them."""
+    """Checks entries while the file is read in blocks. So bytes are read once, and hashed while they are in the CPU cache."""
 
     def __init__(self, entries: Sequence[StoredEntry]) -> None:
         self._waiting = sorted(entries, key=lambda entry: (entry.offset, entry.ordinal), reverse=True)
@@ -81,7 +81,6 @@ class _EntriesInPassing:
         self._bad: list[StoredEntry] = []
 
     def pass_by(self, offset: int, block: memoryview) -> None:
-        """Take in the bytes of a block that starts at `offset` of the file."""
         end = offset + len(block)
         while self._waiting and self._waiting[-1].offset < end:
             entry = self._waiting[-1]
@@ -97,15 +96,15 @@ class _EntriesInPassing:
                 self._bad.append(entry)
 
     def finish(self) -> list[StoredEntry]:
-        """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
+        """The damaged entries, after the whole file was read. An entry whose bytes did not all come is damaged."""
         rest = reversed(self._waiting)
         return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
 def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[Entry]:
-    """The undamaged entries of a segment, read one by one, as they can be written again; none where it is no regular file.
+    """Read the undamaged entries of a segment, ready to be written again. Empty if it is not a regular file.
 
-    `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
+    `places` may name several locations of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
     saved: dict[Key, Entry] = {}
     with suppress(FormatError), opened(path) as (descriptor, _status):

@@ -1,4 +1,4 @@
-"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage."""
+"""Verify: find damage and change nothing. A mismatch is damage only if a second opening shows it again."""
 
 import os
 import time
@@ -36,7 +36,7 @@ Level = Literal["full", "quick"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
-    """What verify saw. `ok` is false for every kind of finding but stale temporary and foreign files."""
+    """The result of `verify`. `ok` is false for any finding except stale temporary files and foreign files."""
 
     ok: bool
     entries: int
@@ -46,9 +46,9 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     level: str = "full"
     recomputed: Mapping[str, Json] | None = None
-    """What became of the entries that were made again, by count; None where none was to be."""
+    """Counts of the entries that were encoded again; None if none were to be."""
     remarks: tuple[str, ...] = ()
-    """What is no damage, and slows the store down, in words."""
+    """Sentences on what is not damage, but makes the store slower."""
 
     __repr__ = in_short
 
@@ -58,7 +58,7 @@ class VerifyReport:
 
 
 LookFurther = Callable[[Layout], Iterable[Finding]]
-"""Finds what this room cannot: it knows no plans and no passes."""
+"""Finds problems in plans and passes, which this package does not know."""
 
 
 def verify(
@@ -73,15 +73,15 @@ def verify(
 
     Args:
         path: the store.
-        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" every byte of the segments too.
-        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
-        on_finding: called with each finding as it is made.
-        look_further: finds what only plans and passes can tell of.
+        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" also every byte of the segments.
+        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as with "quick".
+        on_finding: called with each finding as soon as it is made.
+        look_further: finds problems in plans and passes.
 
     Raises:
-        StoreNotFound: there is no store there.
+        StoreNotFound: there is no store.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such part.
+        BadInput: an argument is wrong, such as a part that does not exist.
     """
     as_word("level", level, get_args(Level))
     _check_subset(subset)
@@ -100,7 +100,7 @@ def verify(
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
-    check_for_reading(layout)  # what is listed of a folder that is gone finds nothing wrong
+    check_for_reading(layout)  # a folder that is gone lists as empty, and nothing seems wrong
     return VerifyReport(
         ok=all(finding.kind in HARMLESS for finding in findings),
         entries=sum(one.entries for one in looked),
@@ -114,7 +114,7 @@ def verify(
 
 
 def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
-    """Of segments without any index, which are read as well as others; a damaged one is a finding."""
+    """Remark that there is no index. The segments can be read without one; a damaged index is a finding."""
     if snapshot.listed and not list_indexes(layout):
         yield (
             f"there is no index, so opening the store reads the headers of all its {len(snapshot.listed)} segments: run"
@@ -143,7 +143,7 @@ def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], 
         if isinstance(found, Finding):
             yield found
     if not any(one.is_unreadable for one in looked):
-        # What an unreadable segment holds is unknown, so nothing can be called missing.
+        # The entries of an unreadable segment are unknown, so nothing can be called missing.
         yield from missing(layout, needed, good)
         yield from lost(layout, good)
         yield from vanished(layout, snapshot, needed)
@@ -151,7 +151,7 @@ def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], 
 
 
 def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[Looked]:
-    """Each segment, several at a time: reading and hashing leave the interpreter's lock."""
+    """Check each segment, several at a time: reading and hashing release the GIL."""
 
     def look(numbered: tuple[int, str]) -> Looked:
         number, digest = numbered
@@ -163,7 +163,7 @@ def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset
 
 
 def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked]) -> Iterator[Finding]:
-    """Each index by its digest; the one that readers look into also by what it says of the segments."""
+    """Compare each index with its digest, and the one in use with the segments too."""
     told = {one.digest: one.told for one in looked if one.told is not None}
     for name in list_indexes(layout):
         where = str(layout.index(name).relative_to(layout.root))
@@ -184,9 +184,9 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
 
 
 def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
-    """The segments, of those with which nothing is wrong, of which an index says something else: size, origin, or where an entry stands.
+    """Findings for intact segments of which the index says something else: size, origin, or where an entry lies.
 
-    No value is in danger, as each entry's checksum is bound to its key: reading one that another's place is given for is an error, though.
+    No value is in danger, as each checksum is bound to its key. But reading an entry at a wrong location is an error.
     """
     where = str(layout.index(index.verdict.name).relative_to(layout.root))
     try:
@@ -199,14 +199,14 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
         if told.get(ref.digest, said) != said:
             what = f"a different content of segment {ref.digest} than the segment's own header"
             bad_index = Finding("bad-index", where, f"{where} records {what}; run {layout.command('repair')}")
-            # Without its bytes nobody could tell which of the two is right.
+            # Only its bytes tell which of the two is right.
             yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
 
 def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
-    """(what it is called if damaged, path, a look) of each recipe, catalog and list of condemned segments.
+    """(kind of finding, path, check) for each recipe, catalog and list of segments marked for deletion.
 
-    A damaged list counts for nobody: what it names is looked at anew by the next `gc`.
+    A damaged list has no effect: the next `gc` looks at its segments again.
     """
     for fingerprint in filter(None, map(parse_recipe, names_in(layout.recipes))):
         yield "bad-recipe", layout.recipe(fingerprint), partial(_check_recipe, layout, fingerprint)
