@@ -140,7 +140,7 @@ class Presence:
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
-        """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
         if VIDEO in request:
             with self.source.open(str(request[VIDEO])) as (file, stat):
                 return bytes.fromhex(digest_opened(file)), stat
@@ -149,7 +149,7 @@ class Presence:
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
 
     def has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
-        """Whether the files behind a unit hold other bytes now. If only their time changed, the new time is kept."""
+        """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""
         try:
             digest, stat = self.digest(self.plan.unit(place).request)
         except OSError:

@@ -247,7 +247,7 @@ class Reconciler:
     def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:
         """Publish again, from plan and ledgers, the generation with which this pass ended.
 
-        Return False, and publish nothing, if the new catalog would not have the digest of the first.
+        Return False, and publish nothing, if the catalog made now does not have `digest`.
         """
         outcomes = self._history().outcomes
         without = (outcomes.states == FAILED) | ~outcomes.keyed
