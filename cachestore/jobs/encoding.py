@@ -166,7 +166,7 @@ class Encoding:
         """Wait for a batch and hand its entries on. A batch that fails is tried in halves, so that only the bad units fail."""
         begun = self._clock()
         tensors = self._tried(lambda: _made(one))
-        del one.result  # and the memory that it holds
+        del one.result  # frees the memory that it holds
         if isinstance(tensors, Exception):
             self._fall_back(one.state, one.group, one.batch, tensors)
             return

@@ -120,10 +120,10 @@ def fill(
     check_calls(on_progress, cancel)
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
-    _ = store.snapshot  # raises where the store is closed
+    _ = store.snapshot  # raises if the store is closed
     if store.mode != "a":
         raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
-    allowed_failures(str(max_failures), 0)  # refused now, not after the work
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
     items: dict[Key, Any] = {}
     for key, item in as_pairs("wanted", wanted):
         items.setdefault(Key.parse(key), item)

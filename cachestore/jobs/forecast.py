@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
-"""The batch size for the remark about small buckets: those with fewer samples give no full batch."""
+"""The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
 
 LOOKED_AT: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
@@ -91,7 +91,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     held = _held(reconciler, _units_by(plan, missing, "text"))
     missing = [place for place in missing if place not in held]
     captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
-    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # as one file may be many units
+    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
     facts = _buckets_of(plan, images, limit, *looks)
     is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
     buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])

@@ -66,7 +66,7 @@ class Option:
     is_hint: bool = True
     """Whether a catalog keeps it. True for options that decide what is made, False for the group "how"."""
     is_for_files: bool = True
-    """Whether it may stand in a TOML file."""
+    """Whether a TOML file may contain it."""
 
 
 def _option(
@@ -128,7 +128,7 @@ def _place(value: Any) -> str:
 
 
 def _switched(value: Any) -> bool:
-    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's has either name, by its version
+    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's type has either name, depending on the version
 
 
 def _text(value: Any) -> str:
@@ -459,7 +459,7 @@ def _as_hint(data: str) -> str:
     """The absolute path if it exists or is of tars, IN_MEMORY for rows of a source in memory, else `data` itself."""
     if is_temporary(Path(data).name):
         return IN_MEMORY
-    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars exists under no name
+    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
     return str(Path(data).absolute()) if is_place else data
 
 

@@ -67,7 +67,7 @@ def threads_for(asked: int | None, local_world_size: int) -> int:
 
 
 def process_count(request: PrecomputeRequest) -> int:
-    """Return how many processes to start: `procs`, else 1 under a launcher or with a given device, else one for each GPU. Raises BadInput."""
+    """Return how many processes to start: `procs`; else 1 under a launcher or if a device is given; else one for each GPU."""
     if request.procs is not None:
         if request.procs > 1 and request.rank is not None:
             raise BadInput(f"--procs starts local ranks, so it cannot be used with --rank; got {request.procs}")

@@ -95,7 +95,7 @@ def look_at_request(
     from cachestore.encode.scripts import unlike_script
 
     request.check()
-    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
+    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
     listing = listing or list_request(request, brought)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
@@ -125,7 +125,7 @@ def look_at_request(
     _refuse_nothing(request, plan, previous)
     if published is None:
         publish_plan(layout, plan)
-        plan = _published(layout, name) or plan  # as read it takes less memory
+        plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
     remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
     not_made = _not_made(needs, plan)

@@ -116,7 +116,7 @@ def precompute(
     check_calls(on_progress, cancel)
     asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
     request, held, loaded = read_arguments("precompute", data, model, store, asked)
-    find_placement(request.rank, request.world_size)  # refused now, before a store is made
+    find_placement(request.rank, request.world_size)  # raises now, before a store is made
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
@@ -260,7 +260,7 @@ def _look_first(
     The report is also None while other ranks still work: only workers wait for others.
     """
     if request.strict:
-        needs_of_request(request)  # refused now, before a store is made
+        needs_of_request(request)  # raises now, before a store is made
     layout = open_for_pass(request.store)
     beating = Beat(layout, "", 0, launch, placement.rank, placement.world_size)
     with _as_it_was(os.environ), noticing_its_end(layout), beating as beat:
@@ -333,7 +333,7 @@ def precompute_here(
 
     set_library_defaults(os.environ)
     if request.strict:
-        needs_of_request(request, loaded)  # refused now, before a store is made
+        needs_of_request(request, loaded)  # raises now, before a store is made
     listing = _list_first(request, brought)
     layout = open_for_pass(request.store, store_id)
     placement = find_placement(request.rank, request.world_size)

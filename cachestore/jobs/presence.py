@@ -184,4 +184,4 @@ def _among(keys: Bytes, present: Bytes) -> Mask:
 
 
 def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # sorted as the keys are: an index lists them so
+    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # big-endian, so that they sort as the keys do

@@ -54,7 +54,7 @@ def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[st
         and beat.get("asked") == mine.asked
         and beat.get("plan_meant") not in (None, mine.plan)
         and watch.look(beat["worker"]) is Life.LIVE
-        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its worker has not noticed yet
+        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its pass has ended
     ]
 
 

@@ -65,12 +65,12 @@ class Outcomes:
         self.states: Bytes = np.zeros(count, np.uint8)
         self.transient: Mask = np.zeros(count, np.bool_)
         self.keys: Bytes = np.zeros((count, KEY_BYTES), np.uint8)
-        """All zero where unknown."""
+        """All zero if unknown."""
         self.inputs: Bytes = np.zeros((count, INPUT_BYTES), np.uint8)
-        """SHA-256; all zero where unknown."""
+        """SHA-256; all zero if unknown."""
         self.stats: Numbers = np.full((count, 2), -1, np.int64)
         self.facts: dict[str, Numbers] = {}
-        """Only those that some unit has; -1 where unknown."""
+        """Only facts that some unit has; -1 if unknown."""
         self.reasons: dict[int, str] = {}
         self._widths = widths
 
@@ -79,12 +79,12 @@ class Outcomes:
 
     @property
     def known(self) -> Mask:
-        """Units of which anything is known."""
+        """Mask of the units of which anything is known."""
         return self.states != UNKNOWN
 
     @property
     def keyed(self) -> Mask:
-        """Units whose key is known."""
+        """Mask of the units whose key is known."""
         return np.asarray(self.keys.any(axis=1))
 
     def record(self, outcomes: Sequence[Outcome]) -> None:

@@ -169,7 +169,7 @@ def remove_plan(layout: Layout, plan: str) -> int:
 
 
 def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
-    """Return the heartbeats of workers that live or may live; if given, only those begun by `before` or working on `plans`.
+    """Return the heartbeats of workers that may live. If given, `before` and `plans` select those begun by then and working on them.
 
     A worker that has not written "ended" counts as living for a day, or while its lock is held, unless its death is proved. Clocks may
     differ by an hour.

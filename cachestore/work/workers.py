@@ -241,7 +241,7 @@ def is_proved_dead(beat: Mapping[str, Any] | None, *, held: bool | None, was_hel
         return True
     if beat["host"] != host:  # locks may not work across machines
         return False
-    if beat["boot"] == boot:  # both may be empty: then it ran in this boot, or in an earlier one
+    if beat["boot"] == boot:  # both may be empty: it ran in this boot or an earlier one
         return held is False
     return bool(beat["boot"] and boot)
 
