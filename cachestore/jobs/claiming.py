@@ -79,10 +79,7 @@ class Claiming:
         return f"two workers died encoding it: {among}; the next pass tries it again"
 
     def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
-        """Raise Incomplete if `state`, these claims and their holders' counts have not changed for too long.
-
-        `claims` may be empty.
-        """
+        """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""
         watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]
         bound = max([STUCK_SECONDS, *(2 * watch.patience(holder) for holder in holders)])

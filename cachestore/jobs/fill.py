@@ -59,7 +59,7 @@ class _CallerEncoder:
         return lambda: made
 
     def close(self) -> None:
-        """The caller's model is the caller's."""
+        """Do nothing: the model belongs to the caller."""
 
 
 class _NoSource:

@@ -77,10 +77,7 @@ def process_count(request: PrecomputeRequest) -> int:
 
 
 def own_place(placement: Placement, launch: str) -> dict[str, str]:
-    """Return the variables for a worker that stands for this process's rank: launch and rank, which it cannot find out by itself.
-
-    Its parent is this process and not the launcher's agent.
-    """
+    """Return launch and rank as variables for a worker of this rank: it cannot find them, as its parent is not the launcher's agent."""
     told = {"CACHESTORE_LAUNCH": launch}
     if placement.rank is not None and placement.found_in != "single process":
         told |= {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}

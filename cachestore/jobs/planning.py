@@ -138,8 +138,7 @@ def look_at_request(
 def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
     """Return the inputs that the model is trained with but that are not made here, as far as its configuration files show.
 
-    Loads and digests nothing; returns nothing for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model
-    for any source.
+    Loads and digests nothing; empty for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model for any source.
     """
     from cachestore.encode.recipes import needs_for
 
@@ -251,7 +250,6 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
 
 
 def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
-    """Yield the samples with the texts to encode in place of their captions."""
     for sample in samples:
         texts = policy.texts(sample.captions)
         yield sample if texts == sample.captions else replace(sample, captions=texts)
@@ -266,7 +264,6 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """An encoder's columns: one for each role and resolution."""
     name, shown = encoder.recipe.encoder, _shown_to(encoder)
     if shown is not None:
         _check_shown(request)

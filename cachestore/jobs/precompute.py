@@ -163,10 +163,7 @@ def plan(
 def read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
-    """Check the arguments of `precompute` or `plan`; return the request, sources in memory by number, and a model in memory or None.
-
-    Raises BadInput.
-    """
+    """Return the request, its sources in memory by number, and a model in memory; checks the arguments of `caller`. Raises BadInput."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")

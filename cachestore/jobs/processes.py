@@ -257,7 +257,6 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
 
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
-    """Wait until all workers have ended; meanwhile do what `care` asks for."""
     pass_time = time.sleep if answers is None else answers.serve
     looked_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
     while True:

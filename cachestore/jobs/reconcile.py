@@ -35,8 +35,6 @@ from cachestore.work.workers import read_beats, seconds_of_pass
 
 @dataclass(slots=True)
 class _History:
-    """What the rounds and ledgers of a pass contain so far."""
-
     outcomes: Outcomes
     earlier: Mask
     """Units recorded before this launch opened a round: their files may have changed, and failed ones may succeed now."""

@@ -60,8 +60,8 @@ def _pool_limit(each: int, units: int) -> int:
 def claims_to_take(held: Collection[Held]) -> list[ClaimName]:
     """Return the claims that an idle worker may take over, best first; it takes one.
 
-    First come the claims of dead and silent workers. Last comes that of the slow worker whose count has stood still longest: encoding its
-    units again makes duplicates at worst.
+    Those of dead and silent workers come first, then that of the slow worker whose count has stood still longest: at worst that makes
+    duplicates.
     """
     slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
     return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]

@@ -192,7 +192,6 @@ class Observer:
         return self._look(PassRef(plan, numbers[-1])) if numbers else None
 
     def _look(self, ref: PassRef) -> PassStatus | None:
-        """Like `look`, but return None if the pass cannot be read."""
         try:
             return self.look(ref)
         except (FormatError, OSError):
@@ -298,8 +297,7 @@ def _listed(found: Any) -> list[Any]:
 def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
     """Units over all workers of a pass, at most `total`.
 
-    Units that were done twice are counted twice: failures that a later round tried again, or entries that two workers made. The surplus
-    is subtracted in this order.
+    The workers count twice what was done twice: first failures that a later round tried again are subtracted, then entries made twice.
     """
     counts = {name: sum(getattr(one, name) for one in ranks) for name in COUNTS}
     counts["reused"] += kept

@@ -171,8 +171,7 @@ def remove_plan(layout: Layout, plan: str) -> int:
 def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
     """Return the heartbeats of workers that may live. If given, `before` and `plans` select those begun by then and working on them.
 
-    A worker that has not written "ended" counts as living for a day, or while its lock is held, unless its death is proved. Clocks may
-    differ by an hour.
+    A worker without a written end counts as living for a day, or while its lock is held, unless proved dead. Clocks may differ by 1 h.
     """
     watch = Watch(layout)
     found: list[Mapping[str, Any]] = []

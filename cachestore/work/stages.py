@@ -61,8 +61,7 @@ class Stages:
 def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     """Sum over workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty if none did anything.
 
-    `limiting` is the stage whose threads were busy for the largest part of their time. `read` and `prepare` share this part: of the two,
-    the one with more busy seconds counts.
+    `limiting` is the stage whose threads were busy for the largest part of their time; of `read` and `prepare`, the one that took more.
     """
     told = [beat["stages"] for beat in beats if beat.get("stages")]
     if not told:

@@ -167,7 +167,6 @@ def read_beat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
 
 
 def _is_beat(beat: Mapping[str, Any]) -> bool:
-    """Whether all fields are there and have the right types."""
     is_whole = all(isinstance(beat.get(name), kind) for name, kind in _FIELDS.items())
     is_whole = is_whole and all(isinstance(beat.get(name, 0.0), int | float) for name in _DURATIONS)
     return is_whole and isinstance(beat.get("rank", ""), int | None) and (not beat["plan"] or parse_plan(beat["plan"]) is not None)
