@@ -47,7 +47,7 @@ STILL_BATCHES: Final = 3.0
 """A worker whose count has not risen for 30 minutes or three times its slowest batch, whichever is longer, hangs."""
 
 UNSEEN_SECONDS: Final = 4 * 3600.0
-"""How long a worker may list its source and digest its model before its first heartbeat is seen."""
+"""How long a worker may list its source and digest its model before it is seen in its pass."""
 
 POLL_SECONDS: Final = 0.05
 
