@@ -1,6 +1,7 @@
-"""What imported values are claimed to be: the recipe of the model that a user names, and holding values against it.
+"""The model that imported values are said to come from: its recipe, and the comparison of the values with what it makes.
 
-Another trainer resizes pictures with other code and draws its own sample, so latents are compared loosely: only another picture is told.
+Another trainer resizes pictures with other code and draws its own sample. So latents are compared loosely: only those of another
+picture count as different.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -26,22 +27,22 @@ IMPORTED: Final = "imported"
 """The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 
 Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
-"""Says in words how one entry differs from another; None where it does not."""
+"""Describes how one entry differs from another; None if it does not."""
 
 FAR: Final = 0.5
-"""Latents that are farther from what the claimed VAE makes are another picture's: relative, beyond what its variance explains."""
+"""Latents farther than this from what the declared VAE makes are of another picture. Relative, after its variance is subtracted."""
 _SPREAD: Final = 1.5
-"""How many times its expected square the noise of a sample may have: for thousands of numbers it is within a few percent of it."""
+"""The squared noise of a sample may be this many times its expected value; with thousands of numbers it is within a few percent."""
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 
 
 def is_imported(recipe: Recipe) -> bool:
-    """Whether a recipe's values came from another trainer's cache."""
+    """Return whether a recipe's values came from another trainer's cache."""
     return recipe.make.get("kind") == IMPORTED
 
 
 def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> PrecomputeRequest:
-    """The request that would make what an import is claimed to hold of one encoder. Raises BadInput without a model."""
+    """Return the request that would encode the values of an import for one encoder. Raises BadInput if no model was declared."""
     model = hints.get("model")
     if model is None:
         raise BadInput(
@@ -55,9 +56,9 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
 def claimed_encoder(
     recipe: Recipe, hints: Mapping[str, Json], known: MutableMapping[str, str], *, store: str
 ) -> tuple["Claimed", Mapping[str, Json] | None]:
-    """Who is claimed to have made the values of an imported recipe, and the `make` block that was claimed, None where none was.
+    """Return the encoder of the declared model for an imported recipe, and the declared `make` block or None.
 
-    Loads no weights. Raises BadInput where no model is named, or it cannot be used.
+    Loads no weights. Raises BadInput if no model was declared or it cannot be used.
     """
     made = encoders_of(as_made(hints, recipe.encoder, store=store), known)
     claims: Mapping[str, Json] = recipe.make.get("claimed", {})
@@ -65,7 +66,7 @@ def claimed_encoder(
 
 
 def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
-    """How a picture was cut, as far as the catalog says; at the centre where it does not, or says what cannot be."""
+    """How a picture was cropped, by the catalog; at the centre if the catalog has no crop or an impossible one."""
     from cachestore.encode.views import View
 
     resized: Sequence[int] = request.get("resized", ())
@@ -80,17 +81,18 @@ def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
 
 @dataclass(slots=True)
 class Claimed:
-    """Implements `unit.Encoder` for making imported values again: requests name the entry's `key`.
+    """Encodes imported values again. Implements `unit.Encoder`.
 
-    Of pictures also the `bucket`, and where it is known to which size they were `resized`, and the `crop` of that.
+    A request has the entry's `key` and its `caption` or `image`. For an image it also has the `bucket` and, if they are known, the size
+    to which it was `resized` and its `crop` box.
     """
 
     encoder: Encoder
     recipe: Recipe
-    """The imported one."""
+    """The imported recipe."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The input of an entry, whose key is not this encoder's. Raises EncodeFailed, OSError."""
+        """Return an entry's input with the key from the request. Raises EncodeFailed, OSError."""
         key = Key.parse(request["key"])
         if "image" not in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
@@ -105,32 +107,32 @@ class Claimed:
         return Resolved(key, (data, view), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """As the encoder does."""
+        """Call `encoder.prepare`."""
         return self.encoder.prepare(resolved)
 
     @property
     def window(self) -> int:
-        """The encoder's."""
+        """The window of `encoder`."""
         return self.encoder.window
 
     def batch_limit(self, group: Hashable) -> int:
-        """The encoder's."""
+        """Call `encoder.batch_limit`."""
         return self.encoder.batch_limit(group)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """As the encoder does."""
+        """Call `encoder.submit`."""
         return self.encoder.submit(batch)
 
     def close(self) -> None:
-        """Give back the encoder's memory."""
+        """Call `encoder.close`, which releases its memory."""
         self.encoder.close()
 
 
 def find_claimed_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
-    """How an imported entry differs from what the claimed model makes, in words; None where it is that.
+    """Describe how an imported entry differs from what the declared model makes; None if it does not.
 
-    Text is handed to `compare` in one dtype, that of fewer bits; what else the trainer's file held is not looked at. Latents are compared
-    as the module says.
+    Text tensors are converted to the coarser of the two dtypes and passed to `compare`; further tensors of the trainer's file are ignored.
+    Latents are compared loosely, as the module's docstring says.
     """
     if recipe.encoder != "text":
         return _latents_difference(recipe, stored, made)
@@ -168,7 +170,7 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
 
 
 def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
-    """float64 arrays of what a VAE makes: of moments both, of a mean no deviation."""
+    """Mean and standard deviation as float64 arrays; a mean without moments has deviation 0."""
     if "moments" not in made:
         mean = numbers(next(iter(made.values()))).astype(np.float64)
         return mean, np.zeros_like(mean)
@@ -177,7 +179,7 @@ def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
 
 
 def scale_of(read: Mapping[str, Json]) -> Scale:
-    """The constants in a `read` block of latents."""
+    """Return the scaling constants in a `read` block of latents."""
     mean, std = read.get("latents_mean"), read.get("latents_std")
     return Scale(
         read.get("scaling_factor"),

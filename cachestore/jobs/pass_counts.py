@@ -1,4 +1,4 @@
-"""What a pass has to report: what it made, what failed and for which samples, and which files changed meanwhile."""
+"""What a pass reports: what it made, which samples failed, and which files changed meanwhile."""
 
 import time
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ _TOGETHER: Final = 65_536
 
 
 def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
-    """References whose file is another now than when it was read: the pass holds what it was. Looks for a few seconds at most.
+    """Return the references of files that have changed since the pass read them. Looks for 5 seconds at most.
 
-    Of a unit of several files all are named, as which one it was is not recorded.
+    If a unit has several files, all are named, as it is not recorded which one changed.
     """
     found: set[str] = set()
     until = time.monotonic() + _LOOK_SECONDS
@@ -37,7 +37,7 @@ def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
 
 
 def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:
-    """How many keys a pass made, each once, and the bytes of their entries."""
+    """Return how many distinct keys a pass made, and the bytes of their entries."""
     made = outcomes.states == MADE
     made[list(failed)] = False
     keys = np.unique(as_text(outcomes.keys[made]))
@@ -50,10 +50,9 @@ def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot
 
 
 def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
-    """A row for each sample affected; units that no sample refers to, such as the empty caption, stand with an empty sample.
+    """Return rows of sample, encoder and reason, each once: all variants of a damaged picture give one row.
 
-    Such a unit of `fill` stands with its key. Where several units of a sample fail for one reason, as all views of a damaged picture do,
-    it stands once.
+    A failed unit that no sample refers to, such as the empty caption, has "" as its sample; with `fill` it has its key.
     """
     if not failed:
         return []

@@ -1,4 +1,4 @@
-"""Who this process is among ranks, how many processes to start, and what those are told. Reads the environment; starts nothing."""
+"""This process's rank, how many processes to start, and the variables they get. Reads the environment; starts nothing."""
 
 import os
 import secrets
@@ -18,14 +18,14 @@ from cachestore.storage.snapshot import open_layout
 from cachestore.work.workers import host_name
 
 READ_THREADS: Final = 16
-"""Threads that read and decode at most, where the caller does not say; else this process's part of the processors less one."""
+"""The most threads that read and decode, if the caller gives no number."""
 
 Say = Callable[[str], None]
 """Takes a line for a person."""
 
 
 def find_placement(rank: int | None, world_size: int | None) -> Placement:
-    """Who this process is, as its environment says now. torch.distributed counts only where it is imported and initialised already."""
+    """Return this process's rank and launch, from the environment. torch.distributed counts only if it is initialised already."""
     found: tuple[int, int] | None = None
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -34,18 +34,18 @@ def find_placement(rank: int | None, world_size: int | None) -> Placement:
 
 
 _said: set[str] = set()
-"""What was said of contradictions in the environment of this process: once is enough."""
+"""Conflicts in this process's environment that were reported already: once is enough."""
 
 
 def say_conflict(placement: Placement, say: Say) -> None:
-    """Say once in this process that the environment contradicts itself, if it does."""
+    """If the environment contradicts itself, report it once in this process."""
     if placement.conflict and placement.conflict not in _said:
         _said.add(placement.conflict)
         say(placement.conflict)
 
 
 def launch_of(placement: Placement) -> str:
-    """The launch's name; under torchrun without a run id the agent's process tells launches apart, alone a name of its own."""
+    """Return the launch's name; under torchrun without a run id it is made from the agent's process, without a launcher at random."""
     if placement.launch:
         return placement.launch
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -54,7 +54,7 @@ def launch_of(placement: Placement) -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in ticks since boot; empty where the system does not say."""
+    """When a process started, in ticks since boot; empty if the system does not say."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -62,12 +62,12 @@ def _started(pid: int) -> str:
 
 
 def threads_for(asked: int | None, local_world_size: int) -> int:
-    """How many threads read and decode: as asked, else by the processors that each process of this machine has for itself."""
+    """Return how many threads read and decode: `asked`, else one less than this process's share of processors, from 1 to 16."""
     return max(1, min(READ_THREADS, processors() // local_world_size - 1)) if asked is None else asked
 
 
 def process_count(request: PrecomputeRequest) -> int:
-    """How many processes to start: as asked, else one for each GPU, and none beside those of a launcher. Raises BadInput."""
+    """Return how many processes to start: `procs`; else 1 under a launcher or if a device is given; else one for each GPU."""
     if request.procs is not None:
         if request.procs > 1 and request.rank is not None:
             raise BadInput(f"--procs starts local ranks, so it cannot be used with --rank; got {request.procs}")
@@ -77,10 +77,7 @@ def process_count(request: PrecomputeRequest) -> int:
 
 
 def own_place(placement: Placement, launch: str) -> dict[str, str]:
-    """What a worker started for this process's own rank is told: its launch and rank, which it could not find out by itself.
-
-    Its parent is this process and not the agent, and where only rank 0 prints, another rank would get no report.
-    """
+    """Return launch and rank as variables for a worker of this rank: it cannot find them, as its parent is not the launcher's agent."""
     told = {"CACHESTORE_LAUNCH": launch}
     if placement.rank is not None and placement.found_in != "single process":
         told |= {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
@@ -88,18 +85,18 @@ def own_place(placement: Placement, launch: str) -> dict[str, str]:
 
 
 _STORE: Final = "CACHESTORE_STORE"
-"""The variable that says which store a started worker works on: its id, a space and its path. The worker's own children may use others."""
+"""The variable with a started worker's store: its id, a space and its path. The worker's own children may use other stores."""
 
 
 def handed_on(layout: Layout) -> dict[str, str]:
-    """The variables for workers that are started for a store: if it is gone by then, they must not make another one in its place."""
+    """Return the variables for workers that are started for a store: if it is gone by then, they must not make a new one."""
     return {_STORE: f"{layout.store_id} {layout.root}"}
 
 
 def open_for_pass(place: str, store_id: str = "") -> Layout:
-    """Open the store at a path, or make one. If the store is known already, by its id or from the starting process, open only that one.
+    """Open the store at a path, or make one. If its id is known, from the caller or the starting process, open only that store.
 
-    Raises ReadFailed where that one is not there any more; otherwise as `create_store`.
+    Raises ReadFailed if that store is gone; otherwise as `create_store`.
     """
     layout = Layout.at(place)
     told, _, root = os.environ.get(_STORE, "").partition(" ")

@@ -1,4 +1,4 @@
-"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files."""
+"""Which units of a plan are present and unchanged: compares catalogs and ledgers with the store and the files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,22 +29,22 @@ from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
 from cachestore.work.plan import Plan, Unit
 
 _FEW: Final = 8
-"""Keys are looked up one by one where the store holds more than so many times as many."""
+"""Keys are looked up one by one if the store has more than this many times as many keys."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """Says of the units of a plan what is known of them, and whether that is still true."""
+    """Finds out what is known of the units of a plan, and whether it is still true."""
 
     plan: Plan
     source: Source
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
-    """The key of a unit where it is known without reading anything: of captions."""
+    """Returns a unit's key if it is known without reading a file, as for captions; else None."""
     rise: Callable[[], None] = lambda: None
-    """Called now and then while files are looked at, so that others see this worker live."""
+    """Called now and then while files are checked, so that others see that this worker lives."""
 
     def known_before(self, catalog: Catalog | None) -> Outcomes:
-        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
+        """Return what is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
         known = Outcomes(self.plan.unit_count, FACTS)
         if self.plan.ids_are_keys:
             known.keys[:] = rows(self.plan.unit_ids, KEY_BYTES)
@@ -62,7 +62,7 @@ class Presence:
         return known
 
     def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
-        """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
+        """Use the cells of an earlier catalog that have the same recipe, options, and caption or reference."""
         for number, column in enumerate(self.plan.columns):
             wanted = (column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, dict(column.options))
             earlier = next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
@@ -75,10 +75,10 @@ class Presence:
             known.put(numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
 
     def earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
-        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
+        """Return for each cell of this plan its index in an earlier column; -1 if the sample, caption or reference has changed.
 
-        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is. A
-        picture is another where the sample's own crop is, or the size that it should have.
+        A caption has also changed if the images that the encoder sees with it have other references; a mask, if its picture has another
+        one; a picture, if the sample's own crop or size is another.
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
@@ -104,7 +104,7 @@ class Presence:
         return found
 
     def kept(self, known: Outcomes, snapshot: Snapshot) -> Mask:
-        """Units that are present, and whose file is as it was recorded."""
+        """Return which units are present and have unchanged files, as a mask."""
         kept = self.present(known, snapshot)
         for place in np.flatnonzero(kept & self.of_files()).tolist():
             self.rise()
@@ -112,14 +112,14 @@ class Presence:
         return kept
 
     def present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
-        """Units whose key is known and in the store."""
+        """Return which units have a known key that is in the store, as a mask."""
         keyed = known.keyed
         present = np.zeros(len(known), np.bool_)
         present[keyed] = held_keys(snapshot, known.keys[keyed])
         return present
 
     def of_files(self) -> Mask:
-        """Units that are made from files; captions alone are in the plan itself."""
+        """Return which units are made from files, as a mask; captions are in the plan itself."""
         of_files = np.zeros(self.plan.unit_count, np.bool_)
         for column in self.plan.columns:
             if is_of_files(column.role, column.options):
@@ -128,19 +128,19 @@ class Presence:
         return of_files
 
     def is_unchanged(self, place: int, known: Outcomes) -> bool:
-        """Whether the files of a unit are as they were recorded."""
+        """Return whether the files of a unit have the recorded size and mtime."""
         references = references_of(self.plan.unit(place).request)
         stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
         return not references or (stat != NO_STAT and self.stat(references) == stat)
 
     def stat(self, references: Sequence[str]) -> Stat | None:
-        """What stands for (size, mtime_ns) of these files now; None where one is gone."""
+        """Return the combined (size, mtime_ns) of these files now; None if one is gone."""
         stats = [self.source.stat(reference) for reference in references]
         there = [stat for stat in stats if stat is not None]
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
-        """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
         if VIDEO in request:
             with self.source.open(str(request[VIDEO])) as (file, stat):
                 return bytes.fromhex(digest_opened(file)), stat
@@ -149,7 +149,7 @@ class Presence:
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
 
     def has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
-        """Whether the files behind a unit hold other bytes now. If only their time changed, the new time is kept."""
+        """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""
         try:
             digest, stat = self.digest(self.plan.unit(place).request)
         except OSError:
@@ -161,7 +161,7 @@ class Presence:
 
 
 def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
-    """Which of these keys the store holds."""
+    """Return which of these keys are in the store, as a mask."""
     if len(keys) * _FEW < len(snapshot):
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
         return np.array([bool(places) for places in found], np.bool_)
@@ -169,7 +169,7 @@ def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
 
 
 def _among(keys: Bytes, present: Bytes) -> Mask:
-    """Which keys are among others. By their first halves, which is four times as fast as by texts; those that share one by the whole."""
+    """Which keys are in `present`. First halves are compared first: four times as fast as texts. If these are equal, whole keys decide."""
     if not len(present):
         return np.zeros(len(keys), np.bool_)
     halves, wanted = _first_halves(present), _first_halves(keys)
@@ -184,4 +184,4 @@ def _among(keys: Bytes, present: Bytes) -> Mask:
 
 
 def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # sorted as the keys are: an index lists them so
+    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # big-endian, so that they sort as the keys do

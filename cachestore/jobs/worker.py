@@ -1,6 +1,6 @@
 """One worker's part of a pass: claim partitions, resolve units, encode what is missing, append, and write ledgers.
 
-It waits for nobody while there is anything to do, and what it waits for then is bounded. Rank and world size only order the work.
+A worker waits for others only if nothing is left to do, and only for a limited time. Rank and world size decide the order alone.
 """
 
 import time
@@ -31,14 +31,14 @@ from cachestore.work.stages import Stages
 from cachestore.work.workers import Beat, Watch
 
 WAITING_BYTES: Final = 1 << 30
-"""While prepared units take more memory than this, no further one is begun: of videos a few do."""
+"""While prepared units take more memory than this, no further one is begun; a few videos are enough."""
 
 _Step = tuple[PartitionGroup, Unit | None]
 """A unit of a group; None at the group's end."""
 
 
 class Worker:
-    """Does a worker's share of rounds. Belongs to one thread; those that read ahead and append behind it end before a call returns."""
+    """Does one worker's part of rounds. For use in one thread; the threads that prefetch and append end before a call returns."""
 
     def __init__(
         self,
@@ -62,24 +62,24 @@ class Worker:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The store as this worker saw it last."""
+        """This worker's latest snapshot of the store."""
         return self._known.snapshot
 
     def close(self) -> None:
-        """Give back models and files; what is gathered and not acknowledged is forgotten."""
+        """Release models and files; discard entries that are not acknowledged."""
         self._encoding.discard()
         for encoder in self.job.encoders:
             encoder.close()
         self._known.close()
 
     def do_round(self, opened: Round) -> None:
-        """Work until every partition of a round has a ledger, whoever wrote it.
+        """Work until every partition of a round has a ledger, by this worker or another.
 
-        Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
+        Raises Incomplete if cancelled or if no progress is made any more, WriteFailed if writing fails.
         """
         recipes = range(len(self.job.plan.recipes))
         waits = Patience()
-        if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
+        if opened.number > 0:  # it was opened because something is missing: do not trust what was remembered
             self._known.forget()
         while True:
             worked = False
@@ -94,9 +94,9 @@ class Worker:
                 self.wait(waits, len(finished), {slot: newest[slot] for slot in missing if slot in newest})
 
     def wait(self, waits: Patience, state: object, claims: Mapping[Slot, ClaimName]) -> None:
-        """Idle for one poll: others hold all that is left. No claims at all are fine.
+        """Wait for one poll, as others hold all that is left. `claims` may be empty.
 
-        Raises Incomplete when cancelled, or when neither `state` nor the claims nor the count of any holder moved for too long.
+        Raises Incomplete if cancelled, or if `state`, the claims and their holders' counts have not changed for too long.
         """
         self._claiming.look(waits, state, claims)
         self._encoding.check_cancelled()
@@ -113,7 +113,7 @@ class Worker:
         return worked
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Do a group of partitions, and while plenty is free what comes after them."""
+        """Do a group of partitions, and further ones while many are free."""
         self.beat.rise(phase="working")
         with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
             try:
@@ -139,7 +139,7 @@ class Worker:
             weigh=lambda step: step[1].waiting_bytes if isinstance(step[1], DecodedUnit) else 0,
             most=WAITING_BYTES,
         )
-        with closing(decoded):  # its threads end here, however this ends
+        with closing(decoded):  # its threads end here, also after an error
             for of, unit in decoded:
                 self._encoding.check_cancelled()
                 if unit is None:
@@ -149,7 +149,7 @@ class Worker:
                 self.beat.rise(phase="working")
 
     def _units(self, state: EncoderState, group: PartitionGroup) -> Iterator[_Step]:
-        """The units of a group, its end, then those of the next one, which is claimed when somebody asks for them."""
+        """Yield the units of a group and its end, then those of the next group, which is claimed only then."""
         while True:
             for _recipe, p in group.slots:
                 yield from ((group, self.job.plan.unit(place)) for place in group.opened.partition(state.recipe, p))
@@ -164,7 +164,7 @@ class Worker:
         return group, None if unit is None else self._decode(encoder, unit)
 
     def _do_one_by_one(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
+        """Do partitions with which workers died: each unit alone, named in a file first. Units that dead workers named are failed."""
         named = self.attempts.last_units()
         deadly = {named[worker]: self._claiming.how_they_died(group.dead, worker) for worker in group.dead if worker in named}
         try:
@@ -183,12 +183,12 @@ class Worker:
             self.attempts.end()
 
     def _finish(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Encode what waits, then let the segment be closed, as every unit of the group was looked at."""
+        """Encode the batches that are not full, close the segment, then write the ledgers of the group."""
         self._encoding.encode_rest(state, group)
         self._encoding.after_all(partial(self._write_ledgers, state, group))
 
     def _write_ledgers(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Say what became of the units of a group. Their entries are acknowledged."""
+        """Write the ledgers of a group, whose entries are acknowledged."""
         failpoint("worker.before_ledger")
         for slot in group.slots:
             outcomes = tuple(group.outcomes[place] for place in group.opened.partition(state.recipe, slot[1]))
@@ -201,7 +201,7 @@ class Worker:
         self._known.commit_if_due()
 
     def _decode(self, encoder: Encoder, unit: Unit) -> DecodedUnit | Outcome:
-        """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
+        """Resolve a unit, and prepare it if its key is not in the store. Runs in threads, so it uses only what is safe there."""
         reading = Reading(self.job.source)
         try:
             with self._stages.busy("read"):
@@ -213,7 +213,7 @@ class Worker:
             with self._stages.busy("prepare"):
                 return DecodedUnit(unit, resolved, encoder.prepare(resolved), stat)
         except BadInput:
-            raise  # the request or the model itself is wrong: every unit would fail alike
+            raise  # the request or the model itself is wrong: every unit would fail
         except EncodeFailed as error:
             return Outcome(unit.place, "failed", reason=str(error))
         except (OSError, MemoryError) as error:

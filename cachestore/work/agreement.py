@@ -1,7 +1,8 @@
-"""Whether the ranks of a launch mean the same plan, as each start shows in its beat what its plan follows from, and who lays it out.
+"""Checks that the ranks of a launch have the same plan, and lets them wait for rank 0 to make it.
 
-Ranks that list different files or load different models would each do all the work, and the last one's catalog would stand. Rank 0 lays
-out the plan and opens the pass; the others wait a bounded time for it and then do it themselves, as publishing twice is harmless.
+Each invocation writes into its heartbeat what its plan follows from. Without this check, ranks that list different files or load
+different models would each do all the work, and the last one's catalog would stand. Rank 0 builds the plan and opens the pass. The
+others wait for it for a limited time and then do it themselves: publishing twice is harmless.
 """
 
 import time
@@ -26,24 +27,24 @@ COUNTED_SAMPLES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a start is about to work on."""
+    """What an invocation is about to work on."""
 
     asked: str
     """Digest of the catalog's name and of the arguments that change keys."""
     fingerprints: Mapping[str, str]
-    """Of the recipe of each encoder."""
+    """The recipe's fingerprint of each encoder, by the encoder's name."""
     content: str
     """Digest of what the source lists."""
     plan: str
 
     def as_json(self) -> dict[str, Json]:
-        """As a beat shows it."""
+        """The fields that a heartbeat contains."""
         body = asdict(self)
         return {"plan_meant": body.pop("plan"), **body}
 
 
 def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[str, Any]]:
-    """The beats of living workers that were asked the same and mean another plan. `worker` is this start's own."""
+    """Return the heartbeats of living workers that have the same arguments but another plan. `worker` is this invocation's own."""
     watch = Watch(layout)
     return [
         beat
@@ -53,17 +54,17 @@ def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[st
         and beat.get("asked") == mine.asked
         and beat.get("plan_meant") not in (None, mine.plan)
         and watch.look(beat["worker"]) is Life.LIVE
-        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its worker has not noticed yet
+        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its pass has ended
     ]
 
 
 def is_same_launch(one: str, other: str) -> bool:
-    """Whether two beats are of one launch, whichever start of it."""
+    """Return whether two names are of one launch; the number of the invocation, after `#`, may differ."""
     return one.partition("#")[0] == other.partition("#")[0]
 
 
 def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
-    """In what another start's plan differs: fingerprints, or up to five samples."""
+    """Describe how another invocation's plan differs: other fingerprints, or up to five samples."""
     theirs: Mapping[str, str] = beat["fingerprints"]
     models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {theirs.get(name, 'none')[:12]} there" for name in theirs]
     who = f"rank {beat['rank']} (pid {beat['pid']} on {beat['host']})"
@@ -79,7 +80,7 @@ def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
 
 
 def check_agreement(layout: Layout, mine: Intent, beat: Beat, say: Callable[[str], None], *, strict: bool) -> None:
-    """Compare what this start means with what others are doing. Raises BadInput within one launch or if `strict`, else says it."""
+    """Compare this plan with those of others. A difference raises BadInput within one launch or if `strict`; else it goes to `say`."""
     for other in who_differs(layout, mine, worker=beat.worker):
         words = in_words(layout, mine, other)
         if strict or is_same_launch(other["launch"], beat.launch):
@@ -96,9 +97,9 @@ def wait_for_rank_0(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until rank 0 of this launch, or of this plan, has done what it does while planning; returns whether it has.
+    """Wait until `is_done`: rank 0 of this launch, or of this plan, has then done its part of planning. Return whether it has.
 
-    Gives up when rank 0's count has not risen for 5 s; where no living rank 0 is planning, after `unseen_seconds`.
+    Gives up when rank 0's count has not risen for 5 s, or for `unseen_seconds` if no living rank 0 is planning.
     """
     watch, since, count = Watch(layout), clock(), -1
     while not is_done():
@@ -117,13 +118,13 @@ def wait_for_rank_0(
 
 
 def _is_with(beat: Beat, other: Mapping[str, Any]) -> bool:
-    """Whether another start belongs to this one: of the same launch, or, started by hand, about to work on the same plan."""
+    """Whether two invocations belong together: they have the same launch or, if started by hand, the same plan."""
     is_same_plan = "plan_meant" in other and other["plan_meant"] == beat.detail.get("plan_meant")
     return is_same_plan or is_same_launch(other["launch"], beat.launch)
 
 
 def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:
-    """The samples, the beat rising as they pass: laying out a million takes longer than others wait for a silent worker."""
+    """Yield the samples, and raise the heartbeat's count now and then: a million take longer than others wait for a silent worker."""
     for number, sample in enumerate(samples):
         if number % COUNTED_SAMPLES == 0:
             beat.rise()
@@ -138,7 +139,7 @@ def _published(layout: Layout, name: str) -> Plan | None:
 
 
 def _names(plan: Plan) -> Iterable[str]:
-    """What tells the rows of a plan apart: sample ids, or keys where there are no samples."""
+    """The sample ids of a plan, or its keys if it has no samples."""
     return (uid.hex() for uid in plan.unit_ids) if plan.ids_are_keys else plan.ids
 
 

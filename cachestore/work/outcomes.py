@@ -1,6 +1,6 @@
-"""What is known of every unit of a plan, as columns: a million of them take 100 MB, not a million objects.
+"""What is known of every unit of a plan, as arrays: a million units take 100 MB and not a million objects.
 
-Filled from an earlier catalog and from ledgers; whoever is read last counts. Numbers are int64, digests rows of bytes.
+Filled from an earlier catalog and from ledgers; what is read last counts. Numbers are int64; keys and digests are rows of uint8.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key
 from cachestore.work.ledgers import Outcome, Result
 
-UNKNOWN: Final = 0  # the only one that is false
+UNKNOWN: Final = 0  # the only state that is false
 MADE: Final = 1
 FOUND: Final = 2
 FAILED: Final = 3
@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What is known of units or of a catalog's cells, row for row."""
+    """What is known of units or of a catalog's cells, one row each."""
 
     keys: Bytes
     inputs: Bytes
@@ -38,7 +38,7 @@ class Cells:
     facts: Mapping[str, Numbers]
 
     def take(self, places: Numbers) -> "Cells":
-        """The rows at these places; a place below 0 has a row of which nothing is known."""
+        """Return the rows with these indices; an index below 0 gives a row of which nothing is known."""
         facts = {name: _take(values, places, -1) for name, values in self.facts.items()}
         return Cells(_take(self.keys, places, 0), _take(self.inputs, places, 0), _take(self.stats, places, -1), facts)
 
@@ -58,19 +58,19 @@ def _filled(value: Json, width: int) -> list[int]:
 
 
 class Outcomes:
-    """One row a unit, by its place in the plan."""
+    """One row per unit, by its unit index."""
 
     def __init__(self, count: int, widths: Mapping[str, int]) -> None:
-        """Nothing is known of `count` units. `widths` says which facts are kept, and how many numbers each has."""
+        """Make `count` rows of which nothing is known. `widths`: which facts are kept, and how many numbers each has."""
         self.states: Bytes = np.zeros(count, np.uint8)
         self.transient: Mask = np.zeros(count, np.bool_)
         self.keys: Bytes = np.zeros((count, KEY_BYTES), np.uint8)
-        """All zero where unknown."""
+        """All zero if unknown."""
         self.inputs: Bytes = np.zeros((count, INPUT_BYTES), np.uint8)
-        """SHA-256; all zero where unknown."""
+        """SHA-256; all zero if unknown."""
         self.stats: Numbers = np.full((count, 2), -1, np.int64)
         self.facts: dict[str, Numbers] = {}
-        """Only those that some unit has; -1 where unknown."""
+        """Only facts that some unit has; -1 if unknown."""
         self.reasons: dict[int, str] = {}
         self._widths = widths
 
@@ -79,16 +79,16 @@ class Outcomes:
 
     @property
     def known(self) -> Mask:
-        """Units of which anything is known."""
+        """Mask of the units of which anything is known."""
         return self.states != UNKNOWN
 
     @property
     def keyed(self) -> Mask:
-        """Units whose key is known."""
+        """Mask of the units whose key is known."""
         return np.asarray(self.keys.any(axis=1))
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Take what a ledger says; facts without a column are passed over."""
+        """Store the outcomes of a ledger; facts that are not in `widths` are left out."""
         places = np.array([outcome.unit for outcome in outcomes], np.int64)
         keys = b"".join(outcome.key or _NO_KEY for outcome in outcomes)
         inputs = b"".join(bytes.fromhex(outcome.input) if outcome.input else _NO_INPUT for outcome in outcomes)
@@ -107,13 +107,13 @@ class Outcomes:
                 self.reasons[outcome.unit] = outcome.reason
 
     def column(self, name: str) -> Numbers:
-        """The column of a fact, made if no unit had it so far."""
+        """Return the column of a fact. It is made if no unit had the fact so far."""
         if name not in self.facts:
             self.facts[name] = np.full((len(self), self._widths[name]), -1, np.int64)
         return self.facts[name]
 
     def put(self, places: Numbers, cells: Cells) -> None:
-        """Take what an earlier catalog holds of these units."""
+        """Store what an earlier catalog holds for these units."""
         self.states[places] = FOUND
         self.keys[places] = cells.keys
         self.inputs[places] = cells.inputs
@@ -122,11 +122,11 @@ class Outcomes:
             self.column(name)[places] = values
 
     def cells(self, places: Numbers) -> Cells:
-        """What is known of these units."""
+        """Return what is known of these units."""
         return Cells(self.keys, self.inputs, self.stats, self.facts).take(places)
 
     def forget(self, places: "Numbers | Mask") -> None:
-        """Know nothing of these units any more."""
+        """Remove everything that is known of these units."""
         self.states[places] = UNKNOWN
         self.transient[places] = False
         self.keys[places] = 0
@@ -136,16 +136,16 @@ class Outcomes:
             values[places] = -1
 
     def key(self, place: int) -> Key | None:
-        """The key of one unit, None where unknown."""
+        """Return the key of a unit; None if it is unknown."""
         raw = self.keys[place].tobytes()
         return Key(raw) if any(raw) else None
 
     def result(self, place: int) -> Result | None:
-        """How one unit ended, None where nothing is known."""
+        """Return how a unit ended; None if nothing is known."""
         return _RESULTS.get(int(self.states[place]))
 
     def reason(self, place: int) -> str:
-        """Why a unit that is still missing failed."""
+        """Return why a missing unit failed."""
         if self.states[place] == UNKNOWN:
             return "no worker could finish it"
         missing = f"it was encoded, but its entry {self.key(place)} is not in the store; look at `cachestore verify`"
