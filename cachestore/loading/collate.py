@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map  # the registry that torch's docs tell to extend
+from torch.utils.data._utils.collate import default_collate_fn_map  # pyright: ignore[reportUnknownVariableType] - torch's docs tell to extend it
 
 from cachestore.core.errors import BadInput
 from cachestore.core.read_block import TextBlock

@@ -100,11 +100,10 @@ class CachedDataset(Dataset[SampleDict]):
             MissingEntry: the policy drops captions, but the empty caption is not stored.
             FormatError: the catalog is damaged, or was made by a newer version.
         """
-        dtype = as_dtype(dtype)
         reader = Reader(path, verify=verify, io=io)
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
-        seed = as_whole("seed", seed, least=0)
+        seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
         found = _find_generation(reader.layout, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         with _Naming(called(reader.layout, name)):
