@@ -3,9 +3,9 @@
 For each way of `compared_ways.py`: seconds to write 10,000 samples of 147.5 KiB, bytes and files on disk, time to open, one sample, a batch
 of 16, two epochs through a DataLoader; then one flipped bit, and a writer that is killed. Every step runs in a process of its own, one
 after the other; files are deleted before the next way. `--page` writes docs/compared.json and docs/compared.svg, and puts the tables into
-docs/compared.md.
+docs/compared.md. torch uses one thread in each process.
 
-The peers stand in an environment of their own, `.venv-peers`, made at the first run (1.9 GB). It takes about 8 minutes on 2 cores and 4 GB of disk.
+The peers stand in an environment of their own, `.venv-peers`, made at the first run (1.9 GB). A run needs up to 4 GB of disk.
 """
 
 import environment
@@ -33,7 +33,7 @@ from compared_page import put_into, svg_of, tables_of
 from compared_ways import WAYS, Way, bytes_in, files_in
 
 DOCS: Final = environment.ROOT / "docs"
-KILLED: Final = 1000
+KILLED: Final = 500
 """Samples that a writer which is killed wants to write."""
 STEP_SECONDS: Final = 900
 
@@ -41,7 +41,8 @@ STEP_SECONDS: Final = 900
 def run_step(step: str, way: Way, folder: Path, count: int) -> dict[str, Any]:
     """One step in a process of its own. Raises CalledProcessError or TimeoutExpired; what it wrote to stderr was shown."""
     command = [sys.executable, str(Path(__file__).with_name("compared_ways.py")), step, way.name, str(folder), "--count", str(count)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=STEP_SECONDS)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # in each process, as in a worker of a DataLoader
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=STEP_SECONDS, env=one_thread)
     return json.loads(ended.stdout.splitlines()[-1])
 
 
@@ -84,7 +85,7 @@ def _version(distribution: str | None) -> str:
         return "unknown"
 
 
-def machine() -> dict[str, Any]:
+def machine(folder: str) -> dict[str, Any]:
     """Where this runs."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
@@ -96,8 +97,17 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "torch": _version("torch").split("+")[0],
+        "file_system": _file_system(Path(folder)),
         "load_before": round(os.getloadavg()[0], 1),
     }
+
+
+def _file_system(folder: Path) -> str:
+    """Of which kind the folder's is; empty where nothing tells."""
+    mounts = Path("/proc/mounts")
+    lines = [line.split()[1:3] for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    above = [(len(point), kind) for point, kind in lines if folder.resolve().is_relative_to(point)]
+    return max(above)[1] if above else ""
 
 
 def is_installed(way: Way) -> bool:
@@ -112,9 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(WAYS), help="leave out the other ways")
     parser.add_argument("--folder", help="where to work (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--page", action="store_true", help="write docs/compared.json and docs/compared.svg, and the tables of docs/compared.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/compared.json and docs/compared.svg, and the tables of docs/compared.md"
+    )
     chosen = parser.parse_args(arguments)
-    began, where = time.monotonic(), machine()
+    began, where = time.monotonic(), machine(chosen.folder or tempfile.gettempdir())
     ways: dict[str, Any] = {}
     for name, way in WAYS.items():
         if (chosen.only and name not in chosen.only) or not is_installed(way):

@@ -10,12 +10,6 @@ KIB: Final = 147.5
 """What a sample holds."""
 
 OURS: Final = "cachestore"
-PANELS: Final[tuple[tuple[str, str, Callable[[Mapping[str, Any]], float], Callable[[float], str]], ...]] = (
-    ("An epoch, samples a second", "more is better", lambda way: best_epoch(way)[1], lambda value: f"{value:,.0f}"),
-    ("A random batch of 16, milliseconds", "less is better", lambda way: way["read"]["batch_ms"], lambda value: f"{value:.2f}"),
-    ("One sample, microseconds", "less is better", lambda way: way["read"]["get_us"], lambda value: f"{value:.0f}"),
-    ("Written and synced, seconds", "less is better", lambda way: written(way), lambda value: f"{value:.1f}"),
-)
 STYLE: Final = """
   .page { fill: #ffffff } text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .title { font-weight: 600 } .small { fill: #59636e } .bar { fill: #8c959f } .ours { fill: #0969da }
@@ -38,13 +32,25 @@ def written(way: Mapping[str, Any]) -> float:
     return way["write"]["seconds"] + way["write"]["sync_seconds"]
 
 
+PANELS: Final[tuple[tuple[str, str, Callable[[Mapping[str, Any]], float], Callable[[float], str]], ...]] = (
+    ("An epoch, samples a second", "more is better", lambda way: best_epoch(way)[1], lambda value: f"{value:,.0f}"),
+    ("A random batch of 16, milliseconds", "less is better", lambda way: way["read"]["batch_ms"], lambda value: f"{value:.2f}"),
+    ("One sample, microseconds", "less is better", lambda way: way["read"]["get_us"], lambda value: f"{value:.0f}"),
+    ("Written and synced, seconds", "less is better", written, lambda value: f"{value:.1f}"),
+)
+
+
 def tables_of(result: Mapping[str, Any]) -> str:
     """The machine, the figures, what a kill leaves, what a flipped bit does: Markdown."""
     ways, machine = result["ways"], result["machine"]
-    parts = [
+    where = (
         f"{result['samples']:,} samples of {KIB} KiB; {machine['processors']} cores ({machine['processor']}), {machine['memory_gib']} GiB,"
-        f" {machine['system']}, Python {machine['python']}, torch {machine['torch']}; load {machine['load_before']} before the run, which"
-        f" took {result['seconds']} s. All files are in the page cache.",
+        f" {machine['file_system']}, {machine['system']}, Python {machine['python']}, torch {machine['torch']}; load"
+        f" {machine['load_before']} before the run, which took {result['seconds']} s. All files are in the page cache; torch uses one thread"
+        f" in each process."
+    )
+    parts = [
+        where,
         _table(
             ("", "version", "written (of it, sync)", "on disk", "files", "open", "one sample", "batch of 16", "epoch (workers)"),
             [(_bold(name), way["version"], *_figures(way)) for name, way in ways.items()],
@@ -110,8 +116,9 @@ def _flip(flip: Mapping[str, Any]) -> tuple[str, str]:
         seen = f"`{(flip['error'] or 'an error').split(':')[0]}`"
     else:
         seen = "the right value"
-    check = {None: "none"}.get(flip["check"], "finds it" if flip["check"] else "finds nothing")
-    return seen, check
+    if flip["check"] is None:
+        return seen, "none"
+    return seen, "finds it" if flip["check"] else "finds nothing"
 
 
 def put_into(page: str, tables: str) -> str:
@@ -140,15 +147,17 @@ def svg_of(result: Mapping[str, Any]) -> str:
             f'<text class="title" x="{x + 16}" y="{y + 18}">{escape(title)}</text>',
             f'<text class="small" x="{x + 16}" y="{y + 36}">{escape(better)}</text>',
         ]
-        parts += [_bar(x, y + 46 + ROW * row, name, values[name], max(values.values()), text_of) for row, name in enumerate(values)]
+        for row, (name, value) in enumerate(values.items()):
+            parts += _bar(x, y + 46 + ROW * row, (name, text_of(value)), max(1.0, WIDTH * value / max(values.values())))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _bar(x: int, y: int, name: str, value: float, largest: float, text_of: Callable[[float], str]) -> str:
-    length = max(1.0, WIDTH * value / largest)
+def _bar(x: int, y: int, labels: tuple[str, str], length: float) -> list[str]:
+    """A name, its bar, and its value."""
+    name, value = (escape(label) for label in labels)
     style = "ours" if name == OURS else "bar"
-    return (
-        f'<text x="{x + LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>'
-        f'<rect class="{style}" x="{x + LEFT}" y="{y + 2}" width="{length:.1f}" height="{ROW - 6}" rx="2"/>'
-        f'<text class="small" x="{x + LEFT + length + 6:.1f}" y="{y + 13}">{escape(text_of(value))}</text>'
-    )
+    return [
+        f'<text x="{x + LEFT - 8}" y="{y + 13}" text-anchor="end">{name}</text>',
+        f'<rect class="{style}" x="{x + LEFT}" y="{y + 2}" width="{length:.1f}" height="{ROW - 6}" rx="2"/>',
+        f'<text class="small" x="{x + LEFT + length + 6:.1f}" y="{y + 13}">{value}</text>',
+    ]

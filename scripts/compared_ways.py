@@ -34,7 +34,7 @@ BATCH: Final = 16
 AT_ONCE: Final = 256
 """Samples that become durable together, where the caller decides."""
 MAP_BYTES: Final = 64 << 30
-KILLED_AT: Final = (0.4, 0.7, 0.5, 0.3, 0.6)
+KILLED_AT: Final = (0.4, 0.7, 0.55)
 """After which shares of the bytes a writer is killed."""
 STEP_SECONDS: Final = 90
 """How long one forked step may take."""
@@ -98,7 +98,7 @@ class Way:
     """What to show a version of."""
     syncs = False
     """Whether its writer makes its files durable."""
-    kills = 5
+    kills = len(KILLED_AT)
     """How often its writer is killed."""
 
     def prepare(self) -> Any:
@@ -163,7 +163,13 @@ class _Items:
 class Cachestore(Way):
     """Blocks of `store.writer()`, a data set over the entries, `make_loader`."""
 
-    name, about, package, distribution, syncs = "cachestore", "a `store.writer()` for each 256 samples", "cachestore", "diffusion-cachestore", True
+    name, about, package, distribution, syncs = (
+        "cachestore",
+        "a `store.writer()` for each 256 samples",
+        "cachestore",
+        "diffusion-cachestore",
+        True,
+    )
 
     def write(self, folder: Path, count: int) -> int:
         """What is acknowledged is skipped by the next run."""
@@ -574,7 +580,13 @@ class LitData(Way):
         litdata = self.prepare()
         before = len(list(folder.glob("*.bin"))) if folder.is_dir() else 0
         litdata.optimize(
-            _as_whole_numbers, inputs=list(range(count)), output_dir=str(folder), chunk_bytes="64MB", num_workers=2, use_checkpoint=True, verbose=False
+            _as_whole_numbers,
+            inputs=list(range(count)),
+            output_dir=str(folder),
+            chunk_bytes="64MB",
+            num_workers=2,
+            use_checkpoint=True,
+            verbose=False,
         )
         return count if not before else -1
 
@@ -755,9 +767,11 @@ def measure(way: Way, folder: Path, count: int) -> dict[str, Any]:
     opened = way.open(folder)
     opened.count = count
     random = Random(0)
-    gets = [_seconds(lambda n=random.randrange(count): touch(opened.get(n))) for _turn in range(min(2000, 4 * count))]
+    numbers = random.choices(range(count), k=min(2000, 4 * count))
+    gets = [_seconds(lambda n=number: touch(opened.get(n))) for number in numbers]
     found["get_us"] = 1e6 * statistics.median(gets)
-    batches = [_seconds(lambda b=random.sample(range(count), BATCH): touch(opened.batch(b))) for _turn in range(min(300, count))]
+    drawn = [random.sample(range(count), BATCH) for _turn in range(min(300, count))]
+    batches = [_seconds(lambda b=batch: touch(opened.batch(b))) for batch in drawn]
     found["batch_ms"] = 1e3 * statistics.median(batches)
     opened.close()
     found["epochs"] = {str(workers): _epochs(way, folder, count, workers) for workers in (0, 2)}
@@ -805,7 +819,12 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-STEPS: Final[Mapping[str, Callable[[Way, Path, int], dict[str, Any]]]] = {"write": write, "measure": measure, "inspect": inspect, "kill": kill}
+STEPS: Final[Mapping[str, Callable[[Way, Path, int], dict[str, Any]]]] = {
+    "write": write,
+    "measure": measure,
+    "inspect": inspect,
+    "kill": kill,
+}
 
 
 def main() -> int:
