@@ -2,8 +2,8 @@
 
 import ast
 import functools
-import html
 import json
+import queue
 import re
 import shutil
 import subprocess
@@ -97,24 +97,29 @@ def looked_at(folder, pages, profile):
     """What `look.js` finds wrong on the pages of a folder, which is served for this; one browser looks at all of them."""
     script = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
     asked = json.dumps({"pages": pages, "widths": WIDTHS, "schemes": SCHEMES})
-    (folder / "look.html").write_text(f"<!DOCTYPE html><body><pre>nothing</pre><script>const ASKED = {asked};\n{script}</script>")
+    (folder / "look.html").write_text(f"<!DOCTYPE html><body><script>const ASKED = {asked};\n{script}</script>", encoding="utf-8")
+    answers = queue.Queue()
 
-    class Quiet(SimpleHTTPRequestHandler):
+    class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *_words):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        def do_POST(self):  # noqa: N802 - the name that http.server calls
+            answers.put(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/look.html"
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-port=0", address]
+        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/look.html"
-            command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--timeout=250000", "--virtual-time-budget=250000"]
-            ended = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=280, check=True)
+            return json.loads(answers.get(timeout=200))
         finally:
+            browser.terminate()
+            browser.wait(timeout=30)
             server.shutdown()
-            thread.join()
-    [found] = re.findall(r"<pre>(.*?)</pre>", ended.stdout, re.DOTALL)
-    return json.loads(html.unescape(found))
 
 
 @pytest.mark.slow
